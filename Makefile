@@ -1,0 +1,43 @@
+# Two commands do all the set-up: `make serve` and `make test`.  Both build a virtual environment in .venv first.
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: serve test lint format benchmark clean
+
+serve: $(VENV)/.installed-service  ## answer predictions on http://127.0.0.1:$(PORT) with the shipped bundle
+	$(VENV)/bin/gpumemnet serve --port $(PORT)
+
+test: $(VENV)/.installed-dev  ## run all tests
+	$(VENV)/bin/pytest -n 2 --dist loadgroup
+
+lint: $(VENV)/.installed-dev  ## style, types, import rule
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+benchmark: $(VENV)/.installed-dev  ## measured costs of a prediction, in process and over HTTP
+	$(VENV)/bin/python benchmarks/in_process.py
+	$(VENV)/bin/python benchmarks/http_latency.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11; name a newer one:  make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-service: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[service]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed-service

@@ -1,0 +1,102 @@
+"""Bins: the intervals of memory that a classifier predicts.
+
+GPUMemNet's tables use bins of 1,000, 2,000 and 8,000 MiB and call them 1, 2 and 8 "GB" (arXiv 2602.17817, section 5); they
+exist here as named schemes only.  Everything else asks for a width in bytes, 1 GiB unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.layers import describe
+from gpumemnet.units import GIB, MIB
+
+MAX_BINS: Final = 4096
+MAX_WIDTH_BYTES: Final = 2**62
+DEFAULT_TOP_BYTES: Final = 192 * GIB
+"""Bins of an unbounded scheme are listed up to here: the largest single GPU of today (B200, 192 GB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BinScheme:
+    """Equal bins from zero: bin ``k`` is ``[k·width, (k+1)·width)``; the last bin is open above.
+
+    Attributes:
+        width_bytes: width of a bin.
+        count: number of bins, the open one included.
+        name: the published name, or the width in words.
+
+    Raises:
+        InvalidRequestError: when the width is not positive or the scheme would have no bin or more than 4,096.
+    """
+
+    width_bytes: int
+    count: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if type(self.width_bytes) is not int or self.width_bytes < MIB:
+            raise InvalidRequestError(f"must be at least 1 MiB, not {describe(self.width_bytes)}", "bin_width")
+        if type(self.count) is not int or not 1 <= self.count <= MAX_BINS:
+            raise InvalidRequestError(f"gives {self.count} bins: choose a width that needs between 1 and {MAX_BINS}", "bin_width")
+        if not self.name:
+            object.__setattr__(self, "name", f"{self.width_bytes / MIB:g} MiB")
+
+    @property
+    def lower_edges_bytes(self) -> NDArray[np.float64]:
+        """Lower edges, shape ``[count]``."""
+        return np.arange(self.count, dtype=np.float64) * self.width_bytes
+
+    @property
+    def inner_edges_bytes(self) -> NDArray[np.float64]:
+        """Edges between neighbouring bins, shape ``[count - 1]``."""
+        return self.lower_edges_bytes[1:]
+
+    def bounds_bytes(self, index: int) -> tuple[int, int | None]:
+        """Lower and upper edge of bin ``index``; the upper edge of the last bin is ``None``."""
+        lower = index * self.width_bytes
+        return lower, None if index == self.count - 1 else lower + self.width_bytes
+
+    def index(self, amount_bytes: NDArray[np.float64] | float) -> NDArray[np.int64]:
+        """The bin of each amount; amounts above the last edge fall into the open bin."""
+        indices: NDArray[np.int64] = np.minimum(np.asarray(amount_bytes) // self.width_bytes, self.count - 1).astype(np.int64)
+        return indices
+
+
+def bins_of_width(width_bytes: float, top_bytes: int = DEFAULT_TOP_BYTES) -> BinScheme:
+    """Bins of any width that cover ``top_bytes``, and an open one above.
+
+    Raises:
+        InvalidRequestError: when the width is no finite positive number or gives more than 4,096 bins.
+    """
+    if isinstance(width_bytes, bool) or not isinstance(width_bytes, int | float) or not abs(width_bytes) <= MAX_WIDTH_BYTES:
+        raise InvalidRequestError(f"must be a number of bytes, not {describe(width_bytes)}", "bin_width")
+    width = int(width_bytes)
+    return BinScheme(width, math.ceil(top_bytes / width) + 1 if width > 0 else 0)
+
+
+def _published(width_mib: int, top_bytes: int = DEFAULT_TOP_BYTES) -> BinScheme:
+    return BinScheme(width_mib * MIB, math.ceil(top_bytes / (width_mib * MIB)) + 1, f"published-{width_mib}mib")
+
+
+PUBLISHED_BINS: Final[dict[str, BinScheme]] = {
+    scheme.name: scheme for scheme in (_published(1000), _published(2000), _published(8000))
+}
+DEFAULT_BINS: Final = bins_of_width(GIB)
+
+
+def named_bins(name: str) -> BinScheme:
+    """A published scheme by its name.
+
+    Raises:
+        InvalidRequestError: lists the names.
+    """
+    if not isinstance(name, str) or name not in PUBLISHED_BINS:
+        raise InvalidRequestError(f"must be one of {', '.join(PUBLISHED_BINS)}, not {describe(name)}", "bins")
+    return PUBLISHED_BINS[name]

@@ -1,0 +1,225 @@
+"""A bundle: a trained estimator on disk, as an ONNX graph, a card and checksums.  Never a pickle.
+
+A bundle is a folder with three files::
+
+    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features, in natural units
+                  output weights    float32 [B, K]   mixture weights
+                         locations  float32 [B, K]   component means in log-bytes
+                         scales     float32 [B, K]   component scales in log-bytes
+                         reference  float32 [B]      log-bytes of the calibrated closed form
+    card.json     what the model is, what it was trained on, where it holds, how sure it is
+    SHA256SUMS    checksums of both, in the format of sha256sum(1)
+
+Files are read once, checked, and handed on as bytes, so that what was checked is what runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.errors import BundleError
+from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
+from gpumemnet.job import FAMILIES
+
+FORMAT_VERSION: Final = 1
+MODEL_FILE: Final = "model.onnx"
+CARD_FILE: Final = "card.json"
+SUMS_FILE: Final = "SHA256SUMS"
+MAX_FILE_BYTES: Final = 64 * 2**20
+GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "reference")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleCard:
+    """What a bundle says of itself; ``document`` is the whole card as written.
+
+    Attributes:
+        name, version: identity of the model.
+        family, encoder: which jobs it answers for, and from what (``mlp``: the feature vector).
+        gpu: the GPU model whose memory it predicts.
+        options: job field → values seen in training; another value lies outside the support.
+        ranges: feature column → smallest and largest value seen in training.
+        conformal: coverage → multiple of the predicted spread that covered that share of jobs the model had not seen.
+        fallback_log_scale: scale, in log-bytes, of the closed form's error outside the training ranges.
+        document: the card.
+    """
+
+    name: str
+    version: str
+    family: str
+    encoder: str
+    gpu: str
+    options: Mapping[str, tuple[str | bool | int | None, ...]]
+    ranges: Mapping[str, tuple[float, float]]
+    conformal: tuple[tuple[float, float], ...]
+    fallback_log_scale: float
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A checked bundle in memory.
+
+    Attributes:
+        card: the parsed card.
+        model: the ONNX graph, serialised.
+        sha256: hash over both files; identifies the bundle in every answer.
+        source: where it was loaded from, for messages.
+    """
+
+    card: BundleCard
+    model: bytes
+    sha256: str
+    source: str
+
+
+def load_bundle(folder: str | Path) -> Bundle:
+    """Read and check the bundle in ``folder``.
+
+    Raises:
+        BundleError: when a file is missing or too large, a checksum differs, or the card is of another format or
+            feature schema.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: no such bundle folder")
+    contents = {name: _read(folder / name) for name in (MODEL_FILE, CARD_FILE, SUMS_FILE)}
+    sums = _parse_sums(contents[SUMS_FILE], folder)
+    for name in (MODEL_FILE, CARD_FILE):
+        if sums.get(name) != hashlib.sha256(contents[name]).hexdigest():
+            raise BundleError(f"{folder / name}: its checksum differs from {SUMS_FILE}: the file was altered or cut short")
+    card = _parse_card(contents[CARD_FILE], folder / CARD_FILE)
+    return Bundle(card, contents[MODEL_FILE], hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder))
+
+
+def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -> Bundle:
+    """Write a bundle atomically: ``folder`` either holds a whole, loadable bundle or does not exist.
+
+    Raises:
+        BundleError: when the card is incomplete or the folder exists and is no bundle.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder / SUMS_FILE).is_file():
+        raise BundleError(f"{folder}: exists and is no bundle; choose another folder")
+    card = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    sums = "".join(
+        f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in ((MODEL_FILE, model), (CARD_FILE, card))
+    ).encode()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, content in ((MODEL_FILE, model), (CARD_FILE, card), (SUMS_FILE, sums)):
+            _write_durably(staging / name, content)
+        staging.chmod(0o755)
+        load_bundle(staging)
+        if folder.exists():
+            retired = staging.with_suffix(".old")
+            folder.rename(retired)
+            staging.rename(folder)
+            shutil.rmtree(retired)
+        else:
+            staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return load_bundle(folder)
+
+
+def shipped_bundles() -> tuple[Bundle, ...]:
+    """The bundles inside the package."""
+    root = Path(str(resources.files("gpumemnet").joinpath("bundles")))
+    return tuple(load_bundle(folder) for folder in sorted(root.iterdir()) if (folder / SUMS_FILE).is_file())
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BundleError(
+            f"{path}: cannot be read ({error.strerror}): a bundle holds {MODEL_FILE}, {CARD_FILE}, {SUMS_FILE}"
+        ) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise BundleError(f"{path}: larger than {MAX_FILE_BYTES} bytes: no bundle of this project")
+    return content
+
+
+def _parse_sums(content: bytes, folder: Path) -> dict[str, str]:
+    sums = {}
+    for line in content.decode("utf-8", "replace").splitlines():
+        digest, separator, name = line.partition("  ")
+        if not separator or len(digest) != 64:
+            raise BundleError(f"{folder / SUMS_FILE}: not in the format of sha256sum")
+        sums[name] = digest
+    return sums
+
+
+def _parse_card(content: bytes, path: Path) -> BundleCard:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        raise BundleError(f"{path}: no valid JSON") from None
+    if not isinstance(document, dict) or "format_version" not in document:
+        raise BundleError(f"{path}: no card of a gpumemnet bundle")
+    if document["format_version"] != FORMAT_VERSION:
+        raise BundleError(
+            f"{path}: bundle format {document['format_version']}, and this version of gpumemnet reads {FORMAT_VERSION}: "
+            "upgrade gpumemnet or export the bundle again"
+        )
+    if document.get("feature_schema") != FEATURE_SCHEMA:
+        raise BundleError(
+            f"{path}: made for feature schema {document.get('feature_schema')}, and this version computes {FEATURE_SCHEMA}: "
+            "train the bundle again"
+        )
+    try:
+        card = BundleCard(
+            name=_text(document, "name"),
+            version=_text(document, "version"),
+            family=_text(document, "family"),
+            encoder=_text(document, "encoder"),
+            gpu=_text(document, "gpu"),
+            options={field: tuple(values) for field, values in document["support"]["options"].items()},
+            ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
+            conformal=tuple((_number(coverage), _number(score)) for coverage, score in document["conformal"]["scores"]),
+            fallback_log_scale=_number(document["fallback"]["log_scale"]),
+            document=document,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None
+    if card.family not in FAMILIES:
+        raise BundleError(f"{path}: unknown family {card.family!r}")
+    unknown = set(card.ranges) - set(FEATURE_NAMES)
+    if unknown:
+        raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
+    if not card.conformal or any(a >= b for a, b in zip(card.conformal, card.conformal[1:], strict=False)):
+        raise BundleError(f"{path}: conformal scores must rise with the coverage")
+    return card
+
+
+def _text(document: Mapping[str, Any], field: str) -> str:
+    value = document[field]
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{field} must be text")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    return float(value)

@@ -1,0 +1,249 @@
+"""The dataset on disk: one Parquet schema with a version, read and written atomically, in batches.
+
+``dataset_builder`` writes it and ``models`` reads it; its job columns carry the names of
+:class:`~gpumemnet.job.TrainingJob`, so a Parquet file of plain jobs (no labels) is read by the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError
+from gpumemnet.job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
+from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATASET_VERSION: Final = 1
+"""Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
+VERSION_KEY: Final = b"gpumemnet.dataset_version"
+ROWS_PER_BATCH: Final = 2_000
+
+_STRINGS: Final = frozenset(
+    {
+        *("family", "optimizer", "precision", "activation_function", "attention_kernel", "optimizer_implementation"),
+        *("checkpointing", "status", "label_source", "provenance", "gpu", "recipe", "architecture", "options"),
+        *("architecture_key", "reason", "protocol", "history", "driver", "cuda", "cudnn", "torch", "allocator_settings"),
+    }
+)
+_REQUIRED: Final = frozenset(
+    {
+        *REQUIRED_FIELDS,
+        *("schema_version", "layers", "total_activations", "total_parameters", "trainable_parameters"),
+        *("optimizer_implementation", "checkpointing", "channels_last", "gradient_accumulation", "cudnn_benchmark"),
+        *("status", "label_source", "capacity_bytes", "provenance", "gpu", "recipe", "architecture", "options"),
+        *("architecture_key", "phases", "allocator"),
+    }
+)
+
+
+def job_schema() -> pa.Schema:
+    """Columns of a Parquet file of jobs, named as the fields of :class:`~gpumemnet.job.TrainingJob`."""
+    return _schema(JOB_FIELDS)
+
+
+def dataset_schema() -> pa.Schema:
+    """Columns of a dataset: the job's, then the measurement's; the version is in the schema's metadata."""
+    return _schema((*JOB_FIELDS, *MEASUREMENT_FIELDS)).with_metadata({VERSION_KEY: str(DATASET_VERSION).encode()})
+
+
+def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
+    """Write ``measurements`` to ``path``; whatever happens, ``path`` holds the old file or the whole new one.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        DatasetError: on a stand-in row, or when the file cannot be written (folder missing, disk full).
+        MissingExtraError: when pyarrow is not installed.
+    """
+    return _write(Path(path), map(_dataset_row, measurements), dataset_schema())
+
+
+def write_jobs(path: str | Path, jobs: Iterable[TrainingJob]) -> int:
+    """Write plain jobs to ``path``, atomically; returns their number.
+
+    Raises:
+        DatasetError: when the file cannot be written.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    return _write(Path(path), map(job_to_dict, jobs), job_schema())
+
+
+def read_dataset(path: str | Path) -> list[Measurement]:
+    """Every measurement of ``path``.
+
+    Raises:
+        DatasetError: when the file is missing, truncated, foreign or of another version; names the row of a bad value.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    measurements: list[Measurement] = []
+    path = Path(path)
+    with _opened(path) as file:
+        check_dataset_schema(path, file.schema_arrow)
+        for row, document in _rows(path, file, dataset_schema().names, ROWS_PER_BATCH):
+            try:
+                measurements.append(measurement_from_dict(document))
+            except (DatasetError, InvalidJobError) as error:
+                raise DatasetError(f"{path}, row {row}: {error}") from None
+    return measurements
+
+
+def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[list[TrainingJob]]:
+    """The jobs of a dataset or of a Parquet file of plain jobs, streamed in lists of at most ``batch_rows``.
+
+    A column that the file lacks takes the field's default; columns that are no job field are not read.
+
+    Raises:
+        DatasetError: when the file is missing, truncated, no Parquet or without a required column; names the row and
+            field of a bad value.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        present = file.schema_arrow.names
+        missing = [name for name in REQUIRED_FIELDS if name not in present]
+        if missing:
+            raise DatasetError(f"{path} holds no jobs: the column '{missing[0]}' is missing")
+        jobs: list[TrainingJob] = []
+        for row, document in _rows(path, file, [name for name in JOB_FIELDS if name in present], batch_rows):
+            for name in [name for name, value in document.items() if value is None]:
+                del document[name]
+            try:
+                jobs.append(job_from_dict(document))
+            except InvalidJobError as error:
+                raise DatasetError(f"{path}, row {row}: {error}") from None
+            if len(jobs) == batch_rows:
+                yield jobs
+                jobs = []
+        if jobs:
+            yield jobs
+
+
+def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
+    """Refuse a file whose schema is not this version's dataset schema.
+
+    Raises:
+        DatasetError: says whether the file is foreign, newer, or lacks or mistypes a column.
+    """
+    version = (schema.metadata or {}).get(VERSION_KEY)
+    if version is None:
+        raise DatasetError(f"{path} is no gpumemnet dataset: its metadata name no dataset version")
+    if version != str(DATASET_VERSION).encode():
+        raise DatasetError(
+            f"{path} has dataset version {version.decode(errors='replace')[:20]}, and this version of gpumemnet reads "
+            f"{DATASET_VERSION}: upgrade gpumemnet or build the dataset again"
+        )
+    for column in dataset_schema():
+        if column.name not in schema.names:
+            raise DatasetError(f"{path} lacks the column '{column.name}'")
+        found = schema.field(column.name).type
+        if found != column.type:
+            raise DatasetError(f"{path}: the column '{column.name}' is {found}, not {column.type}")
+
+
+def _schema(names: tuple[str, ...]) -> pa.Schema:
+    pa = _pyarrow()
+    layer = pa.struct([("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())])
+    numbers = (
+        "allocated_bytes",
+        "reserved_bytes",
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "process_bytes",
+        "device_bytes",
+    )
+    phase = pa.struct([("name", pa.string()), *((number, pa.int64()) for number in numbers)])
+    types = dict.fromkeys(_STRINGS, pa.string()) | {
+        "layers": pa.list_(layer),
+        "phases": pa.list_(phase),
+        "allocator": pa.map_(pa.string(), pa.int64()),
+        "channels_last": pa.bool_(),
+        "cudnn_benchmark": pa.bool_(),
+        "seconds": pa.float64(),
+    }
+    return pa.schema([pa.field(name, types.get(name, pa.int64()), nullable=name not in _REQUIRED) for name in names])
+
+
+def _dataset_row(measurement: Measurement) -> dict[str, Any]:
+    if measurement.provenance == "stand_in":
+        raise DatasetError("a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset")
+    return measurement_to_dict(measurement)
+
+
+def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int:
+    pa = _pyarrow()
+    import pyarrow.parquet as pq
+
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    count = 0
+    try:
+        with partial.open("wb") as file:
+            with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+                while batch := list(itertools.islice(rows, ROWS_PER_BATCH)):
+                    writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
+                    count += len(batch)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return count
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    pa = _pyarrow()
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise DatasetError(f"{path} does not exist") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"{path} is no whole Parquet file: {_first_line(error)}") from None
+    with file:
+        yield file
+
+
+def _rows(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    pa = _pyarrow()
+    row = 0
+    try:
+        for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
+            for document in batch.to_pylist(maps_as_pydicts="strict"):
+                row += 1
+                yield row, document
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"{path} is damaged after row {row}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet", "reading and writing Parquet") from None
+    return pyarrow

@@ -1,0 +1,89 @@
+"""Every error that a user can cause, in one tree.
+
+::
+
+    GpumemnetError              one clear sentence; exit code 2 on the command line
+    ├── InvalidJobError         a job that cannot be read or cannot exist     (HTTP 422)
+    ├── InvalidRequestError     a question that cannot be asked (bin width, coverage, GPU …)   (HTTP 422)
+    ├── UnsupportedJobError     a valid job for which no bundle is loaded     (HTTP 422)
+    ├── BundleError             a bundle that is damaged, foreign or from another version
+    ├── ExtractError            a model factory that cannot be turned into a job
+    ├── DatasetError            a dataset that is missing, damaged or of another schema
+    ├── MeasurementError        a machine on which nothing can be measured
+    ├── MissingExtraError       an optional package that is not installed
+    └── ServiceError            a service that cannot be reached or that answered with a problem
+"""
+
+from __future__ import annotations
+
+
+class GpumemnetError(Exception):
+    """Base of all errors with a sentence for the user; its text is that sentence."""
+
+
+class FieldError(GpumemnetError, ValueError):
+    """A wrong value at a known place.
+
+    Attributes:
+        field: dotted path to the value, such as ``layers[3].parameters``; empty for the whole document.
+        reason: what is wrong and what to do, without the path.
+    """
+
+    def __init__(self, reason: str, field: str = "") -> None:
+        self.field = field
+        self.reason = reason
+        super().__init__(f"{field}: {reason}" if field else reason)
+
+    def __reduce__(self) -> tuple[type[FieldError], tuple[str, str]]:
+        return type(self), (self.reason, self.field)
+
+
+class InvalidJobError(FieldError):
+    """The training job is malformed, or its values cannot belong to a job."""
+
+
+class InvalidRequestError(FieldError):
+    """The question about a job is malformed (bin width, coverage, unknown GPU …)."""
+
+
+class UnsupportedJobError(FieldError):
+    """The job is valid, but no loaded bundle answers for its family."""
+
+
+class BundleError(GpumemnetError):
+    """A bundle on disk is incomplete, altered, of a foreign format or of another version."""
+
+
+class ExtractError(GpumemnetError):
+    """A model factory raised, returned something else than a model, or cannot run on meta tensors."""
+
+
+class DatasetError(GpumemnetError):
+    """A dataset file is missing, damaged, or does not follow the schema."""
+
+
+class MeasurementError(GpumemnetError):
+    """Nothing can be measured here (no GPU, no NVML), or a reading cannot be trusted."""
+
+
+class ServiceError(GpumemnetError):
+    """The REST service could not be reached or answered with a problem document.
+
+    Attributes:
+        status: HTTP status, or ``None`` when there was no answer.
+        problem: the RFC 9457 problem document, or an empty dict.
+    """
+
+    def __init__(self, message: str, status: int | None = None, problem: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = problem or {}
+
+
+class MissingExtraError(GpumemnetError):
+    """An optional package is needed for what was asked."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'gpumemnet[{extra}]'")
+        self.package = package
+        self.extra = extra

@@ -1,0 +1,161 @@
+"""The feature vector of one job in plain floats, for the scheduler that asks about one job at a time.
+
+It is the arithmetic of :mod:`gpumemnet.closed_form` and :mod:`gpumemnet.features` once more, and a property test holds the two
+together.  Both earn their place: for one job of twenty layers some sixty numpy calls take five times as
+long as this loop, and from a dozen jobs on the arrays win (``benchmarks/in_process.py`` prints both).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Final
+
+from gpumemnet.closed_form import (
+    BLOCK,
+    CUBLASLT_WORKSPACE,
+    HANDLES,
+    LARGE_LIMIT,
+    MEDIUM_LIMIT,
+    MEDIUM_SEGMENT,
+    ROUNDING,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    TYPICAL_LARGE_TENSOR,
+)
+from gpumemnet.job import TrainingJob
+from gpumemnet.layers import GROUP_NAMES, GROUP_OF_KIND, KINDS
+from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
+from gpumemnet.saved_tensors import KIND_RULES
+
+_RULES: Final = {
+    kind: (GROUP_NAMES.index(GROUP_OF_KIND[kind]), *rules) for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
+}
+_OTHER_RULES: Final = _RULES["other"]
+_NO_LAYERS: Final = [0.0] * (2 + len(GROUP_NAMES) + 3 * 4 + 7)
+
+
+def _packed(size: float) -> tuple[int, float]:
+    """Size class of a tensor, and the bytes of segment that it costs among its likes (:func:`gpumemnet.closed_form.packed`)."""
+    block = -(-size // BLOCK) * BLOCK
+    if block <= SMALL_LIMIT:
+        return 0, block
+    if block < MEDIUM_LIMIT:
+        return 1, MEDIUM_SEGMENT / (MEDIUM_SEGMENT // block)
+    return (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
+
+
+def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
+    """One row of :func:`gpumemnet.features.feature_matrix`."""
+    element = ELEMENT_BYTES[job.precision]
+    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    parameters, trainable, activations = job.total_parameters, job.trainable_parameters, job.total_activations
+    assert parameters is not None
+    assert trainable is not None
+    assert activations is not None
+    trainable_bytes = trainable * element.weight
+    input_bytes = job.batch_size * job.input_elements * element.activation
+    row = [
+        job.batch_size,
+        job.input_elements,
+        parameters,
+        trainable,
+        activations,
+        job.sequence_length or 0,
+        job.gradient_accumulation,
+        job.checkpointing != "none",
+        job.channels_last,
+        job.cudnn_benchmark,
+        parameters * (element.weight + element.weight_copy),
+        trainable_bytes,
+        trainable_bytes * copies.state,
+        trainable_bytes * copies.temporary,
+        input_bytes,
+        activations * job.batch_size * element.activation,
+    ]
+    return row + (_layer_features(job, input_bytes, blas_workspace_bytes) if job.layers else _NO_LAYERS)
+
+
+def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: int) -> list[float]:
+    element = ELEMENT_BYTES[job.precision]
+    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    batch_size, positions = job.batch_size, job.sequence_length or 1
+    per_output, weight_bytes, copy_bytes = batch_size * element.activation, element.weight, element.weight_copy
+    share = job.trainable_parameters / job.total_parameters if job.total_parameters else 1.0  # type: ignore[operator]
+    created = share if job.gradient_accumulation == 1 else 0.0
+
+    counts = [0] * len(GROUP_NAMES)
+    chain = []
+    for layer in job.layers:
+        rules = _RULES.get(layer.kind, _OTHER_RULES)
+        counts[rules[0]] += 1
+        if not rules[1]:
+            chain.append((layer, rules))
+    weights, kept, weight_copies, moment = [0.0] * 4, [0.0] * 4, [0.0] * 4, [float("-inf")] * 4
+    own_class, own_bytes, last = -1, 0.0, len(chain) - 1
+    for position, (layer, (_, _, _, saves_output, mask_bytes, statistics, second_share, has_bias)) in enumerate(chain):
+        outputs, parameters = layer.activations, layer.parameters
+        previous_class, previous_bytes = own_class, own_bytes
+        own_class, own_bytes = _packed(outputs * per_output)
+        if saves_output or position == last or chain[position + 1][1][2]:
+            kept[own_class] += own_bytes
+        if mask_bytes:
+            size_class, amount = _packed(outputs * batch_size * mask_bytes)
+            kept[size_class] += amount
+        second = 0.0
+        if parameters:
+            second = parameters * second_share
+            if has_bias and parameters > outputs / positions:
+                second = outputs / positions
+            if statistics:
+                size_class, amount = _packed(second * weight_bytes)
+                kept[size_class] += statistics * amount
+        for size_class in range(4):
+            live = kept[size_class] - created * weights[size_class]
+            if size_class == own_class:
+                live += own_bytes
+            if size_class == previous_class:
+                live += previous_bytes
+            if live > moment[size_class]:
+                moment[size_class] = live
+        if parameters:
+            size_class, amount = _packed((parameters - second) * weight_bytes)
+            weights[size_class] += amount
+            if second:
+                size_class, amount = _packed(second * weight_bytes)
+                weights[size_class] += amount
+            if copy_bytes:
+                size_class, amount = _packed((parameters - second) * copy_bytes)
+                weight_copies[size_class] += amount
+    if not chain:
+        return [1.0, len(job.layers), *counts, *_NO_LAYERS[2 + len(counts) :]]
+
+    input_class, packed_input = _packed(input_bytes)
+    step = [(1.0 + share * (1.0 + copies.state)) * weights[c] + weight_copies[c] for c in range(4)]
+    step[input_class] += packed_input
+    peak = []
+    for size_class in range(4):
+        temporaries = share * copies.temporary * weights[size_class]
+        after_step = temporaries + (own_bytes if size_class == own_class else 0.0)
+        peak.append(step[size_class] + max(moment[size_class], after_step))
+        step[size_class] += temporaries
+    return [
+        *(1.0, len(job.layers), *counts, *weights, *kept, *peak),
+        max(layer.activations for layer, _ in chain) * per_output,
+        max(layer.parameters for layer, _ in chain) * weight_bytes,
+        *_segments(weights[2], peak, step[1], copies.state, HANDLES * blas_workspace_bytes),
+    ]
+
+
+def _segments(
+    large_weights: float, peak: list[float], medium_step: float, state_copies: float, workspaces: int
+) -> tuple[float, float, float, float, float]:
+    small, medium = peak[0] + CUBLASLT_WORKSPACE, peak[1] + workspaces
+    small_bytes, medium_count = ceil(small / SMALL_SEGMENT) * SMALL_SEGMENT, ceil(medium / MEDIUM_SEGMENT)
+    spare = max(medium_count - ceil((medium_step + workspaces) / MEDIUM_SEGMENT), 0)
+    return (
+        small_bytes + medium_count * MEDIUM_SEGMENT + peak[2] + peak[3],
+        small_bytes - small,
+        medium_count * MEDIUM_SEGMENT - medium,
+        spare,
+        min(spare, (1.0 + state_copies) * large_weights / TYPICAL_LARGE_TENSOR),
+    )

@@ -1,0 +1,185 @@
+"""The training job as a scheduler knows it before it runs: the model's layers and every option that moves memory.
+
+A job is plain data.  It comes from a scheduler's request, from :mod:`gpumemnet.extract` or from the dataset builder, and
+it is all that an estimator may look at.  Options that GPUMemNet (arXiv 2602.17817) held fixed (Adam, fp32) are fields here,
+because optimizer state and precision alone change a job's memory by a factor of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.layers import MAX_ELEMENTS, Layer, check_count, describe
+
+SCHEMA_VERSION: Final = 1
+"""Version of the job's JSON form.  Raised when a field changes its meaning; new optional fields do not raise it."""
+
+MAX_LAYERS: Final = 20_000
+MAX_BATCH_SIZE: Final = 2**31 - 1
+
+FAMILIES: Final = ("mlp", "cnn", "transformer")
+OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
+OPTIMIZER_IMPLEMENTATIONS: Final = ("default", "foreach", "fused", "for_loop")
+PRECISIONS: Final = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16")
+CHECKPOINTING: Final = ("none", "every_block")
+ATTENTION_KERNELS: Final = ("math", "flash", "memory_efficient", "cudnn")
+ACTIVATION_FUNCTIONS: Final = (
+    *("identity", "relu", "leaky_relu", "prelu", "elu", "selu", "gelu", "silu", "mish", "softplus", "tanh"),
+    *("sigmoid", "relu6", "hardswish", "swiglu", "geglu", "other"),
+)
+
+FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "family": FAMILIES,
+    "optimizer": OPTIMIZERS,
+    "precision": PRECISIONS,
+    "activation_function": ACTIVATION_FUNCTIONS,
+    "attention_kernel": ATTENTION_KERNELS,
+    "optimizer_implementation": OPTIMIZER_IMPLEMENTATIONS,
+    "checkpointing": CHECKPOINTING,
+}
+"""Field → the words it may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """One training process on one GPU.
+
+    Attributes:
+        family: ``mlp``, ``cnn`` or ``transformer``.
+        batch_size: samples per forward pass on this GPU (the micro-batch when gradients are accumulated).
+        input_elements: elements of the input per sample (3·224·224 for an image; the sequence length for tokens).
+        optimizer: one of :data:`OPTIMIZERS`.
+        precision: ``fp32``; ``tf32`` (fp32 storage); ``amp_fp16``, ``amp_bf16`` (autocast, fp32 weights); ``bf16`` (everything).
+        layers: the leaf layers in execution order; empty when only totals are known.
+        total_activations: output elements per sample summed over the layers; derived when layers are given.
+        total_parameters: parameter elements summed over the layers; derived when layers are given.
+        trainable_parameters: parameters that receive gradients; all of them unless some are frozen.
+        activation_function: the network's main activation function, if it has one.
+        sequence_length: tokens per sample, where there is a sequence.
+        attention_kernel: the scaled-dot-product kernel, where there is attention and it is known.
+        optimizer_implementation: PyTorch's ``foreach``, ``fused`` or for-loop path; ``default`` is what PyTorch picks.
+        checkpointing: ``every_block`` recomputes each block's activations in the backward pass.
+        channels_last: whether model and images use the NHWC memory format.
+        gradient_accumulation: forward-backward passes per optimizer step.
+        cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
+
+    Raises:
+        InvalidJobError: names the field and what it may be.
+    """
+
+    family: str
+    batch_size: int
+    input_elements: int
+    optimizer: str
+    precision: str
+    layers: tuple[Layer, ...] = ()
+    total_activations: int | None = None
+    total_parameters: int | None = None
+    trainable_parameters: int | None = None
+    activation_function: str | None = None
+    sequence_length: int | None = None
+    attention_kernel: str | None = None
+    optimizer_implementation: str = "default"
+    checkpointing: str = "none"
+    channels_last: bool = False
+    gradient_accumulation: int = 1
+    cudnn_benchmark: bool = False
+    schema_version: int = field(default=SCHEMA_VERSION)
+
+    def __post_init__(self) -> None:
+        check_schema_version(self.schema_version)
+        for name, choices in FIELD_CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices and (value is not None or name not in NULLABLE_FIELDS):
+                raise InvalidJobError(f"must be one of {', '.join(choices)}, not {describe(value)}", name)
+        for name, minimum, maximum in FIELD_RANGES:
+            value = getattr(self, name)
+            if value is not None or name not in NULLABLE_FIELDS:
+                if type(value) is int and minimum <= value <= maximum:
+                    continue
+                object.__setattr__(self, name, check_count(value, name, minimum, maximum))
+        for name in ("channels_last", "cudnn_benchmark"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidJobError(f"must be true or false, not {describe(getattr(self, name))}", name)
+        self._settle_layers()
+
+    def _settle_layers(self) -> None:
+        """Derive the totals from the layers, or insist on them where there are none."""
+        if not isinstance(self.layers, tuple):
+            object.__setattr__(self, "layers", tuple(self.layers))
+        if len(self.layers) > MAX_LAYERS:
+            raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(self.layers)}", "layers")
+        for name, attribute in (("total_activations", "activations"), ("total_parameters", "parameters")):
+            total = getattr(self, name)
+            if not self.layers:
+                if total is None:
+                    raise InvalidJobError("is missing: give the layers, or total_activations and total_parameters", name)
+                continue
+            derived = sum(getattr(layer, attribute) for layer in self.layers)
+            if total is None:
+                object.__setattr__(self, name, check_count(derived, name))
+            elif total != derived:
+                raise InvalidJobError(f"is {total}, but the layers add up to {derived}: leave it out or correct it", name)
+        assert self.total_parameters is not None
+        if self.trainable_parameters is None:
+            object.__setattr__(self, "trainable_parameters", self.total_parameters)
+        elif self.trainable_parameters > self.total_parameters:
+            raise InvalidJobError(
+                f"is {self.trainable_parameters}, more than the {self.total_parameters} parameters", "trainable_parameters"
+            )
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether the layer list is known, and not its totals alone."""
+        return bool(self.layers)
+
+
+NULLABLE_FIELDS: Final = frozenset(
+    {
+        *("activation_function", "sequence_length", "attention_kernel"),
+        *("total_activations", "total_parameters", "trainable_parameters"),
+    }
+)
+"""Fields that may be left out or ``None``."""
+FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
+    ("batch_size", 1, MAX_BATCH_SIZE),
+    ("input_elements", 1, MAX_ELEMENTS),
+    ("total_activations", 0, MAX_ELEMENTS),
+    ("total_parameters", 0, MAX_ELEMENTS),
+    ("trainable_parameters", 0, MAX_ELEMENTS),
+    ("sequence_length", 1, MAX_ELEMENTS),
+    ("gradient_accumulation", 1, MAX_BATCH_SIZE),
+)
+"""Count field, its smallest and its largest value."""
+
+JOB_FIELDS: Final[tuple[str, ...]] = tuple(f.name for f in fields(TrainingJob))
+REQUIRED_FIELDS: Final[tuple[str, ...]] = ("family", "batch_size", "input_elements", "optimizer", "precision")
+
+
+def check_schema_version(version: object) -> None:
+    """Refuse a job of another schema version.
+
+    Raises:
+        InvalidJobError: on anything but :data:`SCHEMA_VERSION`.
+    """
+    if type(version) is not int or version < 1:
+        raise InvalidJobError(f"must be {SCHEMA_VERSION}, not {describe(version)}", "schema_version")
+    if version != SCHEMA_VERSION:
+        raise InvalidJobError(
+            f"is {version}, and this version of gpumemnet reads {SCHEMA_VERSION}: upgrade gpumemnet or write the older form",
+            "schema_version",
+        )
+
+
+def totals_only(job: TrainingJob) -> TrainingJob:
+    """``job`` as a scheduler knows it that has no layer list: the totals and the options."""
+    values = {name: getattr(job, name) for name in JOB_FIELDS}
+    return TrainingJob(**{**values, "layers": ()})
+
+
+def layers_from_triples(triples: Iterable[tuple[str, int, int]]) -> tuple[Layer, ...]:
+    """Layers from ``(kind, activations, parameters)``, the published form."""
+    return tuple(Layer(kind, activations, parameters) for kind, activations, parameters in triples)

@@ -1,0 +1,114 @@
+"""What one layer of a network is to memory: its kind, how many elements it outputs per sample, and its parameters.
+
+The three numbers are those of GPUMemNet (arXiv 2602.17817, section 4: layer type, activations, parameters).  Kinds are an
+open vocabulary: an unknown kind is accepted and counted in the group ``other``, so that a new PyTorch layer never makes a
+job invalid.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from gpumemnet.errors import InvalidJobError
+
+MAX_ELEMENTS: Final = 2**50
+"""No count in a job may be larger (2**50 elements are four petabytes in fp32)."""
+
+_KIND_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+
+LAYER_GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "linear": ("linear", "bilinear", "matmul"),
+    "conv": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
+    "norm": (
+        *(f"batch_norm{d}d" for d in (1, 2, 3)),
+        *("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm"),
+    ),
+    "activation": (
+        *("relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus"),
+        *("tanh", "sigmoid", "log_sigmoid", "hardswish", "hardsigmoid", "hardtanh", "softsign", "tanhshrink", "threshold"),
+        *("softmax", "log_softmax", "glu", "swiglu", "identity", "activation"),
+    ),
+    "dropout": ("dropout", "alpha_dropout", "drop_path"),
+    "pool": ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "lp_pool"),
+    "embedding": ("embedding", "embedding_bag", "positional_embedding"),
+    "attention": ("attention", "cross_attention"),
+    "recurrent": ("lstm", "gru", "rnn"),
+    "elementwise": ("add", "multiply", "concatenate", "upsample", "pad"),
+    "other": ("other",),
+}
+"""Layer group → the kinds that belong to it.  Features are taken per group, so the groups are part of the feature schema."""
+
+GROUP_NAMES: Final[tuple[str, ...]] = tuple(LAYER_GROUPS)
+GROUP_OF_KIND: Final[dict[str, str]] = {kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds}
+KINDS: Final[tuple[str, ...]] = tuple(GROUP_OF_KIND)
+CODE_OF_KIND: Final[dict[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
+OTHER_CODE: Final = CODE_OF_KIND["other"]
+
+
+def check_count(value: object, field: str, minimum: int = 0, maximum: int = MAX_ELEMENTS) -> int:
+    """``value`` as an ``int`` between ``minimum`` and ``maximum``; booleans, floats and strings are no counts.
+
+    Raises:
+        InvalidJobError: names ``field`` and the allowed range.
+    """
+    if type(value) is not int:  # the common case costs one comparison: this runs for every layer of every request
+        index = getattr(value, "__index__", None)  # numpy and arrow integers
+        if isinstance(value, bool) or index is None:
+            raise InvalidJobError(f"must be a whole number, not {describe(value)}", field)
+        value = index()
+    assert isinstance(value, int)
+    if not minimum <= value <= maximum:
+        raise InvalidJobError(f"must be between {minimum} and {maximum}, not {describe(value)}", field)
+    return value
+
+
+def describe(value: object) -> str:
+    """``value`` as it may stand in a message: short, on one line, with its JSON type where that is the surprise."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) >= 10**24:
+        return "a number of more than 24 digits"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:37] + "...")
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One executed layer.
+
+    Attributes:
+        kind: lower-case name of the layer type, see :data:`LAYER_GROUPS`.
+        activations: output elements per sample.
+        parameters: elements of the parameters that the layer owns; a shared layer owns them at its first execution only.
+
+    Raises:
+        InvalidJobError: on a malformed kind or a count that is negative, too large or no integer.
+    """
+
+    kind: str
+    activations: int
+    parameters: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or (self.kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(self.kind)):
+            raise InvalidJobError(
+                f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(self.kind)}", "kind"
+            )
+        for name in ("activations", "parameters"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= MAX_ELEMENTS:
+                object.__setattr__(self, name, check_count(value, name))
+
+    @property
+    def group(self) -> str:
+        """The layer group that this kind counts in."""
+        return GROUP_OF_KIND.get(self.kind, "other")

@@ -1,0 +1,199 @@
+"""A measurement: one training job, run once on one GPU, with the memory it took and how it ended.
+
+The label is kept in its parts (driver, allocator, context), because reserved bytes travel between GPUs and drivers and
+context bytes do not.  A measurement also keeps what rebuilds the very same network, so a row can be run again years later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job import JOB_FIELDS, TrainingJob
+from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.layers import MAX_ELEMENTS, check_count, describe
+
+STATUSES: Final = ("ok", "oom", "timeout", "error")
+PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process")
+"""Label sources whose label is ``peak_process_bytes``."""
+DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
+"""Label sources whose label is ``peak_device_bytes``."""
+LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES
+PROVENANCES: Final = ("measured", "published", "stand_in")
+"""``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
+
+_COUNTS: Final = (
+    *("capacity_bytes", "peak_process_bytes", "peak_device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"),
+    *("context_bytes", "steps", "seed", "neighbours"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Memory at the end of one phase of a run (``context``, ``build``, ``forward``, ``backward``, ``step_1``, ``step_2`` …).
+
+    Attributes:
+        name: the phase.
+        allocated_bytes, reserved_bytes: the caching allocator's state at the end of the phase.
+        peak_allocated_bytes, peak_reserved_bytes: its maxima within the phase.
+        process_bytes: NVML's reading of the process after the phase, where there is one.
+        device_bytes: NVML's reading of the whole device after the phase.
+    """
+
+    name: str
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    process_bytes: int | None = None
+    device_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One job run on one GPU.
+
+    Attributes:
+        job: what a scheduler could have known.
+        status: ``ok``, ``oom`` (memory > ``capacity_bytes``), ``timeout`` or ``error``.
+        label_source: one of :data:`LABEL_SOURCES`.
+        capacity_bytes: device memory that the job could have had when it ran alone.
+        provenance: ``measured`` or ``published``.
+        gpu: the GPU's name as the driver gives it.
+        recipe: name of the search space, so that test-only sets (a zoo of real models) stay apart.
+        architecture: JSON object with every parameter of the network; rebuilds it.
+        options: JSON object with every option of the run that a job does not show (share of frozen layers …).
+        architecture_key: hash of the layer structure; datasets are split by it.
+        reason: why the job did not end ``ok``.
+        peak_process_bytes: NVML's per-process used memory, maximum over the run.
+        peak_device_bytes: NVML's device used memory minus its idle reading, maximum over the run.
+        peak_reserved_bytes, peak_allocated_bytes: the caching allocator's maxima.
+        context_bytes: process minus reserved bytes after the last step.
+        phases: readings in the order of the run.
+        allocator: the caching allocator's statistics at the end of the run.
+        steps, seconds, seed: length and seed of the run.
+        neighbours: most jobs that shared the GPU with this one at any time.
+        protocol: version of the training loop and of the reading convention.
+        history: file with the allocator's recorded history, relative to the dataset.
+        driver, cuda, cudnn, torch, allocator_settings: the software stack.
+
+    Raises:
+        DatasetError: on a value that no measurement can have.
+    """
+
+    job: TrainingJob
+    status: str
+    label_source: str
+    capacity_bytes: int
+    provenance: str
+    gpu: str
+    recipe: str
+    architecture: str
+    options: str = "{}"
+    architecture_key: str = ""
+    reason: str | None = None
+    peak_process_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    context_bytes: int | None = None
+    phases: tuple[Phase, ...] = ()
+    allocator: Mapping[str, int] = field(default_factory=dict)
+    steps: int | None = None
+    seconds: float | None = None
+    seed: int | None = None
+    neighbours: int | None = None
+    protocol: str | None = None
+    history: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    torch: str | None = None
+    allocator_settings: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (("status", STATUSES), ("label_source", LABEL_SOURCES), ("provenance", PROVENANCES)):
+            if getattr(self, name) not in choices:
+                raise DatasetError(f"{name} must be one of {', '.join(choices)}, not {describe(getattr(self, name))}")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None or name == "capacity_bytes":
+                try:
+                    object.__setattr__(self, name, check_count(value, name, maximum=2 * MAX_ELEMENTS))
+                except InvalidJobError as error:
+                    raise DatasetError(str(error)) from None
+        key = architecture_key(self.job)
+        if self.architecture_key not in ("", key):
+            raise DatasetError(f"architecture_key is {describe(self.architecture_key)}, but the layers give '{key}'")
+        object.__setattr__(self, "architecture_key", key)
+        if self.status == "ok" and self.label_bytes is None:
+            raise DatasetError("status is 'ok', but the row holds no label")
+
+    @property
+    def label_bytes(self) -> int | None:
+        """The label: peak process bytes, or peak device bytes where the source is the device; ``None`` unless ``ok``."""
+        if self.status != "ok":
+            return None
+        return self.peak_process_bytes if self.label_source in PROCESS_SOURCES else self.peak_device_bytes
+
+
+MEASUREMENT_FIELDS: Final = tuple(f.name for f in fields(Measurement) if f.name != "job")
+
+
+def architecture_key(job: TrainingJob) -> str:
+    """16 hexadecimal digits that are equal for jobs of the same network, whatever their batch, options or input size.
+
+    They hash the family and the ordered ``(kind, parameters)`` of the layers; without layers, the totals.
+    """
+    if job.has_layers:
+        structure: object = [[layer.kind, layer.parameters] for layer in job.layers]
+    else:
+        structure = [job.total_activations, job.total_parameters]
+    text = json.dumps([job.family, structure], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
+    """A flat JSON-ready object: the job's fields under their own names, then the measurement's."""
+    document = job_to_dict(measurement.job)
+    document |= {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}
+    document["phases"] = [{f.name: getattr(phase, f.name) for f in fields(Phase)} for phase in measurement.phases]
+    document["allocator"] = dict(measurement.allocator)
+    return document
+
+
+def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
+    """The inverse of :func:`measurement_to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+        InvalidJobError: when the job's fields make no job.
+    """
+    known = set(MEASUREMENT_FIELDS)
+    values = {name: value for name, value in document.items() if name in known}
+    job = job_from_dict({name: value for name, value in document.items() if name not in known})
+    try:
+        values["phases"] = tuple(Phase(**phase) for phase in values.get("phases") or ())
+        values["allocator"] = dict(values.get("allocator") or {})
+        return Measurement(job=job, **values)
+    except TypeError as error:
+        raise DatasetError(f"no measurement: {error}") from None
+
+
+def duplicates(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Measurements whose network, job and options occurred earlier in ``measurements`` on the same GPU and stack."""
+    seen: set[tuple[object, ...]] = set()
+    repeated = []
+    for one in measurements:
+        identity = (one.job, one.architecture, one.options, one.gpu, one.driver, one.torch)
+        if identity in seen:
+            repeated.append(one)
+        seen.add(identity)
+    return repeated
+
+
+assert not set(JOB_FIELDS) & set(MEASUREMENT_FIELDS)

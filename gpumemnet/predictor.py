@@ -1,0 +1,179 @@
+"""Predicts the memory of jobs in process, from bundles.  Loads numpy and onnxruntime, never torch.
+
+A predictor chooses the bundle by the job's family, computes the feature vector, runs the graph, and turns the predicted
+distribution into an :class:`~gpumemnet.estimate.Estimate`.  It holds no state that changes and may be shared by threads.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from gpumemnet.bins import BinScheme, bins_of_width
+from gpumemnet.bundle import GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.devices import device_profile
+from gpumemnet.distribution import MemoryDistribution
+from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.estimate import Estimate
+from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.job import TrainingJob
+from gpumemnet.layers import describe
+from gpumemnet.support import Support
+from gpumemnet.units import GIB
+
+DEFAULT_COVERAGE: Final = 0.99
+
+
+class BundleModel:
+    """One bundle, ready to run: its graph in onnxruntime and its support as arrays."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.card = bundle.card
+        self.profile = device_profile(bundle.card.gpu)
+        self.default_bins = bins_of_width(GIB, self.profile.capacity_bytes)
+        self.support = Support(bundle.card)
+        self._levels = [level for level, _ in bundle.card.conformal]
+        self._session = _session(bundle)
+
+    def distribution(self, features: NDArray[np.float64]) -> tuple[MemoryDistribution, NDArray[np.float64]]:
+        """Predicted distributions and the closed form's log-bytes for features of shape ``[B, F]``."""
+        weights, locations, scales, reference = self._session.run(GRAPH_OUTPUTS, {"features": features.astype(np.float32)})
+        distribution = MemoryDistribution(weights.astype(np.float64), locations.astype(np.float64), scales.astype(np.float64))
+        return distribution, reference.astype(np.float64)
+
+    def conformal_score(self, coverage: float) -> float:
+        """The multiple of the spread that gives ``coverage``: that of the next higher level which was calibrated.
+
+        Raises:
+            InvalidRequestError: when the coverage lies outside the calibrated levels.
+        """
+        if isinstance(coverage, bool) or not isinstance(coverage, int | float):
+            raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
+        if not self._levels[0] <= coverage <= self._levels[-1]:
+            raise InvalidRequestError(
+                f"must be between {self._levels[0]:g} and {self._levels[-1]:g}, the levels that {self.card.name} "
+                f"was calibrated for, not {describe(coverage)}",
+                "coverage",
+            )
+        return self.card.conformal[bisect.bisect_left(self._levels, coverage)][1]
+
+    def estimate(self, jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float) -> list[Estimate]:
+        """Estimates of jobs that all belong to the bundle's family."""
+        bins = bins or self.default_bins
+        score = self.conformal_score(coverage)
+        features = feature_matrix(jobs, self.profile.blas_workspace_bytes)
+        distribution, reference = self.distribution(features)
+        reasons = self.support.reasons(jobs, features)
+        outside = np.fromiter(map(bool, reasons), dtype=bool, count=len(jobs))
+        if outside.any():
+            distribution = distribution.replaced(outside, reference, self.card.fallback_log_scale)
+        expected = distribution.quantile(0.5)
+        safe = expected * np.exp(np.maximum(score * distribution.spread(), 0.0))
+        probabilities = distribution.bin_probabilities(bins.inner_edges_bytes)
+        return [
+            Estimate(
+                expected_bytes=round(expected[row]),
+                safe_bytes=None if outside[row] else -int(-safe[row] // 1),
+                coverage=coverage,
+                bins=bins,
+                probabilities=probabilities[row],
+                in_support=not outside[row],
+                reasons=reasons[row],
+                gpu=self.card.gpu,
+                estimator=self.card.name,
+                version=self.card.version,
+            )
+            for row in range(len(jobs))
+        ]
+
+
+class Predictor:
+    """Answers for the families of its bundles; of two bundles for one family the later counts.
+
+    Raises:
+        BundleError: when there is no bundle, or a graph does not run.
+    """
+
+    def __init__(self, bundles: Iterable[Bundle]) -> None:
+        self._models = {bundle.card.family: BundleModel(bundle) for bundle in bundles}
+        if not self._models:
+            raise BundleError("no bundle to predict with: give a bundle folder, or install the package with its own")
+
+    @classmethod
+    def default(cls) -> Predictor:
+        """A predictor with the bundles that ship inside the package."""
+        return cls(shipped_bundles())
+
+    @classmethod
+    def load(cls, *folders: str | Path) -> Predictor:
+        """A predictor with the bundles in ``folders``."""
+        return cls(load_bundle(folder) for folder in folders)
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        """The bundles in use, one per family."""
+        return tuple(model.bundle for model in self._models.values())
+
+    def model_for(self, job: TrainingJob) -> BundleModel:
+        """The model that answers for ``job``.
+
+        Raises:
+            UnsupportedJobError: when no bundle is loaded for the job's family.
+        """
+        model = self._models.get(job.family)
+        if model is None:
+            raise UnsupportedJobError(
+                f"no model for {job.family} jobs is loaded: there is one for {', '.join(self._models)}", "family"
+            )
+        return model
+
+    def predict(self, job: TrainingJob, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE) -> Estimate:
+        """The estimate of one job.
+
+        Args:
+            job: the job.
+            bins: bin scheme of the probabilities; 1 GiB up to the capacity of the bundle's GPU unless given.
+            coverage: share of jobs that the safe bytes shall cover.
+
+        Raises:
+            InvalidRequestError: on a coverage that the bundle is not calibrated for.
+            UnsupportedJobError: when no bundle is loaded for the job's family.
+        """
+        return self.model_for(job).estimate((job,), bins, coverage)[0]
+
+    def estimate(
+        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
+    ) -> list[Estimate]:
+        """Estimates of many jobs, in order, with one run of the graph per family; arguments and errors as :meth:`predict`."""
+        rows_of: dict[str, list[int]] = {}
+        for row, job in enumerate(jobs):
+            self.model_for(job)
+            rows_of.setdefault(job.family, []).append(row)
+        estimates: dict[int, Estimate] = {}
+        for family, rows in rows_of.items():
+            answers = self._models[family].estimate([jobs[row] for row in rows], bins, coverage)
+            estimates.update(zip(rows, answers, strict=True))
+        return [estimates[row] for row in range(len(jobs))]
+
+
+def _session(bundle: Bundle) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # at these sizes a second thread costs more than it gives
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(bundle.model, options, providers=["CPUExecutionProvider"])
+        inputs = {entry.name: entry.shape for entry in session.get_inputs()}
+        outputs = {entry.name for entry in session.get_outputs()}
+    except Exception as error:  # onnxruntime raises its own, undocumented classes
+        raise BundleError(f"{bundle.source}: the graph does not load ({type(error).__name__})") from None
+    if set(inputs) != {"features"} or inputs["features"][-1] != len(FEATURE_NAMES) or outputs < set(GRAPH_OUTPUTS):
+        raise BundleError(f"{bundle.source}: the graph must map features [B, {len(FEATURE_NAMES)}] to {', '.join(GRAPH_OUTPUTS)}")
+    return session

@@ -1,0 +1,61 @@
+"""Which tensors a layer keeps for its backward pass, by layer kind.
+
+Read off the formulas of PyTorch's ``tools/autograd/derivatives.yaml``: a formula that names ``self`` keeps the layer's input, one
+that names ``result`` keeps its output, and dropout and max-pooling keep a mask or indices of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.layers import KINDS, LAYER_GROUPS
+
+SAVES_INPUT: Final = frozenset(
+    {
+        *LAYER_GROUPS["linear"],
+        *LAYER_GROUPS["conv"],
+        *LAYER_GROUPS["norm"],
+        *LAYER_GROUPS["pool"],
+        *LAYER_GROUPS["attention"],
+        *LAYER_GROUPS["recurrent"],
+        *("relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "log_sigmoid"),
+        *("hardswish", "hardsigmoid", "hardtanh", "softsign", "tanhshrink", "threshold", "glu", "swiglu", "activation"),
+        "multiply",
+    }
+)
+SAVES_OUTPUT: Final = frozenset(
+    {"relu", "tanh", "sigmoid", "softmax", "log_softmax", *LAYER_GROUPS["attention"], *LAYER_GROUPS["recurrent"]}
+)
+MASK_BYTES: Final[dict[str, int]] = {"dropout": 1, "alpha_dropout": 1, "max_pool": 8, "adaptive_max_pool": 8}
+"""Bytes per output element of a mask (bool) or of indices (int64)."""
+
+SAVES_STATISTICS: Final = frozenset(kind for kind in LAYER_GROUPS["norm"] if kind.startswith(("batch_norm", "instance_norm")))
+"""Kinds that keep a mean and an inverse deviation per channel."""
+
+ALIASES: Final = frozenset({"identity"})
+"""Kinds whose output is their input: no storage of their own."""
+
+
+KIND_RULES: Final[NDArray[np.float64]] = np.array(
+    [
+        (
+            kind in ALIASES,
+            kind in SAVES_INPUT,
+            kind in SAVES_OUTPUT,
+            MASK_BYTES.get(kind, 0),
+            2 * (kind in SAVES_STATISTICS),
+            0.5 * (kind in LAYER_GROUPS["norm"]),
+            kind in LAYER_GROUPS["linear"],
+        )
+        for kind in KINDS
+    ],
+    dtype=np.float64,
+)
+"""The rules as a table, one row per kind code; shape ``[len(KINDS), 7]``.
+
+Columns: is an alias; saves its input; saves its output; mask bytes per output element; statistics of half the parameters' size;
+share of the parameters that is a second tensor (the shift of a norm); has a bias as wide as its output (linear layers).
+"""

@@ -1,0 +1,72 @@
+"""Says whether a job resembles those that a model was trained on, and in words why it does not.
+
+A network's answer is worth nothing far from its training data, and a scheduler has to know.  The support is the box of the
+options and of the feature ranges seen in training; whoever asks beyond it gets the reason with the value and the range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.bundle import BundleCard
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.job import TrainingJob
+from gpumemnet.layers import describe
+from gpumemnet.units import format_bytes
+
+RANGE_TOLERANCE: Final = 1.05
+"""A value this much beyond the largest (or below the smallest) seen still counts as inside."""
+
+
+class Support:
+    """The support of one bundle, as arrays."""
+
+    def __init__(self, card: BundleCard) -> None:
+        self._options = tuple((field, frozenset(values)) for field, values in card.options.items())
+        self._ranges = card.ranges
+        columns = [FEATURE_NAMES.index(name) for name in card.ranges]
+        self._columns = np.array(columns, dtype=np.intp)
+        self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
+        self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
+
+    def reasons(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[tuple[str, ...]]:
+        """For each job the reasons why it lies outside; empty for jobs inside.
+
+        Args:
+            jobs: ``B`` jobs.
+            features: their feature vectors, shape ``[B, F]``.
+        """
+        values = features[:, self._columns]
+        beyond = (values < self._low) | (values > self._high)
+        any_beyond = np.asarray(beyond.any(axis=1))
+        return [
+            self._option_reasons(job) + (self._range_reasons(values[row], beyond[row]) if any_beyond[row] else ())
+            for row, job in enumerate(jobs)
+        ]
+
+    def _option_reasons(self, job: TrainingJob) -> tuple[str, ...]:
+        return tuple(
+            f"{field} is {describe(getattr(job, field))}; the model was trained on {_listed(seen)}"
+            for field, seen in self._options
+            if getattr(job, field) not in seen
+        )
+
+    def _range_reasons(self, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> tuple[str, ...]:
+        names = tuple(self._ranges)
+        return tuple(
+            f"{names[index]} is {_amount(names[index], values[index])}; the model was trained on "
+            f"{_amount(names[index], self._ranges[names[index]][0])} to {_amount(names[index], self._ranges[names[index]][1])}"
+            for index in np.flatnonzero(beyond)
+        )
+
+
+def _listed(values: frozenset[str | bool | int | None]) -> str:
+    return " or ".join(sorted(describe(value) for value in values))
+
+
+def _amount(column: str, value: float) -> str:
+    return format_bytes(value) if column.endswith("_bytes") else f"{value:,.0f}"

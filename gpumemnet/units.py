@@ -1,0 +1,19 @@
+"""Memory units.  Inside the project every amount is an ``int`` of bytes; MiB and GiB exist at the edges only."""
+
+from __future__ import annotations
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+
+def ceil_mib(amount_bytes: float) -> int:
+    """Whole MiB that hold ``amount_bytes``: the number a scheduler can reserve without cutting the job short."""
+    return -int(-amount_bytes // MIB)
+
+
+def format_bytes(amount_bytes: float) -> str:
+    """``amount_bytes`` for a person: MiB below 10 GiB (as ``nvidia-smi`` shows), GiB above."""
+    if abs(amount_bytes) < 10 * GIB:
+        return f"{amount_bytes / MIB:,.0f} MiB"
+    return f"{amount_bytes / GIB:,.1f} GiB"
