@@ -1,0 +1,153 @@
+"""``gpumemnet extract``: a training job from a model factory, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gpumemnet.cli.output import check_writable, print_table, write_atomically
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.extract.options import JobOptions
+from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
+from gpumemnet.extract.result import Extraction, extraction_to_dict
+from gpumemnet.job import (
+    ACTIVATION_FUNCTIONS,
+    ATTENTION_KERNELS,
+    CHECKPOINTING,
+    FAMILIES,
+    OPTIMIZER_IMPLEMENTATIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+)
+from gpumemnet.job_json import job_to_json
+from gpumemnet.layers import describe
+
+_SHOWN_LAYERS: Final = 10
+
+
+def extract(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE.py:FACTORY", help="A function that returns a torch.nn.Module or (model, inputs).")
+    ],
+    batch_size: Annotated[int | None, typer.Option(help="Samples per step; needed unless the factory gives inputs.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="SHAPE", help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model."
+        ),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(metavar="|".join(OPTIMIZERS))] = "adamw",
+    precision: Annotated[str, typer.Option(metavar="|".join(PRECISIONS))] = "fp32",
+    argument: Annotated[
+        list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the job here; without it the job goes to standard output.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: print job, layer names and notes as JSON, no table.")
+    ] = False,
+    family: Annotated[str | None, typer.Option(metavar="|".join(FAMILIES), help="Instead of what the layers say.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens per sample, instead of what the model shows.")] = None,
+    activation_function: Annotated[
+        str | None, typer.Option(metavar="|".join(ACTIVATION_FUNCTIONS), help="Instead of the most frequent one.")
+    ] = None,
+    attention_kernel: Annotated[str | None, typer.Option(metavar="|".join(ATTENTION_KERNELS))] = None,
+    optimizer_implementation: Annotated[str, typer.Option(metavar="|".join(OPTIMIZER_IMPLEMENTATIONS))] = "default",
+    checkpointing: Annotated[str, typer.Option(metavar="|".join(CHECKPOINTING))] = "none",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Model and images in the NHWC memory format.")] = False,
+    gradient_accumulation: Annotated[int, typer.Option(help="Forward and backward passes per optimizer step.")] = 1,
+    cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark", help="torch.backends.cudnn.benchmark is on.")] = False,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
+    ] = False,
+) -> None:
+    """Turn a model into a job: no GPU is used and no weights are allocated."""
+    options: JobOptions = {
+        "optimizer": optimizer,
+        "precision": precision,
+        "optimizer_implementation": optimizer_implementation,
+        "checkpointing": checkpointing,
+        "channels_last": channels_last,
+        "gradient_accumulation": gradient_accumulation,
+        "cudnn_benchmark": cudnn_benchmark,
+    }
+    if family is not None:
+        options["family"] = family
+    if sequence_length is not None:
+        options["sequence_length"] = sequence_length
+    if activation_function is not None:
+        options["activation_function"] = activation_function
+    if attention_kernel is not None:
+        options["attention_kernel"] = attention_kernel
+    if out is not None:
+        check_writable(out)
+    extraction = extract_file(
+        source,
+        inputs=inputs or (),
+        arguments=_arguments(argument or ()),
+        batch_size=batch_size,
+        deadline_seconds=deadline,
+        show_output=show_output,
+        **options,
+    )
+    if out is not None:
+        write_atomically(out, job_to_json(extraction.job))
+    if as_json:
+        typer.echo(json.dumps(extraction_to_dict(extraction)))
+        return
+    if out is None:
+        typer.echo(job_to_json(extraction.job), nl=False)
+    show_extraction(extraction, Console(stderr=out is None))
+
+
+def show_extraction(extraction: Extraction, console: Console) -> None:
+    """The largest layers, the totals and the notes, for people."""
+    job = extraction.job
+    named = sorted(zip(extraction.layer_names, job.layers, strict=True), key=lambda pair: pair[1].activations, reverse=True)
+    print_table(
+        console,
+        f"Largest of {len(job.layers):,} layers",
+        ("module", "kind", "outputs per sample", "parameters"),
+        [(name or "(model)", layer.kind, layer.activations, layer.parameters) for name, layer in named[:_SHOWN_LAYERS]],
+    )
+    facts: list[tuple[str, object]] = [
+        ("family", job.family),
+        ("batch size", job.batch_size),
+        ("input elements per sample", job.input_elements),
+        ("output elements per sample", job.total_activations),
+        ("parameters", job.total_parameters),
+        ("trainable parameters", job.trainable_parameters),
+        ("activation function", job.activation_function),
+        ("sequence length", job.sequence_length),
+    ]
+    for label, value in facts:
+        if value is not None:
+            console.print(Text(f"{label:<27} {value:,}" if isinstance(value, int) else f"{label:<27} {value}"))
+    for note in extraction.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _arguments(texts: Sequence[str]) -> dict[str, Any]:
+    """Keyword arguments from ``name=value`` texts.
+
+    Raises:
+        InvalidRequestError: when a text has another form or a name comes twice.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidRequestError(f"must look like depth=12, not {describe(text)}", "arg")
+        if name in arguments:
+            raise InvalidRequestError(f"'{name}' is given twice", "arg")
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return arguments

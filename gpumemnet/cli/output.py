@@ -1,0 +1,69 @@
+"""What commands write: files that are whole or absent, tables for people."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpumemnet.errors import InvalidRequestError
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before the work for it is done.
+
+    Raises:
+        InvalidRequestError: when the folder does not exist or may not be written to, or ``path`` is a folder.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise InvalidRequestError(f"the folder {folder} does not exist", "out")
+    if path.is_dir():
+        raise InvalidRequestError(f"{path} is a folder", "out")
+    if not os.access(folder, os.W_OK):
+        raise InvalidRequestError(f"the folder {folder} may not be written to", "out")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` so that no reader ever sees half of it, not even after a power cut.
+
+    Raises:
+        InvalidRequestError: when the file system refuses.
+    """
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "out") from None
+
+
+def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:
+    """A table whose whole numbers stand to the right with thousands separated."""
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(columns):
+        numeric = bool(rows) and isinstance(rows[0][index], int)
+        table.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row))
+    console.print(table)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

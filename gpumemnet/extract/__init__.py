@@ -1,0 +1,32 @@
+"""Turns a PyTorch model into a :class:`~gpumemnet.job.TrainingJob` without a GPU and without allocating its weights.
+
+:func:`extract_job` takes a model object; :func:`extract_file` takes ``path/to/file.py:factory`` and runs that file in a
+child process of its own.  Both come from modules that are loaded on first use, so that importing this package costs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from gpumemnet.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from gpumemnet.extract.extraction import extract_job
+    from gpumemnet.extract.process import extract_file
+    from gpumemnet.extract.result import Extraction
+
+__all__ = ["Extraction", "extract_file", "extract_job"]
+
+_HOMES: Final = {"extract_job": "extraction", "extract_file": "process", "Extraction": "result"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "extract", "extracting a job from a model") from None

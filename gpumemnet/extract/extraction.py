@@ -1,0 +1,108 @@
+"""Turns a model object and its inputs into a training job: one layer per executed call, totals that match the model's own.
+
+Output elements are per sample, so a job scales to other batch sizes; every parameter is counted once, as PyTorch counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.extract.derive import activation_function_of, family_of, sequence_length_of
+from gpumemnet.extract.faults import fault_sentence
+from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.extract.options import JobOptions, check_options
+from gpumemnet.extract.result import Extraction
+from gpumemnet.extract.walk import ForwardError, Walk, walk
+from gpumemnet.job import TrainingJob
+from gpumemnet.layers import Layer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+UNUSED: Final = "(unused)"
+"""Name of the last layer, which holds the parameters that no layer uses."""
+
+_SHOWN_NAMES: Final = 5
+
+
+def extract_job(model: nn.Module, inputs: object, *, batch_size: int | None = None, **options: Unpack[JobOptions]) -> Extraction:
+    """The training job of ``model``, which is run once on meta tensors and is left as it was.
+
+    Args:
+        model: on any device, meta included; its weights are neither read nor copied.
+        inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
+            dtypes matter.
+        batch_size: samples per batch of the job; the inputs' own unless given, see :func:`inputs_from_example`.
+        options: the job's other fields, see :class:`JobOptions`.
+
+    Raises:
+        ExtractError: when the model cannot run on these inputs, or needs the values of its activations to run.
+        InvalidJobError: when an option has no such value.
+    """
+    check_options(options, batch_size)
+    return extract_from(model, inputs_from_example(inputs, batch_size), options)
+
+
+def extract_from(model: nn.Module, inputs: ModelInputs, options: JobOptions) -> Extraction:
+    """As :func:`extract_job`, for inputs that are meta tensors already."""
+    try:
+        seen = walk(model, inputs.args, inputs.kwargs)
+    except ForwardError as error:
+        within = f" (in module '{error.path}')" if error.path else ""
+        shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)
+        raise ExtractError(
+            f"the model does not run on inputs of shape {shapes}: {fault_sentence(error.fault)}{within}"
+        ) from error
+    batch = inputs.batch_size
+    parameters = dict(model.named_parameters())
+    layers = [Layer(call.kind, (2 * call.elements + batch) // (2 * batch), call.parameters) for call in seen.calls]
+    names = [call.path for call in seen.calls]
+    if seen.unused:
+        layers.append(Layer("other", 0, sum(parameters[name].numel() for name in seen.unused)))
+        names.append(UNUSED)
+    if not layers:
+        raise ExtractError("the model executes no layer that could be seen: its output is a view of its input")
+    derived: dict[str, Any] = {
+        "family": family_of(seen.calls),
+        "activation_function": activation_function_of(seen.calls),
+        "sequence_length": sequence_length_of(seen.calls, inputs.tensors),
+    }
+    job = TrainingJob(
+        **{**derived, **options},
+        batch_size=batch,
+        input_elements=inputs.elements_per_sample,
+        layers=tuple(layers),
+        trainable_parameters=sum(p.numel() for p in parameters.values() if p.requires_grad),
+    )
+    return Extraction(job, tuple(names), tuple(_notes(seen, inputs, job)))
+
+
+def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
+    notes = [inputs.note] if inputs.note else []
+    if len(inputs.tensors) > 1:
+        notes.append(f"The input elements are those of all {len(inputs.tensors)} inputs together.")
+    if seen.indirect:
+        notes.append(f"Not used as such by any layer, so counted with the first layer of their module: {_listed(seen.indirect)}.")
+    if seen.unused:
+        notes.append(f"Not used by the forward pass, so counted in a last layer of their own: {_listed(seen.unused)}.")
+    if seen.unseen:
+        notes.append(f"What these modules do inside cannot be seen, so each is one layer of kind other: {_listed(seen.unseen)}.")
+    if seen.losses:
+        notes.append(f"The model computes {seen.losses} loss value(s) itself: a loss is no layer and is left out.")
+    if seen.checkpointed and job.checkpointing == "none":
+        notes.append("The model calls torch.utils.checkpoint, but the job says checkpointing none: set it to every_block.")
+    if overwriting := sum(call.in_place for call in seen.calls):
+        notes.append(f"{overwriting} layer(s) overwrite their input; their outputs are counted like any other.")
+    if uneven := sum(call.elements % inputs.batch_size != 0 for call in seen.calls):
+        notes.append(
+            f"{uneven} layer(s) have outputs that do not divide by the batch size {inputs.batch_size}; "
+            "their elements per sample are rounded."
+        )
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,171 @@
+"""A model's inputs: how they are written on the command line, and how they become meta tensors of the job's batch size.
+
+An input is written without its batch dimension, ``3x224x224`` or ``1024:int64``, with ``name=`` before it where the model
+takes it as a keyword.  Inputs that a factory returns stand with their batch dimension first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.layers import MAX_ELEMENTS, describe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DTYPES: Final = (
+    *("float32", "float16", "bfloat16", "float64", "complex64"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
+_SPEC: Final = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?", re.ASCII)
+_DIMENSION_DIGITS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of a model.
+
+    Attributes:
+        shape: dimensions of one sample, without the batch dimension.
+        dtype: one of :data:`DTYPES`.
+        name: keyword under which the model takes it, or ``None`` when it is positional.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    name: str | None = None
+
+    def __str__(self) -> str:
+        named = f"{self.name}=" if self.name else ""
+        return f"{named}{'x'.join(map(str, self.shape))}:{self.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """What the model is called with: meta tensors, and whatever else the factory gave, unchanged.
+
+    Attributes:
+        args, kwargs: arguments of the call.
+        batch_size: samples in the batch, the first dimension of the tensors.
+        note: what was done to inputs of another batch size, or an empty text.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batch_size: int
+    note: str = ""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, in order."""
+        return [tensor for _, tensor in _named_tensors((*self.args, self.kwargs))]
+
+    @property
+    def elements_per_sample(self) -> int:
+        """Elements of all inputs per sample, at least 1."""
+        return max(1, round(sum(tensor.numel() for tensor in self.tensors) / self.batch_size))
+
+
+def parse_input(text: str) -> InputSpec:
+    """An input from ``[name=]D1xD2x…[:dtype]``.
+
+    Raises:
+        InvalidRequestError: shows the form, or lists the dtypes.
+    """
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise InvalidRequestError(
+            f"must look like 3x224x224, 1024:int64 or mask=128:bool (no batch dimension), not {describe(text)}", "input"
+        )
+    dimensions = match["shape"].split("x")
+    shape = tuple(int(d) if len(d) <= _DIMENSION_DIGITS else MAX_ELEMENTS + 1 for d in dimensions)
+    if 0 in shape or math.prod(shape) > MAX_ELEMENTS:
+        raise InvalidRequestError(f"must have dimensions above 0 and at most 2**50 elements, not {describe(text)}", "input")
+    dtype = match["dtype"] or "float32"
+    if dtype not in DTYPES:
+        raise InvalidRequestError(f"must have a dtype of {', '.join(DTYPES)}, not {describe(dtype)}", "input")
+    return InputSpec(shape, dtype, match["name"])
+
+
+def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int) -> ModelInputs:
+    """Meta tensors ``[batch_size, *shape]`` for ``specs``."""
+    import torch
+
+    tensors = [torch.empty(batch_size, *s.shape, dtype=getattr(torch, s.dtype), device="meta") for s in specs]
+    args = tuple(tensor for spec, tensor in zip(specs, tensors, strict=True) if spec.name is None)
+    kwargs = {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True) if spec.name is not None}
+    return ModelInputs(args, kwargs, batch_size)
+
+
+def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
+    """Meta tensors shaped as ``example``: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+
+    The first dimension of the first tensor is the batch dimension.  Where ``batch_size`` is another number, every tensor whose
+    first dimension is the example's batch size gets ``batch_size`` there, the others stay, and the note says which is which.
+
+    Raises:
+        ExtractError: when the example holds no tensor with a batch dimension.
+    """
+    import torch
+
+    kwargs = dict(example) if isinstance(example, Mapping) else {}
+    args: tuple[Any, ...] = () if kwargs else tuple(example) if isinstance(example, tuple | list) else (example,)
+    named = [(name, tensor) for name, tensor in _named_tensors(kwargs or args) if tensor.ndim > 0]
+    if not named:
+        raise ExtractError(
+            "the inputs hold no tensor with a batch dimension: give a tensor, a tuple of tensors or a dict of keyword tensors"
+        )
+    example_batch = named[0][1].shape[0]
+    if example_batch == 0:
+        raise ExtractError("the inputs hold an empty batch: their first dimension must be at least 1")
+    wanted = example_batch if batch_size is None else batch_size
+
+    def to_meta(tensor: Tensor) -> Tensor:
+        batched = tensor.ndim > 0 and tensor.shape[0] == example_batch
+        shape = (wanted, *tensor.shape[1:]) if batched else tuple(tensor.shape)
+        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+
+    note = ""
+    if wanted != example_batch:
+        grown = ", ".join(name for name, tensor in named if tensor.shape[0] == example_batch)
+        kept = ", ".join(name for name, tensor in named if tensor.shape[0] != example_batch)
+        note = f"The factory's inputs hold {example_batch} samples; at batch size {wanted}, resized: {grown}"
+        note += f"; kept as they are: {kept}." if kept else "."
+    return ModelInputs(
+        tuple(_map_tensors(value, to_meta) for value in args),
+        {name: _map_tensors(value, to_meta) for name, value in kwargs.items()},
+        wanted,
+        note,
+    )
+
+
+def _named_tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [(name or "input", value)]
+    items: list[tuple[str, object]] = []
+    if isinstance(value, Mapping):
+        items = [(str(key), entry) for key, entry in value.items()]
+    elif isinstance(value, tuple | list):
+        items = [(f"input {index}", entry) for index, entry in enumerate(value)]
+    return [pair for key, entry in items for pair in _named_tensors(entry, f"{name} {key}".strip())]
+
+
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_tensors(entry, change) for key, entry in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_tensors(entry, change) for entry in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_map_tensors(entry, change) for entry in value)
+    return value

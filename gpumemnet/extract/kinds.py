@@ -1,0 +1,199 @@
+"""Which layer kind a PyTorch module or function is, in the vocabulary of :mod:`gpumemnet.layers`.
+
+Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives from; the small norm, activation
+and drop-path modules that every repository writes anew, by their class name; functions by their name without underscores,
+so that ``F.relu``, ``torch.relu_`` and ``Tensor.relu`` are one.  Everything else is looked into, not named.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NOT_A_LAYER: Final = "not_a_layer"
+"""What outputs its input, a view or a copy of it, or no activation at all."""
+
+LOSS: Final = "loss"
+"""A loss computed inside a model: part of the training step, not of the network."""
+
+
+def _inverted(names_of_kind: dict[str, str]) -> dict[str, str]:
+    return {name: kind for kind, names in names_of_kind.items() for name in names.split()}
+
+
+_TORCH_CLASSES: Final = _inverted(
+    {
+        "linear": "Linear",
+        "bilinear": "Bilinear",
+        **{f"conv{d}d": f"Conv{d}d" for d in (1, 2, 3)},
+        **{f"conv_transpose{d}d": f"ConvTranspose{d}d" for d in (1, 2, 3)},
+        **{f"batch_norm{d}d": f"BatchNorm{d}d" for d in (1, 2, 3)},
+        "batch_norm": "SyncBatchNorm",
+        "instance_norm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
+        "layer_norm": "LayerNorm",
+        "group_norm": "GroupNorm",
+        "rms_norm": "RMSNorm",
+        "local_response_norm": "LocalResponseNorm CrossMapLRN2d",
+        "relu": "ReLU",
+        "relu6": "ReLU6",
+        "leaky_relu": "LeakyReLU",
+        "prelu": "PReLU",
+        "rrelu": "RReLU",
+        "elu": "ELU",
+        "selu": "SELU",
+        "celu": "CELU",
+        "gelu": "GELU",
+        "silu": "SiLU",
+        "mish": "Mish",
+        "softplus": "Softplus",
+        "tanh": "Tanh",
+        "sigmoid": "Sigmoid",
+        "log_sigmoid": "LogSigmoid",
+        "hardswish": "Hardswish",
+        "hardsigmoid": "Hardsigmoid",
+        "hardtanh": "Hardtanh",
+        "softsign": "Softsign",
+        "tanhshrink": "Tanhshrink",
+        "threshold": "Threshold",
+        "activation": "Hardshrink Softshrink",
+        "softmax": "Softmax Softmin Softmax2d",
+        "log_softmax": "LogSoftmax",
+        "glu": "GLU",
+        "dropout": "Dropout Dropout1d Dropout2d Dropout3d",
+        "alpha_dropout": "AlphaDropout FeatureAlphaDropout",
+        "max_pool": "MaxPool1d MaxPool2d MaxPool3d FractionalMaxPool2d FractionalMaxPool3d",
+        "avg_pool": "AvgPool1d AvgPool2d AvgPool3d",
+        "adaptive_avg_pool": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d",
+        "adaptive_max_pool": "AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d",
+        "lp_pool": "LPPool1d LPPool2d LPPool3d",
+        "embedding": "Embedding",
+        "embedding_bag": "EmbeddingBag",
+        "lstm": "LSTM LSTMCell",
+        "gru": "GRU GRUCell",
+        "rnn": "RNN RNNCell",
+        "upsample": "Upsample",
+        "pad": " ".join(f"{mode}Pad{d}d" for mode in ("Constant", "Reflection", "Replication", "Circular") for d in (1, 2, 3)),
+        NOT_A_LAYER: "Identity Flatten Unflatten",
+        LOSS: "_Loss",
+    }
+)
+
+_OTHER_CLASSES: Final = _inverted(
+    {
+        "rms_norm": "rmsnorm t5layernorm",
+        "layer_norm": "layernorm layernorm1d layernorm2d channellayernorm",
+        "group_norm": "groupnorm",
+        "batch_norm2d": "frozenbatchnorm2d",
+        "drop_path": "droppath stochasticdepth dropconnect",
+        "gelu": "gelu newgelu quickgelu fastgelu geluactivation newgeluactivation",
+        "silu": "silu swish",
+        "relu": "relu",
+        "mish": "mish",
+        "hardswish": "hardswish hswish",
+        "hardsigmoid": "hardsigmoid hsigmoid",
+    }
+)
+"""Class names, in lower case without underscores, that the field uses for one thing only."""
+
+_CLASS_ENDINGS: Final = {"rmsnorm": "rms_norm", "layernorm": "layer_norm", "groupnorm": "group_norm", "droppath": "drop_path"}
+"""Ends of such names, as in ``LlamaRMSNorm``."""
+
+_FUNCTIONS: Final = _inverted(
+    {
+        "linear": "linear",
+        "bilinear": "bilinear",
+        "matmul": "matmul rmatmul mm bmm mv addmm addmv addbmm baddbmm einsum tensordot inner",
+        **{f"conv{d}d": f"conv{d}d" for d in (1, 2, 3)},
+        **{f"conv_transpose{d}d": f"conv_transpose{d}d" for d in (1, 2, 3)},
+        "batch_norm": "batch_norm",
+        "instance_norm": "instance_norm",
+        "layer_norm": "layer_norm native_layer_norm",
+        "group_norm": "group_norm native_group_norm",
+        "rms_norm": "rms_norm",
+        "local_response_norm": "local_response_norm",
+        "relu": "relu",
+        "relu6": "relu6",
+        "leaky_relu": "leaky_relu",
+        "prelu": "prelu",
+        "rrelu": "rrelu",
+        "elu": "elu",
+        "selu": "selu",
+        "celu": "celu",
+        "gelu": "gelu",
+        "silu": "silu",
+        "mish": "mish",
+        "softplus": "softplus",
+        "tanh": "tanh",
+        "sigmoid": "sigmoid expit",
+        "log_sigmoid": "logsigmoid",
+        "hardswish": "hardswish",
+        "hardsigmoid": "hardsigmoid",
+        "hardtanh": "hardtanh",
+        "softsign": "softsign",
+        "tanhshrink": "tanhshrink",
+        "threshold": "threshold",
+        "activation": "hardshrink softshrink",
+        "softmax": "softmax softmin gumbel_softmax",
+        "log_softmax": "log_softmax",
+        "glu": "glu",
+        "dropout": "dropout dropout1d dropout2d dropout3d feature_dropout",
+        "alpha_dropout": "alpha_dropout feature_alpha_dropout",
+        "max_pool": " ".join(
+            f"{p}max_pool{d}d{s}" for p in ("", "fractional_") for d in (1, 2, 3) for s in ("", "_with_indices")
+        ),
+        "avg_pool": "avg_pool1d avg_pool2d avg_pool3d",
+        "adaptive_avg_pool": "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
+        "adaptive_max_pool": " ".join(f"adaptive_max_pool{d}d{s}" for d in (1, 2, 3) for s in ("", "_with_indices")),
+        "lp_pool": "lp_pool1d lp_pool2d lp_pool3d",
+        "embedding": "embedding",
+        "embedding_bag": "embedding_bag",
+        "attention": "scaled_dot_product_attention",
+        "lstm": "lstm lstm_cell",
+        "gru": "gru gru_cell",
+        "rnn": "rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell",
+        "add": "add radd iadd sub subtract rsub isub",
+        "multiply": "mul multiply rmul imul div divide true_divide rdiv truediv rtruediv itruediv",
+        "concatenate": "cat concat concatenate stack hstack vstack dstack",
+        "upsample": "interpolate upsample upsample_bilinear upsample_nearest",
+        "pad": "pad",
+        LOSS: "cross_entropy linear_cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div",
+        NOT_A_LAYER: (
+            "get set getitem setitem len clone contiguous to type type_as detach requires_grad data float half bfloat16 double "
+            "int long bool reshape reshape_as flatten unflatten view view_as expand expand_as repeat tile repeat_interleave copy "
+            "zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor "
+            "normal uniform bernoulli zero fill checkpoint register_hook"
+        ),
+    }
+)
+"""Function names without leading and trailing underscores."""
+
+
+def kind_of_module(module: nn.Module) -> str | None:
+    """The kind of a module that is one layer whatever it holds inside; ``None`` for one that must be looked into."""
+    for cls in type(module).__mro__:
+        if cls.__module__ == "torch.jit._script":
+            return "other"
+        if cls.__module__.startswith("torch.nn.") and cls.__name__ in _TORCH_CLASSES:
+            return _TORCH_CLASSES[cls.__name__]
+    if next(module.children(), None) is None:
+        name = type(module).__name__.replace("_", "").lower()
+        return _OTHER_CLASSES.get(name) or next((kind for end, kind in _CLASS_ENDINGS.items() if name.endswith(end)), None)
+    return None
+
+
+def kind_of_function(name: str, output_dimensions: int) -> str | None:
+    """The kind of a PyTorch function by its ``__name__``; ``None`` for one without a kind.
+
+    Args:
+        name: such as ``relu_`` or ``__rsub__``.
+        output_dimensions: dimensions of its output, which tell the batch norms apart.
+    """
+    plain = name.strip("_")
+    kind = _FUNCTIONS.get(plain)
+    if kind == "batch_norm":
+        return f"batch_norm{max(1, min(output_dimensions - 2, 3))}d"
+    if kind is None and plain.endswith("_loss"):
+        return LOSS
+    return kind

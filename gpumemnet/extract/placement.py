@@ -1,0 +1,199 @@
+"""Runs PyTorch code so that nothing large is allocated: large tensors are meta tensors, small constants stay real.
+
+Building under ``torch.device("meta")`` alone breaks every model that reads a value while it is built, such as
+``[x.item() for x in torch.linspace(0, rate, depth)]``, or that names a device.  Here a tensor is a meta tensor if it has more
+than :data:`REAL_ELEMENTS` elements or was computed from a meta tensor, and real on the CPU otherwise; requests for
+a device are ignored; where a real and a meta tensor meet, the real one joins as a meta tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from gpumemnet.extract.faults import UnknownValueError
+
+REAL_ELEMENTS: Final = 2**14
+"""Largest tensor that is really allocated: above the usual tables of constants, below the usual weights."""
+
+_Tensor = torch.Tensor
+_STAYS: Final = frozenset({_Tensor.cuda, _Tensor.cpu, _Tensor.pin_memory})
+_READS_VALUE: Final = frozenset(
+    {
+        *(_Tensor.item, _Tensor.tolist, _Tensor.numpy, _Tensor.__array__, _Tensor.__contains__),
+        *(_Tensor.__bool__, _Tensor.__int__, _Tensor.__float__, _Tensor.__index__, _Tensor.__complex__),
+    }
+)
+_NEEDS_VALUES: Final = "needs the values of a tensor, and here no values are computed"
+_NO_SHAPE: Final = "has an output whose shape depends on values, and here no values are computed"
+_READS_VALUE_BELOW: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
+
+
+_CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
+"""Functions whose values are known wherever they are put; code asks for them on its input's device and then reads them."""
+
+
+def placement() -> AbstractContextManager[object]:
+    """Context in which PyTorch code runs with large tensors on meta.
+
+    Inside it an operator that needs values which do not exist raises :class:`UnknownValueError`, which names the operator.
+    """
+    stack = ExitStack()
+    values = _KnownValues()
+    stack.enter_context(values)
+    stack.enter_context(_DeviceBlind(values))
+    return stack
+
+
+class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Decides for every operator whether it runs on real or on meta tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._overwritten: dict[int, torch.UntypedStorage] = {}
+        """Real storages that a meta tensor was written into: their values are no longer known."""
+
+    def unknown(self, tensor: torch.Tensor) -> bool:
+        """Whether nobody knows the tensor's values."""
+        return tensor.is_meta or bool(self._overwritten and tensor.untyped_storage()._cdata in self._overwritten)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if any(self.unknown(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)):
+            return self._run_on_meta(func, args, named)
+        if any(argument.alias_info is not None for argument in func._schema.arguments):
+            return func(*args, **named)  # views and in-place operators allocate nothing
+        try:
+            trial = _call_on_meta(func, args, named)
+        except (NotImplementedError, RuntimeError):  # the operator needs values, and they exist
+            return func(*args, **named)
+        elements = sum(leaf.numel() for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor))
+        return trial if elements > REAL_ELEMENTS else func(*args, **named)
+
+    def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = func._schema.name
+        if name in _READS_VALUE_BELOW:
+            raise UnknownValueError(name.replace("::", "."), _NEEDS_VALUES)
+        try:
+            result = _call_on_meta(func, args, kwargs)
+        except NotImplementedError:
+            raise UnknownValueError(name.replace("::", "."), _NO_SHAPE) from None
+        written = self._written(func, args, kwargs)
+        if not written:
+            return result
+        if isinstance(result, torch.Tensor):
+            return written[0]
+        return result
+
+    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors that the operator wrote into; the real ones among them are marked as unknown."""
+        written = []
+        for index, argument in enumerate(func._schema.arguments):
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+                written.append(value)
+                if not value.is_meta:
+                    storage = value.untyped_storage()
+                    self._overwritten[storage._cdata] = storage
+        return written
+
+
+class _DeviceBlind(TorchFunctionMode):
+    """Ignores every device that the code asks for, and names the operator that asks for an unknown value."""
+
+    def __init__(self, values: _KnownValues) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in _STAYS:
+            return args[0]
+        if func in _READS_VALUE and self._values.unknown(args[0]):
+            raise UnknownValueError(_name_of(func), _NEEDS_VALUES)
+        if func is _Tensor.to:
+            args = (args[0], *(_without_device(value) for value in args[1:]))
+            named = {key: _without_device(value) if key == "other" else value for key, value in named.items()}
+            if "other" in named:
+                named["dtype"] = named.pop("other")
+        if "device" in named and (func in _CONSTANTS or not _is_meta(named["device"])):
+            named["device"] = None
+        if named.get("pin_memory"):
+            named["pin_memory"] = False
+        try:
+            return func(*args, **named)
+        except UnknownValueError as error:
+            raise UnknownValueError(_name_of(func), error.reason) from None
+
+
+@contextmanager
+def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
+    """Replaces the model's parameters by meta parameters while the context lasts, so that all that it computes is on one device.
+
+    Yields:
+        the parameter that stands in for each storage of the model's own, by the storage's identity.
+    """
+    stand_ins: dict[int, nn.Parameter] = {}
+    by_storage: dict[int, nn.Parameter] = {}
+    originals: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
+                continue
+            if id(parameter) not in stand_ins:
+                stand_ins[id(parameter)] = nn.Parameter(_as_meta(parameter), parameter.requires_grad)
+                by_storage[parameter.untyped_storage()._cdata] = stand_ins[id(parameter)]
+            originals.append((module, name, parameter))
+    try:
+        for module, name, parameter in originals:
+            setattr(module, name, stand_ins[id(parameter)])
+        yield by_storage
+    finally:
+        for module, name, parameter in originals:
+            setattr(module, name, parameter)
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.")
+
+
+def _is_meta(device: object) -> bool:
+    return device is not None and not isinstance(device, int) and torch.device(str(device)).type == "meta"
+
+
+def _without_device(value: object) -> object:
+    """An argument of ``Tensor.to``, with ``None`` for a device and a dtype for another tensor."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    is_device = isinstance(value, str | torch.device) or (isinstance(value, int) and not isinstance(value, bool))
+    return None if is_device else value
+
+
+def _call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    args, kwargs = tree_map_only(torch.Tensor, _as_meta, (args, kwargs))
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    return func(*args, **kwargs)
+
+
+def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,0 +1,371 @@
+"""Walks a model in execution order: every leaf module and every function outside of one, with outputs and parameters.
+
+The model runs once on meta tensors while module hooks and a ``TorchFunctionMode`` look on.  A module with a kind of its own is
+one call; any other module is looked into, so a functional network and the same network of modules give the same calls.
+Each parameter belongs to the first call that uses it, through views and through functions of parameters alone.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gpumemnet.extract.attention import attention_steps
+from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_function, kind_of_module
+from gpumemnet.extract.placement import parameters_on_meta, placement
+
+_CHECKPOINT_FILE: Final = torch.utils.checkpoint.__file__
+_ATTENTION: Final = frozenset({"attention", "cross_attention"})
+_RECURRENT: Final = frozenset({"lstm", "gru", "rnn"})
+
+
+class _Mark(NamedTuple):
+    """Where a tensor comes from: from the model's inputs, or from these parameters (by ``id``) alone, or from neither."""
+
+    activation: bool
+    parameters: frozenset[int] = frozenset()
+
+
+_ACTIVATION: Final = _Mark(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One executed layer.
+
+    Attributes:
+        kind: layer kind, see :data:`gpumemnet.layers.LAYER_GROUPS`.
+        path: dotted path of the module that executed it; empty for the model itself.
+        shape: shape of its (first) output, batch dimension included.
+        elements: elements of all its outputs, for the whole batch.
+        parameters: elements of the parameters that it is the first to use.
+        in_place: whether it overwrote its input.
+        sequence_length: positions that it attends from or steps through, if it does.
+        joins_activations: whether two or more activations went in.
+    """
+
+    kind: str
+    path: str
+    shape: tuple[int, ...]
+    elements: int
+    parameters: int = 0
+    in_place: bool = False
+    sequence_length: int | None = None
+    joins_activations: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What the walk saw.
+
+    Attributes:
+        calls: in execution order.
+        indirect: names of parameters that a module used in a way that cannot be followed; counted with its first call.
+        unused: names of parameters that no executed module owns; counted with no call.
+        unseen: paths of modules whose inside cannot be followed, such as scripted ones; each is one call of kind ``other``.
+        losses: loss functions executed inside the model, which are no calls.
+        checkpointed: whether the model recomputes parts of itself through ``torch.utils.checkpoint``.
+    """
+
+    calls: tuple[Call, ...]
+    indirect: tuple[str, ...]
+    unused: tuple[str, ...]
+    unseen: tuple[str, ...]
+    losses: int
+    checkpointed: bool
+
+
+class ForwardError(Exception):
+    """The model's forward pass raised.
+
+    Attributes:
+        fault: what it raised.
+        path: dotted path of the innermost module that was running.
+    """
+
+    def __init__(self, fault: Exception, path: str) -> None:
+        super().__init__(f"{path}: {fault}")
+        self.fault = fault
+        self.path = path
+
+
+def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Walk:
+    """Run ``model`` once in training mode on meta tensors; its mode and the values of its buffers are put back.
+
+    Raises:
+        ForwardError: when the forward pass raises.
+    """
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)]
+    path = ""
+    try:
+        with torch.enable_grad(), placement():
+            model.train()
+            if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+                model(*args, **kwargs)
+            with parameters_on_meta(model) as stand_ins:
+                recorder = _Recorder(model, stand_ins)
+                try:
+                    recorder.run(args, kwargs)
+                finally:
+                    path = recorder.path
+    except Exception as error:
+        raise ForwardError(error, path) from error
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for module, training in modes.items():
+            module.training = training
+    return recorder.finish()
+
+
+class _Recorder:
+    """Collects the calls while the model runs."""
+
+    def __init__(self, model: nn.Module, stand_ins: Mapping[int, nn.Parameter]) -> None:
+        self._model = model
+        self._paths = {module: name for name, module in model.named_modules()}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._unclaimed = {id(parameter): parameter for parameter in model.parameters() if not nn.parameter.is_lazy(parameter)}
+        self._by_storage = {storage: frozenset({id(parameter)}) for storage, parameter in stand_ins.items()}
+        self._marks: MutableMapping[Tensor, _Mark] = WeakTensorKeyDictionary()
+        for key, parameter in self._unclaimed.items():
+            storage = parameter.untyped_storage()._cdata
+            self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {key}
+        self._stack: list[tuple[nn.Module, str | None, int]] = []
+        self._opaque = 0
+        self._calls: list[Call] = []
+        self._unseen: list[str] = []
+        self._losses = 0
+        self._checkpointed = False
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost module that is running."""
+        return self._paths.get(self._stack[-1][0], "") if self._stack else ""
+
+    def run(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Call the model and look on; what it computes from these arguments are activations."""
+        for tensor in tensors_in((args, kwargs)):
+            self._marks[tensor] = _ACTIVATION
+        handles = [  # global hooks also see scripted modules, which take none of their own
+            nn.modules.module.register_module_forward_pre_hook(self._enter),
+            nn.modules.module.register_module_forward_hook(self._leave, with_kwargs=True),
+        ]
+        try:
+            with _FunctionWatch(self):
+                self._model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        if module not in self._paths:
+            return
+        kind = kind_of_module(module)
+        self._stack.append((module, kind, len(self._calls)))
+        self._opaque += kind is not None
+
+    def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        if module not in self._paths:
+            return
+        while True:  # a module that raised, and whose caller went on, has left its entry behind
+            entered, kind, first_call = self._stack.pop()
+            self._opaque -= kind is not None
+            if entered is module:
+                break
+        if self._opaque:
+            return
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
+        unseen = [tensor for tensor in outputs if tensor not in self._marks and not self._parameters_in(tensor)]
+        own = frozenset(id(parameter) for parameter in module.parameters()) & self._unclaimed.keys()
+        if kind == LOSS:
+            self._losses += 1
+            kind = "other" if own else NOT_A_LAYER
+        if kind is None and len(self._calls) == first_call and unseen and not _aliases(inputs, outputs):
+            kind = "other"
+        if kind == "other":
+            self._unseen.append(self._paths[module] or type(module).__name__)
+        passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
+        if kind is not None and kind != NOT_A_LAYER and not passed_through:
+            self._record(kind, module, outputs, own, inputs)
+        for tensor in unseen:
+            self._marks[tensor] = _ACTIVATION
+
+    def saw_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+        """Look at a function that was called outside of every module with a kind of its own."""
+        if self._opaque or not (outputs := tensors_in(output)):
+            return
+        inputs = tensors_in((args, kwargs))
+        marks = [self._mark(tensor) for tensor in inputs]
+        used = frozenset[int]().union(*(mark.parameters for mark in marks))
+        activation = any(mark.activation for mark in marks)
+        mark = _Mark(activation, frozenset() if activation else used)
+        module = self._stack[-1][0] if self._stack else self._model
+        if activation and func is F.multi_head_attention_forward:
+            self._record_attention(module, args, kwargs)
+        elif activation:
+            kind = kind_of_function(getattr(func, "__name__", ""), outputs[0].ndim)
+            if kind == LOSS:
+                self._losses += 1
+                kind = "other" if used & self._unclaimed.keys() else NOT_A_LAYER
+            if kind is None:
+                allocates = outputs[0].ndim > 0 and outputs[0].is_floating_point() and not _aliases(inputs, outputs)
+                kind = "other" if allocates else NOT_A_LAYER
+            if kind != NOT_A_LAYER:
+                joins = sum(m.activation for m in marks) > 1
+                self._record(self._refined(kind, used, inputs), module, outputs, used, inputs, joins)
+        for tensor in outputs:
+            self._marks[tensor] = mark
+
+    def finish(self) -> Walk:
+        """The walk, with every parameter that no call has claimed given to the first call of the module that owns it."""
+        executed: dict[str, int] = {}
+        for index in range(len(self._calls) - 1, -1, -1):
+            parts = self._calls[index].path.split(".") if self._calls[index].path else []
+            executed |= {".".join(parts[:depth]): index for depth in range(1, len(parts) + 1)}
+        indirect: list[str] = []
+        unused: list[str] = []
+        for key, parameter in self._unclaimed.items():
+            name = self._names[key]
+            first_call = executed.get(name.rpartition(".")[0])
+            if first_call is None:
+                unused.append(name)
+                continue
+            indirect.append(name)
+            call = self._calls[first_call]
+            self._calls[first_call] = replace(call, parameters=call.parameters + parameter.numel())
+        return Walk(tuple(self._calls), tuple(indirect), tuple(unused), tuple(self._unseen), self._losses, self._checkpointed)
+
+    def _mark(self, tensor: Tensor) -> _Mark:
+        if tensor in self._marks:
+            return self._marks[tensor]
+        parameters = self._parameters_in(tensor)
+        return _Mark(tensor.grad_fn is not None and not parameters, parameters)
+
+    def _parameters_in(self, tensor: Tensor) -> frozenset[int]:
+        """The parameters that share the tensor's memory, by ``id``."""
+        return self._by_storage.get(_storage(tensor), frozenset())
+
+    def _record(
+        self,
+        kind: str,
+        module: nn.Module,
+        outputs: Sequence[Tensor],
+        used: Iterable[int],
+        inputs: Sequence[Tensor],
+        joins_activations: bool = False,
+    ) -> None:
+        numeric = [tensor for tensor in outputs if tensor.is_floating_point() or tensor.is_complex()] or list(outputs)
+        length = None
+        if kind in _ATTENTION:
+            length = inputs[0].shape[-2]
+        elif kind in _RECURRENT and inputs and inputs[0].ndim == 3:
+            length = inputs[0].shape[1 if getattr(module, "batch_first", False) else 0]
+        self._append(
+            Call(
+                kind,
+                self._paths.get(module, ""),
+                tuple(numeric[0].shape) if numeric else (),
+                sum(tensor.numel() for tensor in numeric),
+                self._claim(used),
+                _aliases(inputs, outputs),
+                length,
+                joins_activations,
+            )
+        )
+
+    def _record_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for step in attention_steps(args, kwargs):
+            used = frozenset[int]().union(*(self._mark(parameter).parameters for parameter in step.parameters))
+            self._append(
+                Call(
+                    step.kind,
+                    self._paths.get(module, ""),
+                    step.shape,
+                    math.prod(step.shape),
+                    self._claim(used),
+                    sequence_length=step.query_length,
+                )
+            )
+
+    def _append(self, call: Call) -> None:
+        self._calls.append(call)
+        frame = None if self._checkpointed else sys._getframe()
+        while frame is not None and not self._checkpointed:
+            self._checkpointed = frame.f_code.co_filename == _CHECKPOINT_FILE
+            frame = frame.f_back
+
+    def _claim(self, used: Iterable[int]) -> int:
+        """Elements of those parameters that no earlier call has used."""
+        claimed = [self._unclaimed.pop(key) for key in used if key in self._unclaimed]
+        return sum(parameter.numel() for parameter in claimed)
+
+    def _refined(self, kind: str, used: frozenset[int], inputs: Sequence[Tensor]) -> str:
+        if kind == "matmul" and used:
+            return "linear"
+        if kind == "add" and any("pos" in self._names[key].rpartition(".")[2] for key in used):
+            return "positional_embedding"
+        if kind == "attention" and inputs[0].shape[-2] != inputs[:2][-1].shape[-2]:
+            return "cross_attention"
+        return kind
+
+
+class _FunctionWatch(TorchFunctionMode):
+    """Shows the recorder every PyTorch function that the model's own code calls."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        self._recorder.saw_function(func, args, kwargs or {}, output)
+        return output
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors inside nested sequences, mappings and dataclasses, each once, in order."""
+    found = {id(tensor): tensor for tensor in _iterate_tensors(value)}
+    return list(found.values())
+
+
+def _iterate_tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _iterate_tensors(entry)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for entry in value:
+            yield from _iterate_tensors(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _iterate_tensors(getattr(value, field.name, None))
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _aliases(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
+    """Whether an output shares memory with an input: a view, or an operator that ran in place."""
+    storages = {_storage(tensor) for tensor in inputs}
+    return any(_storage(tensor) in storages for tensor in outputs)

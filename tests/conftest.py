@@ -1,0 +1,71 @@
+"""A real service in a child process, for every test that asks one."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+START_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class RunningService:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+StartService = Callable[..., AbstractContextManager[RunningService]]
+
+
+@contextmanager
+def _running_service(log: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service", "--port", "0", *arguments], stderr=stream, env={**clean, **environment}
+        )
+    try:
+        yield RunningService(_address(process, log), process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        finally:
+            process.kill()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        found = re.search(r"listening on (http://\S+)", log.read_text())
+        if found:
+            return found[1]
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    raise AssertionError(f"the service did not start:\n{log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def start_service(tmp_path_factory: pytest.TempPathFactory) -> StartService:
+    """Starts a service on a free port, with the arguments and the environment given, for a ``with`` statement."""
+
+    def start(*arguments: str, **environment: str) -> AbstractContextManager[RunningService]:
+        return _running_service(tmp_path_factory.mktemp("service") / "log", *arguments, **environment)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def service(start_service: StartService) -> Iterator[RunningService]:
+    """One service with the shipped bundles, shared by all tests."""
+    with start_service() as running:
+        yield running

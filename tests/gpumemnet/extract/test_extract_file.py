@@ -1,0 +1,137 @@
+"""From a user's file to a job, through a real child process."""
+
+import os
+import resource
+
+import pytest
+import torch
+from torch import nn
+
+from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.extract import extract_file
+
+OPTIONS = {"optimizer": "adamw", "precision": "fp32"}
+
+
+def kinds(extraction):
+    return [layer.kind for layer in extraction.job.layers]
+
+
+def extract(source, *inputs, batch_size=2, **options):
+    return extract_file(str(source), inputs=inputs, batch_size=batch_size, **{**OPTIONS, **options})
+
+
+def refusal(source, *inputs, **options):
+    with pytest.raises(ExtractError) as raised:
+        extract(source, *(inputs or ("8",)), **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_gpt2_from_tokens_counts_its_tied_head_once(examples):
+    job = extract(f"{examples}/gpt2.py:build", "1024:int64", batch_size=4).job
+    assert job.total_parameters == job.trainable_parameters == 124_439_808
+    assert (job.family, job.activation_function, job.sequence_length) == ("transformer", "gelu", 1024)
+    assert job.input_elements == 1024
+    assert job.layers[0].parameters == 50257 * 768
+    assert (job.layers[-1].kind, job.layers[-1].activations, job.layers[-1].parameters) == ("linear", 1024 * 50257, 0)
+    assert [layer.kind for layer in job.layers].count("attention") == 12
+
+
+def test_a_model_of_seven_billion_parameters_takes_no_memory(examples):
+    job = extract(f"{examples}/gpt2.py:build_7b", "1024:int64", batch_size=1).job
+    assert job.total_parameters == 6_654_210_048
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * 2**20  # KiB; the weights alone would take 25 GiB
+
+
+def test_the_factorys_own_inputs_are_resized_to_the_batch_size(examples):
+    extraction = extract(f"{examples}/small.py:mixed_batches", batch_size=8)
+    assert extraction.job.batch_size == 8
+    assert extraction.job.layers[0].activations == 5 * 6
+    assert any("resized: input 0; kept as they are: input 1" in note for note in extraction.notes)
+
+
+def test_a_users_packages_called_like_ours_are_the_ones_that_are_imported(examples):
+    assert extract(f"{examples}/project/train.py:build", "8").job.total_parameters == 45
+
+
+def test_values_that_are_read_while_the_model_is_built_are_there(examples):
+    extraction = extract(f"{examples}/awkward.py:constants", "40x64")
+    assert kinds(extraction) == ["linear", "add", *["linear", "drop_path", "add"] * 3, "add", "linear"]
+
+
+def test_devices_that_are_asked_for_and_weights_that_are_loaded_are_ignored(examples, tmp_path):
+    model = nn.Sequential(nn.Linear(8, 600), nn.BatchNorm1d(600), nn.ReLU(), nn.Linear(600, 2))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    extraction = extract(f"{examples}/awkward.py:on_cuda", arguments={"path": f"{tmp_path}/weights.pt"}, batch_size=None)
+    assert kinds(extraction) == ["linear", "batch_norm1d", "relu", "linear"]
+    assert extraction.job.batch_size == 4
+
+
+def test_lazy_compiled_and_scripted_models_run(examples):
+    extraction = extract(f"{examples}/awkward.py:transformed", "8")
+    assert kinds(extraction) == ["linear", "batch_norm1d", "relu", "linear", "other"]
+    assert extraction.job.layers[-1].parameters == 20
+    assert extraction.notes == ("What these modules do inside cannot be seen, so each is one layer of kind other: 2.",)
+
+
+def test_what_the_code_prints_is_shown_only_when_asked_for(examples, capfd):
+    assert kinds(extract(f"{examples}/awkward.py:prints_and_forks", "8", show_output=True)) == ["linear"]
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "hello from the factory" in shown.err
+    assert "hello from file descriptor 1" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "sentence"),
+    [
+        ("raises", {}, r"raises\(\) failed: .*broken\.py line \d+, in raises: ValueError: no such backbone: resnet51$"),
+        ("reads", {"arguments": {"how": "exit"}}, r"ended the program: .*broken\.py line \d+, in forward: sys\.exit\(3\)$"),
+        ("vanishes", {}, r"exit code 4 before there was a model; its last output was: about to vanish$"),
+        ("crashes", {}, r"crashed the interpreter \(SIGABRT\)"),
+        (
+            "returns_three",
+            {},
+            r"must return a torch\.nn\.Module or \(model, inputs\), and returned a tuple of 3: \(Linear, int, str\)$",
+        ),
+        ("gives_inputs", {}, r"gives inputs itself: leave out --input$"),
+        ("rases", {}, r"broken\.py has no 'rases': did you mean 'raises'\?$"),
+        ("hangs", {"deadline_seconds": 4.0}, r"not done after 4 seconds \(it was at .*broken\.py line \d+, in hangs\)"),
+        ("hangs_stubbornly", {"deadline_seconds": 4.0}, r"not done after 4 seconds and was ended"),
+    ],
+)
+def test_a_factory_that_fails_is_one_sentence_with_its_line(examples, factory, options, sentence):
+    text = refusal(f"{examples}/broken.py:{factory}", **options)
+    assert text.startswith(f"{examples}/broken.py:{factory}: ")
+    with pytest.raises(ExtractError, match=sentence):
+        raise ExtractError(text)
+
+
+def test_files_that_are_missing_or_no_python_are_refused(tmp_path):
+    (tmp_path / "wrong.py").write_text("x = 1\ndef build(:\n")
+    assert "there is no file" in refusal(tmp_path / "none.py:build")
+    assert "is no file" in refusal(f"{tmp_path}:build")
+    assert "does not name a factory" in refusal(tmp_path / "wrong.py")
+    assert "wrong.py line 2: SyntaxError" in refusal(tmp_path / "wrong.py:build")
+
+
+def test_what_is_missing_from_the_question_is_said(examples):
+    source = f"{examples}/small.py:ModuleMLP"
+    with pytest.raises(ExtractError, match="gives no inputs: say them with --input"):
+        extract(source)
+    with pytest.raises(InvalidRequestError, match="deadline: must be above 0"):
+        extract(source, "8", deadline_seconds=float("nan"))
+
+
+def test_a_ready_model_will_do_and_finds_the_users_environment(tmp_path, monkeypatch):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "shapes.py").write_text("WIDTH = 3\n")
+    (tmp_path / "net.py").write_text(
+        "import os, sys\nfrom torch import nn\nfrom shapes import WIDTH\n"
+        "assert os.environ['PYTHONPATH'] == sys.path[1], sys.path\n"
+        "ready = nn.Sequential(nn.Linear(WIDTH, 1), nn.Tanh())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
+    assert extract(tmp_path / "net.py:ready", "3").job.total_parameters == 4
+    assert os.environ["PYTHONPATH"] == str(tmp_path / "library")

@@ -1,0 +1,251 @@
+"""From a model object to a job: layers in execution order, totals that are the model's own."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from gpumemnet.errors import ExtractError, InvalidJobError
+from gpumemnet.extract import extract_job
+from gpumemnet.job_json import job_from_json, job_to_json
+
+OPTIONS = {"optimizer": "adam", "precision": "fp32"}
+
+
+def extract(model, *inputs, **options):
+    extraction = extract_job(model, inputs, **{**OPTIONS, **options})
+    assert extraction.job.total_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert len(extraction.layer_names) == len(extraction.job.layers)
+    return extraction
+
+
+def triples(extraction):
+    return [(layer.kind, layer.activations, layer.parameters) for layer in extraction.job.layers]
+
+
+def kinds(extraction):
+    return [layer.kind for layer in extraction.job.layers]
+
+
+MLP_LAYERS = [("linear", 16, 144), ("relu", 16, 0), ("dropout", 16, 0), ("linear", 4, 68)]
+
+
+def test_modules_and_functions_give_the_same_layers(small):
+    modules = extract(small.ModuleMLP(), torch.zeros(32, 8))
+    functions = extract(small.FunctionalMLP(), torch.zeros(32, 8))
+    assert triples(modules) == triples(functions) == MLP_LAYERS
+    assert modules.layer_names == ("first", "act", "drop", "second")
+    assert modules.job.batch_size == 32
+    assert modules.job.input_elements == 8
+    assert modules.job.family == "mlp"
+    assert modules.job.activation_function == "relu"
+    assert modules.job.sequence_length is None
+    assert modules.job.attention_kernel is None
+    assert modules.notes == ()
+
+
+def test_every_functional_layer_is_seen(small):
+    extraction = extract(small.Functions(), torch.zeros(2, 4, 8, 8))
+    assert kinds(extraction) == [
+        *("conv2d", "batch_norm2d", "relu", "add", "layer_norm", "gelu", "sigmoid", "concatenate", "upsample", "max_pool", "pad"),
+        *("linear", "matmul", "softmax", "attention", "adaptive_avg_pool"),
+    ]
+    by_kind = {layer.kind: layer for layer in extraction.job.layers}
+    assert by_kind["conv2d"].parameters == 144
+    assert by_kind["layer_norm"].parameters == 16
+    assert by_kind["linear"].parameters == 64
+    assert by_kind["upsample"].activations == 8 * 16 * 16
+
+
+def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(small):
+    extraction = extract(small.Shared(), torch.zeros(2, 8))
+    assert triples(extraction) == [("linear", 8, 72), ("relu", 8, 0), *[("linear", 8, 0), ("relu", 8, 0)] * 2]
+    assert extraction.notes == ("3 layer(s) overwrite their input; their outputs are counted like any other.",)
+
+
+def test_parameters_outside_executed_layers_are_counted_and_named(small):
+    extraction = extract(small.Unused(), torch.zeros(2, 8))
+    assert triples(extraction) == [("linear", 16, 149), *MLP_LAYERS[1:], ("other", 0, 900)]
+    assert extraction.layer_names[-1] == "(unused)"
+    assert any("used.extra" in note and "first layer of their module" in note for note in extraction.notes)
+    assert any("spare.weight, spare.bias" in note and "last layer" in note for note in extraction.notes)
+
+
+def test_modules_may_return_tuples_dicts_and_dataclasses(small):
+    assert triples(extract(small.Outputs(), torch.zeros(2, 8))) == [("linear", 8, 72), ("linear", 2, 18)]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_recurrent_layer_outputs_its_states_too(small, batch_first):
+    extraction = extract(small.Recurrent(batch_first), torch.zeros(4, 9, 8))
+    assert triples(extraction)[0] == ("lstm", 9 * 16 + 2 * 2 * 16, 2 * (4 * 16 * (16 + 2)) + 4 * 16 * (8 + 16))
+    assert extraction.job.sequence_length == 9
+
+
+def test_vision_transformers_with_either_attention_have_the_published_parameters(vit):
+    options = {"batch_size": 8, **OPTIONS}
+    with torch.device("meta"):
+        fused, by_hand = vit.build(), vit.build_by_hand()
+    images = torch.zeros(1, 3, 224, 224, device="meta")
+    first, second = (extract_job(model, images, **options) for model in (fused, by_hand))
+    for extraction in (first, second):
+        job = extraction.job
+        assert job.total_parameters == 86_567_656
+        assert (job.family, job.activation_function, job.sequence_length) == ("transformer", "gelu", 197)
+        assert triples(extraction)[:3] == [
+            ("conv2d", 196 * 768, 590_592),
+            ("concatenate", 197 * 768, 768),
+            ("positional_embedding", 197 * 768, 197 * 768),
+        ]
+        assert triples(extraction)[4][0] == "linear"
+        assert triples(extraction)[4][1] == 3 * 197 * 768
+        assert triples(extraction)[4][2] == 3 * 768 * 769
+    assert kinds(first)[4:7] == ["linear", "attention", "linear"]
+    assert kinds(second)[4:10] == ["linear", "matmul", "multiply", "softmax", "matmul", "linear"]
+    assert second.job.layers[7].activations == 12 * 197 * 197
+
+
+def test_attention_weights_that_are_asked_for_are_layers():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    assert triples(extract(Weighted(), torch.zeros(2, 5, 16))) == [
+        ("linear", 3 * 5 * 16, 3 * 16 * 17),
+        *((kind, 4 * 5 * 5, 0) for kind in ("matmul", "softmax", "dropout")),
+        ("matmul", 5 * 16, 0),
+        ("linear", 5 * 16, 16 * 17),
+    ]
+
+
+def test_an_encoder_decoder_takes_two_inputs(small):
+    extraction = extract(small.Seq2Seq(), torch.zeros(2, 6, 16), torch.zeros(2, 5, 16))
+    assert kinds(extraction).count("attention") == 4
+    assert kinds(extraction).count("cross_attention") == 2
+    assert kinds(extraction).count("layer_norm") == 12
+    assert extraction.job.sequence_length == 6
+    assert extraction.job.input_elements == 11 * 16
+    assert extraction.notes == ("The input elements are those of all 2 inputs together.",)
+
+
+def test_a_loss_inside_the_model_is_no_layer(small):
+    model, inputs = small.with_loss()
+    extraction = extract_job(model, inputs, **OPTIONS)
+    assert kinds(extraction) == ["embedding", "linear", "multiply"]
+    assert extraction.job.sequence_length == 7
+    assert any("1 loss value(s)" in note for note in extraction.notes)
+
+
+def test_gated_units_are_recognised(small):
+    assert extract(small.Gated(), torch.zeros(2, 8)).job.activation_function == "swiglu"
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpointing_in_the_model_is_noticed(small, reentrant):
+    model, inputs = small.Checkpointed(reentrant), torch.zeros(2, 8)
+    extraction = extract(model, inputs)
+    assert triples(extraction) == MLP_LAYERS
+    assert any("torch.utils.checkpoint" in note for note in extraction.notes)
+    assert extract(model, inputs, checkpointing="every_block").notes == ()
+
+
+def test_custom_functions_computed_weights_and_parametrisations_are_followed(small):
+    assert kinds(extract(small.Custom(), torch.zeros(2, 8))) == ["linear", "multiply", "multiply", "relu"]
+    assert triples(extract(small.Standardised(), torch.zeros(2, 3, 9, 9))) == [("conv2d", 4 * 7 * 7, 108)]
+    assert triples(extract(small.weight_normed(), torch.zeros(2, 8))) == [("linear", 4, 40)]
+
+
+def test_frozen_parameters_are_not_trainable(small):
+    job = extract(small.Frozen(), torch.zeros(2, 8)).job
+    assert [layer.kind for layer in job.layers] == ["linear", "relu", "dropout", "linear"]
+    assert (job.total_parameters, job.trainable_parameters) == (212, 68)
+
+
+def test_outputs_that_do_not_divide_by_the_batch_are_rounded_and_said():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = nn.Embedding(5, 3)
+
+        def forward(self, x):
+            return x + self.positions(torch.arange(5))
+
+    extraction = extract(Pooled(), torch.zeros(4, 5, 3))
+    assert triples(extraction) == [("embedding", 4, 15), ("add", 15, 0)]
+    assert any("do not divide by the batch size 4" in note for note in extraction.notes)
+
+
+def test_the_batch_may_be_folded_into_other_dimensions():
+    folded = nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 3))
+    extraction = extract(folded, torch.zeros(4, 7, 8))
+    assert triples(extraction) == [("linear", 7 * 3, 27)]
+
+
+def test_the_model_is_left_as_it_was():
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+    model[2].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    identities = [id(parameter) for parameter in model.parameters()]
+    extract(model, torch.zeros(2, 8))
+    assert [id(parameter) for parameter in model.parameters()] == identities
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model] == [True, True, False]
+    assert model(torch.ones(2, 8)).shape == (2, 6)
+
+
+def test_options_override_what_the_model_shows_and_survive_json(small):
+    job = extract(
+        small.ModuleMLP(),
+        torch.zeros(2, 8),
+        family="transformer",
+        sequence_length=128,
+        activation_function="gelu",
+        attention_kernel="flash",
+        channels_last=True,
+        gradient_accumulation=4,
+    ).job
+    assert (job.family, job.sequence_length, job.activation_function, job.attention_kernel) == (
+        "transformer",
+        128,
+        "gelu",
+        "flash",
+    )
+    assert (job.channels_last, job.gradient_accumulation) == (True, 4)
+    assert job_from_json(job_to_json(job)) == job
+
+
+@pytest.mark.parametrize(
+    ("how", "operator"),
+    [("item", "Tensor.item"), ("branch", "Tensor.__bool__"), ("nonzero", "Tensor.__getitem__"), ("numpy", "Tensor.numpy")],
+)
+def test_code_that_needs_values_is_named_with_its_line(broken, how, operator):
+    with pytest.raises(ExtractError, match=rf"broken\.py line \d+, in forward: {operator}") as raised:
+        extract(broken.Reads(how), torch.zeros(2, 8))
+    assert "\n" not in str(raised.value)
+
+
+def test_inputs_that_do_not_fit_are_said_with_shapes_and_module(small):
+    with pytest.raises(ExtractError, match=r"shape 2x3: .*small\.py line \d+, in forward: RuntimeError: .*\(in module 'first'\)"):
+        extract(small.ModuleMLP(), torch.zeros(2, 3))
+
+
+def test_wrong_options_are_refused_with_their_name(small):
+    with pytest.raises(InvalidJobError, match="optimizer: must be one of"):
+        extract_job(small.ModuleMLP(), torch.zeros(2, 8), optimizer="lion", precision="fp32")
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(ExtractError, match="no layer"):
+        extract(nn.Flatten(), torch.zeros(2, 8))
+
+
+def test_importing_the_package_loads_no_torch():
+    code = "import sys, gpumemnet.extract, gpumemnet.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
