@@ -7,6 +7,8 @@ A bundle is a folder with three files::
                          locations  float32 [B, K]   component means in log-bytes
                          scales     float32 [B, K]   component scales in log-bytes
                          reference  float32 [B]      log-bytes of the calibrated closed form
+                         expected   float32 [B]      log-bytes of the mixture's centre
+                         bounds     float32 [B, L]   log-bytes not exceeded, one per calibrated coverage
     card.json     what the model is, what it was trained on, where it holds, how sure it is
     SHA256SUMS    checksums of both, in the format of sha256sum(1)
 
@@ -36,7 +38,7 @@ MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
 MAX_FILE_BYTES: Final = 64 * 2**20
-GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "reference")
+GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "reference", "expected", "bounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class BundleCard:
         gpu: the GPU model whose memory it predicts.
         options: job field → values seen in training; another value lies outside the support.
         ranges: feature column → smallest and largest value seen in training.
-        conformal: coverage → multiple of the predicted spread that covered that share of jobs the model had not seen.
+        coverages: the calibrated coverages of the graph's bounds, rising.
         fallback_log_scale: scale, in log-bytes, of the closed form's error outside the training ranges.
         document: the card.
     """
@@ -61,7 +63,7 @@ class BundleCard:
     gpu: str
     options: Mapping[str, tuple[str | bool | int | None, ...]]
     ranges: Mapping[str, tuple[float, float]]
-    conformal: tuple[tuple[float, float], ...]
+    coverages: tuple[float, ...]
     fallback_log_scale: float
     document: Mapping[str, Any]
 
@@ -196,7 +198,7 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
             gpu=_text(document, "gpu"),
             options={field: tuple(values) for field, values in document["support"]["options"].items()},
             ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
-            conformal=tuple((_number(coverage), _number(score)) for coverage, score in document["conformal"]["scores"]),
+            coverages=_coverages(document["conformal"]["coverages"]),
             fallback_log_scale=_number(document["fallback"]["log_scale"]),
             document=document,
         )
@@ -207,9 +209,14 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
     unknown = set(card.ranges) - set(FEATURE_NAMES)
     if unknown:
         raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
-    if not card.conformal or any(a >= b for a, b in zip(card.conformal, card.conformal[1:], strict=False)):
-        raise BundleError(f"{path}: conformal scores must rise with the coverage")
     return card
+
+
+def _coverages(levels: Any) -> tuple[float, ...]:
+    coverages = tuple(map(_number, levels))
+    if coverages != tuple(sorted(set(coverages))) or not 0.0 < coverages[0] <= coverages[-1] < 1.0:
+        raise ValueError("the coverages must rise between 0 and 1")
+    return coverages
 
 
 def _text(document: Mapping[str, Any], field: str) -> str:

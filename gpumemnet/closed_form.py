@@ -93,8 +93,7 @@ def job_columns(jobs: Sequence[TrainingJob]) -> Array:
     for job in jobs:
         element = ELEMENT_BYTES[job.precision]
         copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-        assert job.trainable_parameters is not None
-        share = job.trainable_parameters / job.total_parameters if job.total_parameters else 1.0
+        share = job.trainable_share
         rows.append(
             (
                 job.batch_size,

@@ -175,7 +175,7 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
 def _dataset_row(measurement: Measurement) -> dict[str, Any]:
     if measurement.provenance == "stand_in":
         raise DatasetError("a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset")
-    return measurement_to_dict(measurement)
+    return measurement_to_dict(measurement) | {"allocator": list(measurement.allocator.items())}
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int:
@@ -230,7 +230,7 @@ def _rows(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterato
     row = 0
     try:
         for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
-            for document in batch.to_pylist(maps_as_pydicts="strict"):
+            for document in batch.to_pylist():
                 row += 1
                 yield row, document
     except (OSError, pa.ArrowException) as error:

@@ -22,7 +22,7 @@ class Estimate:
     """The memory that one job is expected to take, in ``nvidia-smi`` terms (CUDA context included).
 
     Attributes:
-        expected_bytes: median of the predicted distribution: as likely too low as too high.
+        expected_bytes: centre of the predicted distribution: about as often too low as too high.
         safe_bytes: upper bound that holds with ``coverage``; ``None`` outside the model's support.
         coverage: the coverage asked for.
         bins: the bin scheme of ``probabilities``.

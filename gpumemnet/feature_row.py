@@ -48,17 +48,16 @@ def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
     """One row of :func:`gpumemnet.features.feature_matrix`."""
     element = ELEMENT_BYTES[job.precision]
     copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-    parameters, trainable, activations = job.total_parameters, job.trainable_parameters, job.total_activations
+    parameters, share, activations = job.total_parameters, job.trainable_share, job.total_activations
     assert parameters is not None
-    assert trainable is not None
     assert activations is not None
-    trainable_bytes = trainable * element.weight
+    trainable_bytes = parameters * share * element.weight
     input_bytes = job.batch_size * job.input_elements * element.activation
     row = [
         job.batch_size,
         job.input_elements,
         parameters,
-        trainable,
+        share,
         activations,
         job.sequence_length or 0,
         job.gradient_accumulation,
@@ -80,7 +79,7 @@ def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: in
     copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
     batch_size, positions = job.batch_size, job.sequence_length or 1
     per_output, weight_bytes, copy_bytes = batch_size * element.activation, element.weight, element.weight_copy
-    share = job.trainable_parameters / job.total_parameters if job.total_parameters else 1.0  # type: ignore[operator]
+    share = job.trainable_share
     created = share if job.gradient_accumulation == 1 else 0.0
 
     counts = [0] * len(GROUP_NAMES)

@@ -46,7 +46,7 @@ TOTAL_COLUMNS: Final = (
     Column("batch_size", "samples per forward pass"),
     Column("input_elements", "input elements per sample"),
     Column("total_parameters", "parameter elements"),
-    Column("trainable_parameters", "parameter elements that receive gradients"),
+    Column("trainable_share", "share of the parameters that receives gradients"),
     Column("total_activations", "output elements per sample, summed over the layers"),
     Column("sequence_length", "tokens per sample; 0 where there is no sequence"),
     Column("gradient_accumulation", "forward-backward passes per optimizer step"),
@@ -122,7 +122,7 @@ def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], colum
             job.batch_size,
             job.input_elements,
             job.total_parameters,
-            job.trainable_parameters,
+            job.trainable_share,
             job.total_activations,
             job.sequence_length or 0,
             job.gradient_accumulation,
@@ -134,7 +134,7 @@ def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], colum
     ]
     batch_size, _, weight_bytes, activation_bytes, copy_bytes, state_copies, temporary_copies, _, _, input_bytes = columns
     matrix[:, 10] = matrix[:, 2] * (weight_bytes + copy_bytes)
-    matrix[:, 11] = matrix[:, 3] * weight_bytes
+    matrix[:, 11] = matrix[:, 2] * matrix[:, 3] * weight_bytes
     matrix[:, 12] = matrix[:, 11] * state_copies
     matrix[:, 13] = matrix[:, 11] * temporary_copies
     matrix[:, 14] = input_bytes

@@ -136,6 +136,13 @@ class TrainingJob:
         """Whether the layer list is known, and not its totals alone."""
         return bool(self.layers)
 
+    @property
+    def trainable_share(self) -> float:
+        """Share of the parameters that receives gradients; 1 for a job without parameters."""
+        if not self.total_parameters or self.trainable_parameters is None:
+            return 1.0
+        return self.trainable_parameters / self.total_parameters
+
 
 NULLABLE_FIELDS: Final = frozenset(
     {

@@ -78,7 +78,7 @@ class Measurement:
         steps, seconds, seed: length and seed of the run.
         neighbours: most jobs that shared the GPU with this one at any time.
         protocol: version of the training loop and of the reading convention.
-        history: file with the allocator's recorded history, relative to the dataset.
+        history: file with the allocator's recorded history, relative to the campaign's folder.
         driver, cuda, cudnn, torch, allocator_settings: the software stack.
 
     Raises:

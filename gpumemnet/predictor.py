@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -30,6 +31,15 @@ from gpumemnet.units import GIB
 DEFAULT_COVERAGE: Final = 0.99
 
 
+class GraphAnswer(NamedTuple):
+    """What a bundle's graph says of ``B`` jobs: distributions; closed form and expected ``[B]``, bounds ``[B, L]``, in bytes."""
+
+    distribution: MemoryDistribution
+    reference_bytes: NDArray[np.float64]
+    expected_bytes: NDArray[np.float64]
+    bounds_bytes: NDArray[np.float64]
+
+
 class BundleModel:
     """One bundle, ready to run: its graph in onnxruntime and its support as arrays."""
 
@@ -39,58 +49,60 @@ class BundleModel:
         self.profile = device_profile(bundle.card.gpu)
         self.default_bins = bins_of_width(GIB, self.profile.capacity_bytes)
         self.support = Support(bundle.card)
-        self._levels = [level for level, _ in bundle.card.conformal]
         self._session = _session(bundle)
 
-    def distribution(self, features: NDArray[np.float64]) -> tuple[MemoryDistribution, NDArray[np.float64]]:
-        """Predicted distributions and the closed form's log-bytes for features of shape ``[B, F]``."""
-        weights, locations, scales, reference = self._session.run(GRAPH_OUTPUTS, {"features": features.astype(np.float32)})
-        distribution = MemoryDistribution(weights.astype(np.float64), locations.astype(np.float64), scales.astype(np.float64))
-        return distribution, reference.astype(np.float64)
+    def run(self, features: NDArray[np.float64]) -> GraphAnswer:
+        """The graph's answer for features of shape ``[B, F]``."""
+        outputs = self._session.run(GRAPH_OUTPUTS, {"features": features.astype(np.float32)})
+        weights, locations, scales, reference, expected, bounds = (output.astype(np.float64) for output in outputs)
+        weights /= weights.sum(axis=1, keepdims=True)  # single precision leaves the sum 1e-7 off
+        return GraphAnswer(MemoryDistribution(weights, locations, scales), np.exp(reference), np.exp(expected), np.exp(bounds))
 
-    def conformal_score(self, coverage: float) -> float:
-        """The multiple of the spread that gives ``coverage``: that of the next higher level which was calibrated.
+    def level(self, coverage: float) -> int:
+        """Position of the smallest calibrated coverage that is at least ``coverage``.
 
         Raises:
-            InvalidRequestError: when the coverage lies outside the calibrated levels.
+            InvalidRequestError: when the coverage lies outside the calibrated ones.
         """
+        coverages = self.card.coverages
         if isinstance(coverage, bool) or not isinstance(coverage, int | float):
             raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
-        if not self._levels[0] <= coverage <= self._levels[-1]:
+        if not coverages[0] <= coverage <= coverages[-1]:
             raise InvalidRequestError(
-                f"must be between {self._levels[0]:g} and {self._levels[-1]:g}, the levels that {self.card.name} "
-                f"was calibrated for, not {describe(coverage)}",
+                f"must be between {coverages[0]:g} and {coverages[-1]:g}, for which {self.card.name} was calibrated, "
+                f"not {describe(coverage)}",
                 "coverage",
             )
-        return self.card.conformal[bisect.bisect_left(self._levels, coverage)][1]
+        return bisect.bisect_left(coverages, coverage)
 
     def estimate(self, jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float) -> list[Estimate]:
         """Estimates of jobs that all belong to the bundle's family."""
         bins = bins or self.default_bins
-        score = self.conformal_score(coverage)
+        level = self.level(coverage)
         features = feature_matrix(jobs, self.profile.blas_workspace_bytes)
-        distribution, reference = self.distribution(features)
+        distribution, reference, expected, bounds = self.run(features)
         reasons = self.support.reasons(jobs, features)
-        outside = np.fromiter(map(bool, reasons), dtype=bool, count=len(jobs))
-        if outside.any():
-            distribution = distribution.replaced(outside, reference, self.card.fallback_log_scale)
-        expected = distribution.quantile(0.5)
-        safe = expected * np.exp(np.maximum(score * distribution.spread(), 0.0))
+        if any(reasons):
+            outside = np.array([bool(row) for row in reasons])
+            distribution = distribution.replaced(outside, np.log(reference), self.card.fallback_log_scale)
+            expected = np.where(outside, reference, expected)
         probabilities = distribution.bin_probabilities(bins.inner_edges_bytes)
         return [
             Estimate(
-                expected_bytes=round(expected[row]),
-                safe_bytes=None if outside[row] else -int(-safe[row] // 1),
+                expected_bytes=round(row_expected),
+                safe_bytes=None if row_reasons else ceil(max(row_safe, row_expected)),
                 coverage=coverage,
                 bins=bins,
-                probabilities=probabilities[row],
-                in_support=not outside[row],
-                reasons=reasons[row],
+                probabilities=row_probabilities,
+                in_support=not row_reasons,
+                reasons=row_reasons,
                 gpu=self.card.gpu,
                 estimator=self.card.name,
                 version=self.card.version,
             )
-            for row in range(len(jobs))
+            for row_expected, row_safe, row_probabilities, row_reasons in zip(
+                expected.tolist(), bounds[:, level].tolist(), probabilities, reasons, strict=True
+            )
         ]
 
 

@@ -1,0 +1,45 @@
+"""Building blocks that the networks of every family are made of: checkpointable stacks and residual branches.
+
+Activation checkpointing recomputes a block in the backward pass (Chen et al., arXiv 1604.06174); it is switched per run, so a
+network does not know whether it is checkpointed.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Blocks(nn.Sequential):
+    """Blocks run one after the other, each recomputed in the backward pass when ``checkpointing`` is on."""
+
+    checkpointing = False
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``features`` through every block."""
+        for block in self:
+            if self.checkpointing and self.training:
+                features = checkpoint(block, features, use_reentrant=False)
+            else:
+                features = block(features)
+        return features
+
+
+class Residual(nn.Module):
+    """``features + branch(features)``."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The sum; the branch keeps the shape."""
+        summed: Tensor = features + self.branch(features)
+        return summed
+
+
+def checkpoint_blocks(network: nn.Module) -> None:
+    """Recompute every block of ``network`` in the backward pass."""
+    for module in network.modules():
+        if isinstance(module, Blocks):
+            module.checkpointing = True

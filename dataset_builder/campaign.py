@@ -1,0 +1,159 @@
+"""A campaign: the jobs of a recipe measured on every visible GPU until they are done or the time is up.
+
+The loop here is the only thread: it waits for messages of the children, reads NVML every 20 ms, starts jobs and ends them.
+What is finished is in the journal; what was running when a campaign stops is simply measured by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from dataset_builder.forkserver import CHILD, ForkServer
+from dataset_builder.journal import Journal
+from dataset_builder.nvml import Meter
+from dataset_builder.planned import PlannedJob
+from dataset_builder.pool import HISTORY_FOLDER, Pool, RunSettings
+from dataset_builder.probe import probe
+from gpumemnet.measurement import Measurement
+
+SAMPLE_SECONDS: Final = 0.02
+_MAX_GRACE_SECONDS: Final = 20.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """How far a campaign has come.
+
+    Attributes:
+        total: jobs of the plan.
+        before: jobs that earlier runs had finished.
+        statuses: jobs that this run has finished, by status.
+        running: jobs on the GPUs now.
+        started: when this run began, on the monotonic clock.
+        budget_seconds: time that this run may take.
+    """
+
+    total: int
+    before: int
+    started: float
+    budget_seconds: float | None = None
+    statuses: Counter[str] = field(default_factory=Counter)
+    running: int = 0
+
+    @property
+    def finished(self) -> int:
+        """Jobs that this run has finished."""
+        return self.statuses.total()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Time since this run began."""
+        return time.monotonic() - self.started
+
+    @property
+    def rate(self) -> float:
+        """Jobs a second in this run."""
+        return self.finished / max(self.elapsed_seconds, 1e-9)
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Time until the plan is done or the budget is used up; ``None`` before the first job is finished."""
+        left = (self.total - self.before - self.finished) / self.rate if self.finished else None
+        if self.budget_seconds is None:
+            return left
+        budget = max(0.0, self.budget_seconds - self.elapsed_seconds)
+        return budget if left is None else min(left, budget)
+
+
+def run_campaign(
+    planned: Sequence[PlannedJob],
+    journal: Journal,
+    server: ForkServer,
+    meters: Sequence[Meter],
+    settings: RunSettings,
+    tally: Tally,
+    show: Callable[[Tally], None] = lambda tally: None,
+) -> None:
+    """Measure what of ``planned`` the journal does not hold yet.
+
+    Args:
+        planned: the campaign's jobs, in the order of measuring.
+        journal: open journal; every finished job is in it before the next is begun.
+        server: forks the children.
+        meters: the GPUs.
+        settings: how jobs are run.
+        tally: is kept up to date; its budget ends the run.
+        show: called about five times a second.
+
+    Raises:
+        MeasurementError: when a GPU cannot be used, its readings cannot be trusted, or it is lost.
+        DatasetError: when the journal cannot be written.
+    """
+
+    def record(job: PlannedJob, measurement: Measurement) -> None:
+        journal.append(job.key, measurement)
+        tally.statuses[measurement.status] += 1
+
+    if settings.with_history:
+        (settings.folder / HISTORY_FOLDER).mkdir(parents=True, exist_ok=True)
+    queue = deque(job for job in planned if job.key not in journal.finished)
+    pools = [Pool(server, meter, probe(server, meter), settings, record) for meter in meters]
+    last_admission, last_moment = _deadlines(tally)
+    while time.monotonic() < last_moment:
+        for pool in pools:
+            pool.kill_overdue()
+            if time.monotonic() < last_admission:
+                pool.admit(queue)
+        tally.running = sum(len(pool.running) for pool in pools)
+        show(tally)
+        if not tally.running and (time.monotonic() >= last_admission or not (queue or any(pool.loners for pool in pools))):
+            return
+        _turn(server, pools)
+
+
+def _deadlines(tally: Tally) -> tuple[float, float]:
+    """When the last job may start, and when those still running are given up, on the monotonic clock."""
+    if tally.budget_seconds is None:
+        return float("inf"), float("inf")
+    grace = min(_MAX_GRACE_SECONDS, tally.budget_seconds / 10)
+    end = tally.started + tally.budget_seconds
+    return end - grace, end - grace / 3
+
+
+def _turn(server: ForkServer, pools: Sequence[Pool]) -> None:
+    """Wait at most one sampling period, then handle what has happened."""
+    speaking = {each.end.fileno(): (pool, each) for pool in pools for each in pool.running if each.end.fileno() >= 0}
+    readable, _, _ = select.select([server.fileno(), *speaking], [], [], SAMPLE_SECONDS)
+    for descriptor in readable:
+        if descriptor in speaking:
+            pool, running = speaking[descriptor]
+            pool.receive(running)
+    for pool in pools:
+        if pool.running:
+            pool.sample()
+    if server.fileno() in readable:
+        for pid, code in server.exits().items():
+            any(pool.ended(pid, code) for pool in pools)
+
+
+@contextlib.contextmanager
+def fork_server(folder: Path, child: str = CHILD) -> Iterator[ForkServer]:
+    """A running fork server whose children write their errors to ``children.log`` in ``folder``."""
+    with (folder / "children.log").open("ab") as log:
+        server = ForkServer(child, log)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def with_history(settings: RunSettings, planned: Sequence[PlannedJob], count: int) -> RunSettings:
+    """``settings`` that record the allocator's history of the first ``count`` jobs."""
+    return replace(settings, with_history=frozenset(job.key for job in planned[:count]))

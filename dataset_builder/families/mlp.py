@@ -1,0 +1,243 @@
+"""Multilayer perceptrons: pyramid, uniform, bottleneck, gradual and residual.
+
+The first four shapes, the activation functions and the block (linear, norm, activation, dropout) are those that GPUMemNet
+measured (arXiv 2602.17817, section 4); the residual shape is the tabular ResNet of Gorishniy et al. (arXiv 2106.11959).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from dataset_builder.families import Feature, Network, TensorSpec
+from gpumemnet.errors import DatasetError
+from gpumemnet.layers import Layer, describe
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SHAPES: Final = ("pyramid", "uniform", "bottleneck", "gradual", "residual")
+ACTIVATIONS: Final = ("identity", "relu", "leaky_relu", "prelu", "elu", "selu", "gelu", "silu", "mish", "softplus", "tanh")
+NORMS: Final = ("none", "batch_norm", "layer_norm")
+OUTPUT_ACTIVATIONS: Final = ("none", "softmax", "sigmoid", "identity")
+MIN_WIDTH: Final = 4
+MAX_WIDTH: Final = 16_384
+
+FEATURES: Final[Mapping[str, Feature]] = {
+    "shape": Feature(str, choices=SHAPES),
+    "depth": Feature(int, 1, 256),
+    "width": Feature(int, MIN_WIDTH, MAX_WIDTH),
+    "input_width": Feature(int, 1, 2**20),
+    "output_width": Feature(int, 2, 2**20),
+    "activation": Feature(str, choices=ACTIVATIONS),
+    "norm": Feature(str, choices=NORMS),
+    "dropout": Feature(float, 0.0, 0.99),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpArchitecture:
+    """Every parameter of an MLP.
+
+    Attributes:
+        shape: the rule that made the widths; ``residual`` also changes the wiring.
+        input_width, output_width: elements per sample.
+        hidden_widths: output width of every hidden block; all equal when the shape is ``residual``.
+        activation: one of :data:`ACTIVATIONS`.
+        norm: one of :data:`NORMS`.
+        dropout: probability; 0 leaves the dropout layers out.
+        output_activation: layer after the last linear layer; only published networks have one.
+
+    Raises:
+        DatasetError: on a value outside the lists or a width below one.
+    """
+
+    shape: str
+    input_width: int
+    output_width: int
+    hidden_widths: tuple[int, ...]
+    activation: str
+    norm: str = "none"
+    dropout: float = 0.0
+    output_activation: str = "none"
+
+    def __post_init__(self) -> None:
+        choices = {"shape": SHAPES, "activation": ACTIVATIONS, "norm": NORMS, "output_activation": OUTPUT_ACTIVATIONS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise DatasetError(f"an MLP's {name} must be one of {', '.join(allowed)}, not {describe(getattr(self, name))}")
+        if not self.hidden_widths:
+            raise DatasetError("an MLP needs at least one hidden block")
+        for width in (self.input_width, self.output_width, *self.hidden_widths):
+            if type(width) is not int or width < 1:
+                raise DatasetError(f"an MLP's widths must be positive whole numbers, not {describe(width)}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise DatasetError(f"an MLP's dropout must lie in [0, 1), not {describe(self.dropout)}")
+        if self.shape == "residual" and len(set(self.hidden_widths)) != 1:
+            raise DatasetError("the blocks of a residual MLP must be equally wide")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; :func:`parse` is the inverse."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"hidden_widths": list(self.hidden_widths)}
+
+
+def hidden_widths(shape: str, depth: int, width: int, output_width: int) -> tuple[int, ...]:
+    """Widths of the hidden blocks: the first is ``width``, none is below 4.
+
+    ``pyramid`` halves, ``bottleneck`` narrows to an eighth in the middle and widens again (geometrically), ``gradual`` goes
+    to the output width in equal steps, ``uniform`` and ``residual`` stay.
+    """
+    if shape == "pyramid":
+        widths = [width // 2**index for index in range(depth)]
+    elif shape == "bottleneck":
+        half = (depth - 1) / 2
+        widths = [round(width * 8 ** (abs(index - half) / half - 1)) if half else width for index in range(depth)]
+    elif shape == "gradual":
+        widths = [width + (output_width - width) * index // depth for index in range(depth)]
+    else:
+        widths = [width] * depth
+    return tuple(max(MIN_WIDTH, each) for each in widths)
+
+
+def compose(values: Mapping[str, Any]) -> MlpArchitecture:
+    """The architecture for one value of every feature in :data:`FEATURES`."""
+    rest = {name: value for name, value in values.items() if name not in ("depth", "width")}
+    widths = hidden_widths(values["shape"], values["depth"], values["width"], values["output_width"])
+    return MlpArchitecture(hidden_widths=widths, **rest)
+
+
+def parse(document: Mapping[str, Any]) -> MlpArchitecture:
+    """The architecture from :meth:`MlpArchitecture.to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    try:
+        return MlpArchitecture(**{**document, "hidden_widths": tuple(document["hidden_widths"])})
+    except (TypeError, KeyError) as error:
+        raise DatasetError(f"no MLP: {error}") from None
+
+
+def describe_network(architecture: MlpArchitecture) -> Network:
+    """Layers in execution order, as :func:`build` makes them; an identity stores nothing and is no layer."""
+    layers: list[Layer] = []
+    width = architecture.input_width
+    residual = architecture.shape == "residual"
+    if residual:
+        width = architecture.hidden_widths[0]
+        layers.append(_linear(architecture.input_width, width))
+    for each in architecture.hidden_widths:
+        if residual:
+            layers += [*_norm(architecture, each), _linear(each, each), *_activation(architecture, each), _linear(each, each)]
+            layers += [*_dropout(architecture, each), Layer("add", each)]
+        else:
+            layers += [_linear(width, each), *_norm(architecture, each)]
+            layers += [*_activation(architecture, each), *_dropout(architecture, each)]
+        width = each
+    layers.append(_linear(width, architecture.output_width))
+    if architecture.output_activation != "none":
+        layers.append(Layer(architecture.output_activation, architecture.output_width))
+    return Network(
+        layers=tuple(layer for layer in layers if layer.kind != "identity"),
+        input_elements=architecture.input_width,
+        activation_function=None if architecture.activation == "identity" else architecture.activation,
+        multiply_adds=sum(layer.parameters for layer in layers if layer.kind == "linear"),
+    )
+
+
+def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
+    """Batch statistics need more than one sample; a loss over classes needs two of them."""
+    if architecture.norm == "batch_norm" and batch_size < 2:
+        return "batch norm cannot train on batches of one sample"
+    if architecture.output_width < 2:
+        return "cross-entropy needs at least two classes"
+    return None
+
+
+def build(architecture: MlpArchitecture) -> nn.Module:
+    """The network on torch's current default device; logits ``[batch, output_width]`` from ``[batch, input_width]``."""
+    from torch import nn
+
+    from dataset_builder.blocks import Blocks, Residual
+
+    blocks: list[nn.Module] = []
+    width = architecture.input_width
+    residual = architecture.shape == "residual"
+    stem: list[nn.Module] = []
+    if residual:
+        width = architecture.hidden_widths[0]
+        stem = [nn.Linear(architecture.input_width, width)]
+    for each in architecture.hidden_widths:
+        dropout = [nn.Dropout(architecture.dropout)] if architecture.dropout else []
+        activation = _activation_module(architecture.activation)
+        if residual:
+            branch = [*_norm_module(architecture, each), nn.Linear(each, each), activation, nn.Linear(each, each), *dropout]
+            blocks.append(Residual(nn.Sequential(*branch)))
+        else:
+            blocks.append(nn.Sequential(nn.Linear(width, each), *_norm_module(architecture, each), activation, *dropout))
+        width = each
+    outputs: dict[str, Callable[[], nn.Module]] = {
+        "softmax": lambda: nn.Softmax(dim=1),
+        "sigmoid": nn.Sigmoid,
+        "identity": nn.Identity,
+    }
+    last = [] if architecture.output_activation == "none" else [outputs[architecture.output_activation]()]
+    return nn.Sequential(*stem, Blocks(*blocks), nn.Linear(width, architecture.output_width), *last)
+
+
+def tensors(architecture: MlpArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
+    """One vector of features; one class."""
+    return (TensorSpec((architecture.input_width,)),), TensorSpec((), architecture.output_width)
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the logits ``[batch, classes]``."""
+    from torch.nn import functional
+
+    return functional.cross_entropy(outputs, targets)
+
+
+def _linear(inputs: int, outputs: int) -> Layer:
+    return Layer("linear", outputs, (inputs + 1) * outputs)
+
+
+def _norm(architecture: MlpArchitecture, width: int) -> list[Layer]:
+    kinds = {"none": [], "batch_norm": ["batch_norm1d"], "layer_norm": ["layer_norm"]}
+    return [Layer(kind, width, 2 * width) for kind in kinds[architecture.norm]]
+
+
+def _activation(architecture: MlpArchitecture, width: int) -> list[Layer]:
+    return [Layer(architecture.activation, width, 1 if architecture.activation == "prelu" else 0)]
+
+
+def _dropout(architecture: MlpArchitecture, width: int) -> list[Layer]:
+    return [Layer("dropout", width)] if architecture.dropout else []
+
+
+def _norm_module(architecture: MlpArchitecture, width: int) -> list[nn.Module]:
+    from torch import nn
+
+    if architecture.norm == "none":
+        return []
+    return [nn.BatchNorm1d(width) if architecture.norm == "batch_norm" else nn.LayerNorm(width)]
+
+
+def _activation_module(name: str) -> nn.Module:
+    from torch import nn
+
+    modules: dict[str, type[nn.Module]] = {
+        "identity": nn.Identity,
+        "relu": nn.ReLU,
+        "leaky_relu": nn.LeakyReLU,
+        "prelu": nn.PReLU,
+        "elu": nn.ELU,
+        "selu": nn.SELU,
+        "gelu": nn.GELU,
+        "silu": nn.SiLU,
+        "mish": nn.Mish,
+        "softplus": nn.Softplus,
+        "tanh": nn.Tanh,
+    }
+    return modules[name]()

@@ -1,0 +1,173 @@
+"""The campaign's folder: its plan, and the journal to which every finished measurement is appended at once.
+
+``kill -9`` at any moment loses no finished row: each is one line of JSON, flushed to the disk before the next job is judged
+finished.  A last line that was torn by a crash is cut off when the campaign goes on, and its job is measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from dataset_builder.planned import PlannedJob, parse_planned
+from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
+
+_JOURNAL: Final = "journal.jsonl"
+_PLAN: Final = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What makes two runs the same campaign."""
+
+    recipe: str
+    recipe_digest: str
+    seed: int
+    jobs: int
+
+
+class Journal:
+    """The open, locked journal of a campaign's folder; a context manager.
+
+    Attributes:
+        folder: the campaign's folder.
+        finished: keys of the jobs that have been measured.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open or begin the journal, and cut off a torn last line.
+
+        Raises:
+            DatasetError: when another campaign holds the folder, it cannot be written, or a row in it is damaged.
+        """
+        self.folder = folder
+        self.finished: set[str] = set()
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(folder / _JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise DatasetError(f"another campaign is running in {folder}: wait for it, or give another folder") from None
+        try:
+            with _writing(folder):
+                self._end = _whole_lines(folder / _JOURNAL)
+                os.ftruncate(self._descriptor, self._end)
+            self.finished.update(key for key, _ in _entries(folder / _JOURNAL))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def append(self, key: str, measurement: Measurement) -> None:
+        """Make one measurement durable.
+
+        Raises:
+            DatasetError: when the disk is full or the folder is gone; the rows before are kept.
+        """
+        line = json.dumps({"key": key, "row": measurement_to_dict(measurement)}, separators=(",", ":")) + "\n"
+        data = line.encode()
+        try:
+            with _writing(self.folder):
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+                os.fsync(self._descriptor)
+        except DatasetError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)  # no torn line in the way of the next run
+            raise
+        self._end += len(line.encode())
+        self.finished.add(key)
+
+    def plan(self, settings: Settings) -> list[PlannedJob] | None:
+        """The jobs planned when the campaign began, or ``None`` when it begins now.
+
+        Raises:
+            DatasetError: when the folder holds a campaign with other settings.
+        """
+        try:
+            document = json.loads((self.folder / _PLAN).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise DatasetError(f"{self.folder / _PLAN} is damaged: begin the campaign in another folder") from None
+        if document["settings"] != asdict(settings):
+            held = document["settings"]
+            raise DatasetError(
+                f"{self.folder} holds another campaign (recipe {held['recipe']}, seed {held['seed']}, {held['jobs']} jobs): "
+                "repeat its settings to go on with it, or give another folder"
+            )
+        return [parse_planned(each) for each in document["planned"]]
+
+    def keep_plan(self, settings: Settings, planned: list[PlannedJob]) -> None:
+        """Write the plan, once, atomically.
+
+        Raises:
+            DatasetError: when it cannot be written.
+        """
+        partial = self.folder / f".{_PLAN}.partial"
+        document = {"settings": asdict(settings), "planned": [each.to_dict() for each in planned]}
+        with _writing(self.folder):
+            with partial.open("w", encoding="utf-8") as file:
+                json.dump(document, file, separators=(",", ":"))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.folder / _PLAN)
+
+
+def read_journal(folder: Path) -> Iterator[Measurement]:
+    """The finished measurements of a campaign, running or not, in the order in which they finished.
+
+    Raises:
+        DatasetError: when there is no journal, or a row of it is damaged.
+    """
+    path = folder / _JOURNAL
+    if not path.is_file():
+        raise DatasetError(f"{folder} holds no campaign: there is no {_JOURNAL} in it")
+    for line, (_, row) in enumerate(_entries(path), start=1):
+        try:
+            yield measurement_from_dict(row)
+        except (DatasetError, InvalidJobError) as error:
+            raise DatasetError(f"{path}, line {line}: {error}") from None
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Key and row of every whole line; a torn last line is left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                document = json.loads(line)
+                yield document["key"], document["row"]
+            except (ValueError, KeyError, TypeError):
+                raise DatasetError(f"{path}, line {number} is damaged: take the line out and run again") from None
+
+
+def _whole_lines(path: Path) -> int:
+    """Length of the file up to its last line break, in bytes."""
+    data = path.read_bytes()
+    return data.rfind(b"\n") + 1
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(
+            f"{folder} cannot be written ({error.strerror}): every finished row is kept; make room and run the same command again"
+        ) from None

@@ -1,0 +1,149 @@
+"""Finds out how far a GPU's readings can be trusted, before any job is labelled by them.
+
+Two children with known allocations of different sizes hold the GPU at the same time.  If the driver's accounting or its
+per-process readings follow each of them, labels come from there; else, if the whole device's reading follows, from its
+difference with one job at a time; else nothing is measured.  Containers and sandboxes differ in exactly this.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dataset_builder import channel
+from dataset_builder.forkserver import ForkServer
+from dataset_builder.nvml import Meter
+from gpumemnet.errors import MeasurementError
+from gpumemnet.units import GIB, MIB
+
+_SIZES_BYTES: Final = (256 * MIB, GIB)
+_TOLERANCE_BYTES: Final = 64 * MIB
+_PATIENCE_SECONDS: Final = 120.0
+_SETTLE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What labels may be taken from.
+
+    Attributes:
+        label_source: as in the dataset.
+        by_pid: children appear under their own process id; else each is recognised as the one process that appears when
+            its context is made.
+    """
+
+    label_source: str
+    by_pid: bool
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether jobs must have the GPU to themselves."""
+        return self.label_source == "nvml_device_difference"
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A child that holds a known allocation."""
+
+    pid: int
+    end: socket.socket
+    pids: list[int]
+    appeared: set[int]
+    reserved_bytes: int = 0
+
+
+def probe(server: ForkServer, meter: Meter) -> Trust:
+    """Decide where the labels of ``meter``'s GPU come from.
+
+    Raises:
+        MeasurementError: when a child cannot use the GPU, or no reading follows what it allocates.
+    """
+    idle = meter.device()
+    probes: list[_Probe] = []
+    try:
+        probes.append(_hold(server, meter, _SIZES_BYTES[0]))
+        one = meter.device()
+        probes.append(_hold(server, meter, _SIZES_BYTES[1]))
+        two = meter.device()
+        for source in ("nvml_accounting", "nvml_process"):
+            for by_pid in (True, False):
+                if _follows(source, by_pid, probes, meter):
+                    return Trust(source, by_pid)
+        device_follows = (
+            one.used_bytes - idle.used_bytes >= probes[0].reserved_bytes
+            and two.used_bytes - one.used_bytes >= probes[1].reserved_bytes
+        )
+        if not device_follows:
+            raise MeasurementError(
+                f"no reading of {meter.gpu.name} can be trusted: the driver's numbers do not follow what a process allocates"
+            )
+        return Trust("nvml_device_difference", by_pid=False)
+    finally:
+        for each in probes:
+            each.end.close()  # it ends by itself
+        _wait_for_exit(server, probes)
+        settled = time.monotonic() + _SETTLE_SECONDS
+        while meter.device().used_bytes > idle.used_bytes + _TOLERANCE_BYTES and time.monotonic() < settled:
+            time.sleep(0.02)
+
+
+def recognise(pids: list[int], appeared: set[int], by_pid: bool) -> int | None:
+    """The process id under which the driver knows a child.
+
+    Args:
+        pids: the child's own ids, in every namespace that it can see.
+        appeared: processes that the driver lists since the child made its context, and not before.
+        by_pid: whether the driver uses the child's own ids here.
+    """
+    if by_pid:
+        return pids[0]
+    return next(iter(appeared)) if len(appeared) == 1 else None
+
+
+def _hold(server: ForkServer, meter: Meter, size_bytes: int) -> _Probe:
+    pid, end = server.start({"probe_bytes": size_bytes, "visible": meter.gpu.uuid, "seed": 0})
+    started = _expect(end, "started")
+    before = set(meter.processes())
+    channel.send(end, {"go": True})
+    _expect(end, "phase")
+    appeared = set(meter.processes()) - before
+    channel.send(end, {"go": True})
+    held = _expect(end, "phase")
+    return _Probe(pid, end, [int(each) for each in started["pids"]], appeared, int(held["reserved_bytes"]))
+
+
+def _expect(end: socket.socket, event: str) -> dict[str, Any]:
+    if not select.select([end], [], [], _PATIENCE_SECONDS)[0]:
+        raise MeasurementError(f"a first process on the GPU gave no answer for {_PATIENCE_SECONDS:.0f} s: is the GPU hanging?")
+    message = channel.receive(end)
+    if message is None or message["event"] != event:
+        reason = "it died" if message is None else str(message.get("reason", "unexpected answer"))
+        raise MeasurementError(f"a first process could not use the GPU: {reason}")
+    return message
+
+
+def _follows(source: str, by_pid: bool, probes: list[_Probe], meter: Meter) -> bool:
+    """Whether readings from ``source`` are distinct for the two children and follow their sizes."""
+    known = [recognise(each.pids, each.appeared, by_pid) for each in probes]
+    if None in known or len(set(known)) != len(known):
+        return False
+    if source == "nvml_accounting":
+        readings = [meter.accounted_peak(pid) for pid in known if pid is not None]
+    else:
+        listed = meter.processes()
+        readings = [listed.get(pid) for pid in known if pid is not None]
+    extra = [reading - each.reserved_bytes for reading, each in zip(readings, probes, strict=True) if reading is not None]
+    return len(extra) == len(probes) and min(extra) >= 0 and max(extra) - min(extra) <= _TOLERANCE_BYTES
+
+
+def _wait_for_exit(server: ForkServer, probes: list[_Probe]) -> None:
+    waiting = {each.pid for each in probes}
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while waiting and time.monotonic() < deadline:
+        waiting -= set(server.exits())
+        time.sleep(0.01)
+    for pid in waiting:
+        server.kill(pid)

@@ -1,0 +1,230 @@
+"""The training steps that are measured: build, move to the device, then forward, loss, backward, optimizer step.
+
+The loop is the plain one of PyTorch's tutorials, in the form a trainer gives it (one function per step):
+
+* gradients are dropped with ``zero_grad(set_to_none=True)`` before the forward pass, so they live until the next step;
+* batch, logits and loss keep their names until the step returns: they live through the backward pass and the optimizer step;
+* every micro-batch is copied from the host when it is needed, and the one before it has been let go by then;
+* the network is in training mode, is not compiled, and its weights never lie on the device twice.
+
+A change of these conventions is a new :data:`~dataset_builder.planned.PROTOCOL`.  Nothing here knows NVML or CUDA's statistics:
+the caller passes ``observe``, which is told when a phase has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dataset_builder.blocks import checkpoint_blocks
+from dataset_builder.families import Family, TensorSpec, family
+from dataset_builder.options import Options, frozen_layers
+from dataset_builder.planned import PlannedJob
+
+MIN_STEPS: Final = 3
+MAX_STEPS: Final = 10
+INITIAL_SCALE: Final = 2.0**8
+"""Loss scale of fp16 autocast: low enough that no first step is skipped, since a skipped step allocates no optimizer state."""
+_BLOCK_ELEMENTS: Final = 2**20
+
+Observe = Callable[[str], int]
+"""Told that a phase has ended; returns the allocator's reserved bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    members: Family
+    planned: PlannedJob
+    device: torch.device
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+
+
+def train(planned: PlannedJob, device: torch.device, seed: int, observe: Observe) -> int:
+    """Train ``planned`` until the reserved bytes stand still for two steps, at least 3 and at most 10 steps.
+
+    Args:
+        planned: the job.
+        device: where to train.
+        seed: of weights, inputs and dropout.
+        observe: called after ``build``, within the first step after ``forward`` and ``backward``, and after each ``step_n``.
+
+    Returns:
+        The number of steps.
+
+    Raises:
+        RuntimeError: whatever torch raises; :class:`torch.OutOfMemoryError` when the device is full.
+    """
+    torch.manual_seed(seed)
+    options = planned.options
+    members = family(planned.family)
+    set_backends(options)
+    network = build_network(planned, device)
+    scaler = torch.amp.GradScaler(device.type, init_scale=INITIAL_SCALE, enabled=options.precision == "amp_fp16")
+    run = _Run(members, planned, device, network, make_optimizer(network, options), scaler)
+    observe("build")
+    reserved: list[int] = []
+    for step in range(1, MAX_STEPS + 1):
+        _step(run, observe if step == 1 else None)
+        reserved.append(observe(f"step_{step}"))
+        stepped = bool(run.optimizer.state) or options.optimizer == "sgd"
+        if step >= MIN_STEPS and stepped and len(set(reserved[-3:])) == 1:
+            return step
+    if not stepped:
+        raise RuntimeError("the gradient scaler skipped every step, so the optimizer's state was never allocated")
+    return MAX_STEPS
+
+
+def _step(run: _Run, observe: Observe | None) -> None:
+    """One optimizer step; ``observe`` is told of the phases within it."""
+    options = run.planned.options
+    run.optimizer.zero_grad(set_to_none=True)
+    for micro_batch in range(options.gradient_accumulation):
+        batch = None  # like the loop variable of a data loader: the last micro-batch goes before the next one comes
+        batch = _batch(run)
+        with _autocast(options, run.device):
+            outputs = run.network(*batch[0])
+            loss = run.members.loss(outputs, batch[1]) / options.gradient_accumulation
+        if observe and micro_batch == 0:
+            observe("forward")
+        torch.autograd.backward(run.scaler.scale(loss))
+    if observe:
+        observe("backward")
+    run.scaler.step(run.optimizer)
+    run.scaler.update()
+
+
+def set_backends(options: Options) -> None:
+    """Process-wide switches: TF32 only where the job asks for it, and cuDNN's benchmark mode."""
+    torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
+    torch.backends.cudnn.benchmark = options.cudnn_benchmark
+
+
+def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
+    """The network with its options applied, on ``device``, in training mode.
+
+    It is laid out on the meta device and each tensor is then made on ``device`` in the order of ``module.to(device)`` and
+    filled from the host: the same allocations as of a network built on the host, without the seconds of its initialisation.
+    """
+    members = family(planned.family)
+    with torch.device("meta"):
+        network = members.build(planned.architecture)
+    if any(name.rpartition(".")[2] not in _BUFFER_VALUES for name, _ in network.named_buffers()):
+        # Tables that the network computes (positions, masks) must keep their values: build it in full.
+        network = _apply_options(members.build(planned.architecture), planned.options).to(device)
+    else:
+        network = _apply_options(network, planned.options)
+        _materialise(network, device, {})
+    return network.train()
+
+
+def _apply_options(network: nn.Module, options: Options) -> nn.Module:
+    if options.precision == "bf16":
+        network = network.to(torch.bfloat16)
+    if options.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    owners = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
+    for module in owners[: frozen_layers(options.frozen_share, len(owners))]:
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(False)
+    if options.checkpointing == "every_block":
+        checkpoint_blocks(network)
+    return network
+
+
+_BUFFER_VALUES: Final = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
+
+
+def _materialise(module: nn.Module, device: torch.device, moved: dict[int, nn.Parameter]) -> None:
+    """Make every meta tensor of ``module`` on ``device``, children first as ``module.to`` does; tied weights stay tied."""
+    for child in module.children():
+        _materialise(child, device, moved)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            if id(parameter) not in moved:
+                values = torch.empty_like(parameter, device=device, requires_grad=False)
+                _fill(values, _weight_values(name, parameter))
+                moved[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            module._parameters[name] = moved[id(parameter)]
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            values = torch.empty_like(buffer, device=device)
+            _fill(values, torch.full((_BLOCK_ELEMENTS,), _BUFFER_VALUES[name], dtype=buffer.dtype))
+            module._buffers[name] = values
+
+
+def _weight_values(name: str, parameter: Tensor) -> Tensor:
+    """A block of sensible initial values, as many as one copy moves: uniform within 1/√fan-in, zero biases, unit scales."""
+    block = torch.empty(min(parameter.numel(), _BLOCK_ELEMENTS))
+    if parameter.dim() >= 2:
+        bound = 1 / math.sqrt(max(1, parameter[0].numel()))
+        return block.uniform_(-bound, bound).to(parameter.dtype)
+    return block.fill_(0.0 if name.endswith("bias") else 1.0).to(parameter.dtype)
+
+
+def _fill(tensor: Tensor, block: Tensor) -> None:
+    """Copy ``block`` over ``tensor`` until it is full: host-to-device copies only, no kernel, no scratch memory."""
+    flat = torch.as_strided(tensor, (tensor.numel(),), (1,))
+    for start in range(0, tensor.numel(), len(block)):
+        part = flat[start : start + len(block)]
+        part.copy_(block[: len(part)])
+
+
+def make_optimizer(network: nn.Module, options: Options) -> torch.optim.Optimizer:
+    """The optimizer over the trainable parameters, in the asked implementation."""
+    parameters: Iterator[nn.Parameter] = (each for each in network.parameters() if each.requires_grad)
+    switches: dict[str, Any] = {
+        "default": {},
+        "foreach": {"foreach": True},
+        "fused": {"fused": True},
+        "for_loop": {"foreach": False},
+    }[options.optimizer_implementation]
+    match options.optimizer:
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=1e-3, **switches)
+        case "sgd_momentum":
+            return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **switches)
+        case "adam":
+            return torch.optim.Adam(parameters, lr=1e-3, **switches)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=1e-3, **switches)
+        case "rmsprop":
+            return torch.optim.RMSprop(parameters, lr=1e-3, **switches)
+        case "adagrad":
+            return torch.optim.Adagrad(parameters, lr=1e-3, **switches)
+        case "adafactor":
+            return torch.optim.Adafactor(parameters, lr=1e-3, **switches)
+    raise ValueError(f"unknown optimizer {options.optimizer}")
+
+
+def _autocast(options: Options, device: torch.device) -> torch.autocast:
+    dtype = torch.float16 if options.precision == "amp_fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=options.precision.startswith("amp"))
+
+
+def _batch(run: _Run) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Fresh inputs and targets on the device."""
+    specs, target = run.members.tensors(run.planned.architecture)
+    return tuple(_random(spec, run) for spec in specs), _random(target, run)
+
+
+def _random(spec: TensorSpec, run: _Run) -> Tensor:
+    options = run.planned.options
+    shape = (options.batch_size, *spec.shape)
+    layout = torch.channels_last if options.channels_last and len(shape) == 4 and spec.high is None else torch.contiguous_format
+    count = min(math.prod(shape), _BLOCK_ELEMENTS)
+    if spec.high is None:
+        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        block = torch.randn(count).to(dtype)
+    else:
+        block = torch.randint(spec.high, (count,))
+    tensor = torch.empty(shape, dtype=block.dtype, device=run.device, memory_format=layout)
+    _fill(tensor, block)
+    return tensor

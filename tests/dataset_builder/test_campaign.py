@@ -1,0 +1,216 @@
+"""Campaigns end to end with the real parent, fork server and journal; stand-in processes take the place of the GPU's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.recipe import load_recipe
+from dataset_builder.sampling import sample_jobs
+from gpumemnet.dataset import write_dataset
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import Measurement
+from gpumemnet.units import GIB, MIB
+
+REHEARSAL = Path(__file__).with_name("rehearsal")
+ROOT = Path(__file__).parents[2]
+LABEL_BYTES = 464 * MIB
+CARD_BYTES = 5 * GIB
+
+
+class Rehearsal:
+    """A campaign folder and the command that works on it."""
+
+    def __init__(self, folder: Path, jobs: int, behaviours: list[str] | None = None) -> None:
+        (folder / "held").mkdir(parents=True)
+        self.folder = folder
+        self.jobs = jobs
+        recipe = load_recipe("mlp")
+        planned = sample_jobs(recipe, jobs, 0, CARD_BYTES)
+        self.keys = [each.key for each in planned]
+        (folder / "behaviour.json").write_text(json.dumps(dict(zip(self.keys, behaviours or [], strict=False))))
+        with Journal(folder) as journal:
+            journal.keep_plan(Settings(recipe.name, recipe.digest, 0, jobs), planned)
+
+    def start(self, mode: str = "process", *extra: object) -> subprocess.Popen[str]:
+        command = [sys.executable, str(REHEARSAL / "rehearse.py"), str(self.folder), mode, str(self.jobs), *map(str, extra)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "STAND_IN_FOLDER": str(self.folder)}
+        return subprocess.Popen(
+            command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def run(self, mode: str = "process", *extra: object) -> str:
+        """Run to the end; what it wrote to standard error."""
+        _, errors = self.start(mode, *extra).communicate(timeout=60)
+        return errors
+
+    def rows(self) -> list[Measurement]:
+        return list(read_journal(self.folder))
+
+    def by_key(self) -> dict[str, Measurement]:
+        lines = (self.folder / "journal.jsonl").read_text().splitlines()
+        keys = [json.loads(line)["key"] for line in lines]
+        assert len(set(keys)) == len(keys), "a job was recorded twice"
+        return dict(zip(keys, self.rows(), strict=True))
+
+    def living_children(self) -> list[int]:
+        return [int(each.name) for each in (self.folder / "held").iterdir() if _alive(int(each.name))]
+
+
+def _alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+def _wait(condition: object, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_every_job_is_measured_once_with_its_parts(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 12)
+    errors = rehearsal.run()
+    rows = rehearsal.by_key()
+    assert sorted(rows) == sorted(rehearsal.keys)
+    for row in rows.values():
+        assert row.status == "ok"
+        assert row.label_source == "nvml_process"
+        assert (row.peak_process_bytes, row.context_bytes, row.peak_reserved_bytes) == (LABEL_BYTES, 400 * MIB, 64 * MIB)
+        assert [phase.name for phase in row.phases] == ["context", "build", "step_1", "step_2", "step_3"]
+        assert row.provenance == "stand_in"
+    assert max(row.neighbours or 0 for row in rows.values()) >= 1, "jobs ran side by side"
+    assert "12 of 12 jobs" in errors
+    assert "ok 100%" in errors
+
+
+def test_a_stand_in_row_never_enters_a_dataset(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 2)
+    rehearsal.run()
+    with pytest.raises(DatasetError, match="measured nothing"):
+        write_dataset(tmp_path / "x.parquet", read_journal(rehearsal.folder))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c"]
+
+
+def test_ends_that_are_no_success_are_recorded_with_their_reason(tmp_path: Path) -> None:
+    behaviours = ["hang", "killed", "crash", "oom", "ok", "ok"]
+    rehearsal = Rehearsal(tmp_path / "c", 6, behaviours)
+    rehearsal.run("process", 3, 50, 1.0)
+    rows = [rehearsal.by_key()[key] for key in rehearsal.keys]
+    assert [row.status for row in rows] == ["timeout", "error", "error", "oom", "ok", "ok"]
+    assert rows[0].reason == "killed after its deadline of 1 s"
+    assert "signal 9" in str(rows[1].reason)
+    assert "exit code 7" in str(rows[2].reason)
+    assert rows[3].reason == "the stand-in card is full"
+    for row in rows[:4]:
+        assert row.label_bytes is None
+        assert row.peak_process_bytes is None
+        assert row.neighbours == 0, "judged only after a run alone"
+
+
+def test_what_neighbours_may_have_shaped_is_run_again_alone(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 10, ["slow", "crowded", "retries", "slow", "slow", "slow", "crowded"])
+    rehearsal.run()
+    rows = rehearsal.by_key()
+    runs = Counter((rehearsal.folder / "runs.log").read_text().split())
+    for key in (rehearsal.keys[1], rehearsal.keys[2]):
+        assert runs[key] == 2
+        assert rows[key].neighbours == 0
+    assert {row.status for row in rows.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "side_by_side"),
+    [("container", "nvml_process", True), ("accounting", "nvml_accounting", True), ("device", "nvml_device_difference", False)],
+)
+def test_labels_come_from_what_can_be_trusted(tmp_path: Path, mode: str, source: str, side_by_side: bool) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 5, ["slow"] * 5)
+    rehearsal.run(mode)
+    rows = rehearsal.rows()
+    assert [(row.status, row.label_source, row.label_bytes) for row in rows] == [("ok", source, LABEL_BYTES)] * 5
+    assert (max(row.neighbours or 0 for row in rows) > 0) == side_by_side
+    assert {row.context_bytes for row in rows} == {400 * MIB}
+
+
+def test_a_card_whose_readings_follow_nothing_is_refused(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 2)
+    assert "can be trusted" in rehearsal.run("blind")
+    assert rehearsal.rows() == []
+
+
+def test_a_lost_gpu_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 4)
+    rehearsal.run("process", 1, 0.1)
+    errors = rehearsal.run("lost")
+    assert "was lost" in errors
+    assert "Traceback" not in errors
+    rehearsal.run()
+    assert sorted(rehearsal.by_key()) == sorted(rehearsal.keys)
+
+
+def test_kill_nine_at_random_moments_then_resume_finishes_every_job_once(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 30, ["slow"] * 30)
+    generator = random.Random(1)
+    for _ in range(4):
+        process = rehearsal.start()
+        before = len(rehearsal.rows())
+        _wait(lambda before=before: len(rehearsal.rows()) > before)
+        time.sleep(generator.random() * 0.3)
+        for child in generator.sample(rehearsal.living_children(), k=min(1, len(rehearsal.living_children()))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        finished = rehearsal.by_key()
+        process.kill()
+        process.communicate()
+        _wait(lambda: not rehearsal.living_children())
+        assert set(finished) <= set(rehearsal.by_key()), "a finished row was lost"
+    rehearsal.run()
+    assert sorted(rehearsal.by_key()) == sorted(rehearsal.keys)
+
+
+def test_the_time_budget_ends_a_campaign_and_the_next_goes_on(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 300, ["slow"] * 300)
+    rehearsal.run("process", 2, 2.5)
+    first = set(rehearsal.by_key())
+    assert 0 < len(first) < 300
+    rehearsal.run("process", 2, 2.5)
+    assert first < set(rehearsal.by_key())
+    assert not rehearsal.living_children()
+
+
+def test_a_second_campaign_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 4, ["hang"] * 4)
+    first = rehearsal.start()
+    try:
+        _wait(lambda: (rehearsal.folder / "runs.log").exists())
+        errors = rehearsal.run()
+        assert errors.strip() == f"error: another campaign is running in {rehearsal.folder}: wait for it, or give another folder"
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_children_die_with_the_campaign_and_with_the_fork_server(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path / "c", 4, ["hang"] * 4)
+    process = rehearsal.start()
+    _wait(lambda: len(rehearsal.living_children()) >= 2 and (rehearsal.folder / "runs.log").exists())
+    child = rehearsal.living_children()[0]
+    server = int(Path(f"/proc/{child}/status").read_text().split("PPid:")[1].split()[0])
+    os.kill(server, signal.SIGKILL)
+    _wait(lambda: not rehearsal.living_children())
+    _, errors = process.communicate(timeout=20)
+    assert "the fork server has died" in errors
+    assert "Traceback" not in errors

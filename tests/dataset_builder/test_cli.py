@@ -1,0 +1,101 @@
+"""``python -m dataset_builder`` as a process: what it prints, what it writes, how it exits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dataset_builder.journal import Journal
+from dataset_builder.nvml import visible_meters
+from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.errors import MeasurementError
+from gpumemnet.measurement import Measurement
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dataset_builder", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def has_gpu() -> bool:
+    try:
+        return bool(visible_meters())
+    except MeasurementError:
+        return False
+
+
+@pytest.mark.parametrize("command", [("measure", "--jobs", 3), ("campaign", "mlp")])
+def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path, command: tuple[object, ...]) -> None:
+    if has_gpu():
+        pytest.skip("this machine has a GPU")
+    done = run(*command, "--out", tmp_path / "c")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nothing can be measured here")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_wrong_recipe_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("family: mlp\nfetures: {}\n")
+    done = run("measure", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "c")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "fetures: is no known key: did you mean 'features'?" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_collect_and_validate(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+    with Journal(tmp_path / "c") as journal:
+        journal.append("a", measurement)
+        journal.append("b", replace(oom, job=replace(oom.job, batch_size=999)))
+    out = tmp_path / "d.parquet"
+    done = run("collect", tmp_path / "c", "--out", out)
+    assert (done.returncode, done.stdout) == (0, f"2 measurements written to {out}\n")
+    assert [row.status for row in read_dataset(out)] == ["ok", "oom"]
+    done = run("validate", out)
+    assert (done.returncode, done.stdout) == (0, "2 rows, 0 findings\n")
+    write_dataset(out, [measurement, measurement])
+    done = run("validate", out)
+    assert done.returncode == 1
+    assert "row 2: duplicate" in done.stdout
+
+
+def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
+    for arguments in (("validate", "x"), ("collect", "x", "--out", "y"), ("import-published", "x", "--out", "y")):
+        done = run(*(tmp_path / each if each in "xy" else each for each in arguments))
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_campaign_process_never_loads_torch() -> None:
+    code = "import sys, dataset_builder.campaign, dataset_builder.cli, dataset_builder.sampling; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_fork_server_loads_all_that_training_needs_and_starts_no_thread() -> None:
+    code = """
+import os, sys
+import dataset_builder.child
+assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not be forked"
+before = set(sys.modules)
+import torch
+from dataset_builder.families import mlp
+from dataset_builder.options import Options
+from dataset_builder.planned import PlannedJob
+from dataset_builder.training import train
+architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
+options = Options(batch_size=4, checkpointing="every_block", precision="amp_bf16", optimizer="adamw")
+train(PlannedJob("mlp", architecture, options), torch.device("cpu"), 0, lambda _: 0)
+late = sorted(name for name in set(sys.modules) - before if name.startswith("torch."))
+assert len(late) < 20, late
+"""
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,123 @@
+"""The journal: durable rows, torn ends, foreign folders and a disk that is full."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.recipe import load_recipe
+from dataset_builder.sampling import sample_jobs
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import Measurement
+from gpumemnet.units import GIB
+
+SETTINGS = Settings("mlp", "digest", 0, 5)
+
+
+def test_rows_are_there_at_once_and_keys_are_remembered(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+    with Journal(tmp_path / "c") as journal:
+        journal.append("a", measurement)
+        assert list(read_journal(tmp_path / "c")) == [measurement]
+        journal.append("b", oom)
+    with Journal(tmp_path / "c") as journal:
+        assert journal.finished == {"a", "b"}
+    assert list(read_journal(tmp_path / "c")) == [measurement, oom]
+
+
+@pytest.mark.parametrize("tail", [b"{", b'{"key": "c", "row": {}}', b"\x00\xff", b'{"key'])
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, measurement: Measurement, tail: bytes) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append("a", measurement)
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(tail)
+    assert list(read_journal(tmp_path)) == [measurement]
+    with Journal(tmp_path) as journal:
+        assert journal.finished == {"a"}
+        journal.append("b", measurement)
+    assert list(read_journal(tmp_path)) == [measurement, measurement]
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[]\n", b'{"key": "x"}\n', b"\xff\n"])
+def test_a_damaged_line_is_named(tmp_path: Path, measurement: Measurement, line: bytes) -> None:
+    with Journal(tmp_path) as journal:
+        journal.append("a", measurement)
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(line)
+    for attempt in (lambda: Journal(tmp_path), lambda: list(read_journal(tmp_path))):
+        with pytest.raises(DatasetError, match=r"journal.jsonl, line 2 is damaged"):
+            attempt()
+
+
+def test_a_row_that_is_no_measurement_is_named(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"key": "a", "row": {"family": "mlp"}}\n')
+    with pytest.raises(DatasetError, match="line 1: batch_size: is missing"):
+        list(read_journal(tmp_path))
+
+
+def test_no_campaign_in_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="holds no campaign"):
+        list(read_journal(tmp_path))
+
+
+def test_two_journals_of_one_folder_are_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path), pytest.raises(DatasetError, match="another campaign is running"):
+        Journal(tmp_path)
+    with Journal(tmp_path):
+        pass
+
+
+def test_the_plan_is_kept_and_other_settings_are_refused(tmp_path: Path) -> None:
+    planned = sample_jobs(load_recipe("mlp"), 5, 0, 80 * GIB)
+    with Journal(tmp_path) as journal:
+        assert journal.plan(SETTINGS) is None
+        journal.keep_plan(SETTINGS, planned)
+    with Journal(tmp_path) as journal:
+        assert journal.plan(SETTINGS) == planned
+        with pytest.raises(DatasetError, match=r"holds another campaign \(recipe mlp, seed 0, 5 jobs\)"):
+            journal.plan(replace(SETTINGS, seed=1))
+        (tmp_path / "plan.json").write_text("{")
+        with pytest.raises(DatasetError, match="damaged"):
+            journal.plan(SETTINGS)
+
+
+def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("")
+    with pytest.raises(DatasetError, match="cannot be written"):
+        Journal(tmp_path / "c")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from dataset_builder.journal import Journal, read_journal
+from gpumemnet.errors import DatasetError
+folder = Path(sys.argv[1])
+[row] = read_journal(folder)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = (folder / "journal.jsonl").stat().st_size * 3 + 100
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+with Journal(folder) as journal:
+    try:
+        for key in "bcdefg":
+            journal.append(key, row)
+    except DatasetError as error:
+        print(error)
+"""
+
+
+def test_a_full_disk_is_one_sentence_and_no_torn_row(tmp_path: Path, measurement: Measurement) -> None:
+    """The kernel's limit on file sizes stands in for the end of the disk: the same failing write."""
+    with Journal(tmp_path) as journal:
+        journal.append("a", measurement)
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert "cannot be written" in done.stdout
+    assert "every finished row is kept" in done.stdout
+    assert (tmp_path / "journal.jsonl").read_bytes().endswith(b"}\n")
+    with Journal(tmp_path) as journal:
+        assert journal.finished == {"a", "b", "c"}

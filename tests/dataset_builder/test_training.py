@@ -1,0 +1,114 @@
+"""The training steps themselves, run on the CPU: every option trains, in the order that the rows speak of."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from dataset_builder.families import mlp
+from dataset_builder.options import Options, option_obstacle
+from dataset_builder.planned import PlannedJob
+from dataset_builder.training import INITIAL_SCALE, build_network, make_optimizer, train
+from gpumemnet.job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+
+CPU = torch.device("cpu")
+ARCHITECTURE = mlp.MlpArchitecture(
+    shape="residual",
+    input_width=7,
+    output_width=5,
+    hidden_widths=(6, 6),
+    activation="prelu",
+    norm="batch_norm",
+    dropout=0.1,
+)
+
+
+def planned(**options: object) -> PlannedJob:
+    return PlannedJob("mlp", ARCHITECTURE, Options(**{"batch_size": 4, **options}))  # type: ignore[arg-type]
+
+
+COMBINATIONS = [
+    combination
+    for combination in itertools.product(OPTIMIZERS, OPTIMIZER_IMPLEMENTATIONS)
+    if not option_obstacle(Options(batch_size=1, optimizer=combination[0], optimizer_implementation=combination[1]))
+]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_optimizer_and_implementation_trains_in_every_precision(precision: str) -> None:
+    for optimizer, implementation in COMBINATIONS:
+        job = planned(optimizer=optimizer, optimizer_implementation=implementation, precision=precision)
+        phases: list[str] = []
+        assert train(job, CPU, 0, lambda name, phases=phases: phases.append(name) or 0) == 3  # type: ignore[func-returns-value]
+        assert phases == ["build", "forward", "backward", "step_1", "step_2", "step_3"]
+
+
+@pytest.mark.parametrize("options", [{"checkpointing": "every_block"}, {"gradient_accumulation": 3}, {"frozen_share": 0.6}])
+def test_the_other_options_train(options: dict[str, object]) -> None:
+    assert train(planned(**options), CPU, 0, lambda _: 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("reserved", "steps"),
+    [([5, 5, 5], 3), ([1, 5, 5, 5], 4), ([1, 2, 3, 4, 4, 4], 6), (list(range(10)), 10), ([1, 2, 2, 3, 3, 3], 6)],
+)
+def test_steps_go_on_until_reserved_bytes_stand_still(reserved: list[int], steps: int) -> None:
+    readings = iter(reserved)
+    assert train(planned(), CPU, 0, lambda name: next(readings) if name.startswith("step") else 0) == steps
+
+
+def test_checkpointing_gives_the_same_gradients_and_recomputes() -> None:
+    gradients = []
+    for checkpointing in ("none", "every_block"):
+        torch.manual_seed(0)
+        network = build_network(PlannedJob("mlp", ARCHITECTURE, Options(batch_size=4, checkpointing=checkpointing)), CPU)
+        for module in network.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        runs = []
+        next(module for module in network.modules() if isinstance(module, torch.nn.PReLU)).register_forward_hook(
+            lambda *_, runs=runs: runs.append(1)
+        )
+        network(torch.ones(4, 7).cumsum(0)).sum().backward()
+        gradients.append(torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None]))
+        assert len(runs) == (2 if checkpointing == "every_block" else 1)
+    assert torch.allclose(*gradients)
+
+
+def test_a_network_is_filled_with_sensible_values_and_trains_to_a_lower_loss() -> None:
+    job = planned()
+    torch.manual_seed(0)
+    network = build_network(job, CPU)
+    for name, buffer in network.named_buffers():
+        assert float(buffer.float().mean()) == (1.0 if name.endswith("running_var") else 0.0)
+    first = next(iter(network.parameters()))
+    assert 0 < first.detach().abs().max().item() <= 7**-0.5
+    optimizer = make_optimizer(network, job.options)
+    inputs, targets = torch.randn(64, 7), torch.randint(5, (64,))
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = mlp.loss(network(inputs), targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_tied_weights_stay_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tied(_: object) -> torch.nn.Module:
+        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        second.weight = first.weight
+        return torch.nn.Sequential(first, second)
+
+    monkeypatch.setattr(mlp, "build", tied)
+    network = build_network(planned(), CPU)
+    assert network[0].weight is network[1].weight  # type: ignore[index]
+    assert sum(each.numel() for each in network.parameters()) == 4 * 4 + 2 * 4
+
+
+def test_the_loss_scale_does_not_overflow_at_first() -> None:
+    assert torch.finfo(torch.float16).max / 64 > INITIAL_SCALE
+    assert train(planned(precision="amp_fp16", optimizer="adam"), CPU, 0, lambda _: 0) == 3
