@@ -1,0 +1,1 @@
+"""The classifiers: baselines, networks, training, calibration, evaluation and the export of bundles."""

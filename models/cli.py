@@ -1,0 +1,146 @@
+"""The command line of training and evaluation; an error that the user can mend is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.job import FAMILIES
+
+if TYPE_CHECKING:
+    from models.data import LabelledJobs
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+PUBLISHED_HINT: Final = (
+    "for the published A100 measurements, download Datasets/MLP/mlp_data_step2.csv of github.com/itu-rad/GPUMemNet (CC BY 4.0) "
+    "and run  python -m dataset_builder import-published mlp_data_step2.csv --out"
+)
+
+Dataset = Annotated[Path, typer.Option("--dataset", help="Parquet dataset, as dataset_builder writes it.")]
+Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisation and order.")]
+Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
+DEFAULT_DATASET: Final = Path("data/published_mlp_a100.parquet")
+
+
+@app.callback()
+def _root() -> None:
+    """Train, evaluate and export the classifiers."""
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option("--out", help="Bundle folder to write; an existing bundle there is replaced.")],
+    dataset: Dataset = DEFAULT_DATASET,
+    family: Family = "mlp",
+    name: Annotated[str | None, typer.Option("--name", help="Name of the model; the folder's name unless given.")] = None,
+    version: Annotated[str, typer.Option("--model-version", help="Version of the model.")] = "1",
+    metrics: Annotated[
+        Path | None, typer.Option("--metrics", help="evaluation.json of the same dataset, to be copied into the card.")
+    ] = None,
+    seed: Seed = 0,
+    epochs: Epochs = 80,
+) -> None:
+    """Train the MLP-based classifier on all jobs of a dataset and write its bundle."""
+    data = _load(dataset, family)
+    from models.export import save_classifier
+    from models.training import TrainingPlan, train_classifier
+
+    plan = TrainingPlan(seed=seed, epochs=epochs)
+    rows = _evaluated_rows(metrics, data) if metrics else []
+    with _progress("training") as report, _split_errors(dataset):
+        classifier = train_classifier(data, plan, lambda share: report("training", share))
+    bundle = save_classifier(out, classifier, data, plan, name=name or out.name, version=version, metrics=rows)
+    typer.echo(f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}")
+
+
+@app.command()
+def evaluate(
+    dataset: Dataset = DEFAULT_DATASET,
+    family: Family = "mlp",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for evaluation.md, evaluation.json and confusion.png.")
+    ] = None,
+    folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="Folds, split by architecture.")] = 3,
+    seed: Seed = 0,
+    epochs: Epochs = 80,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Evaluate every candidate on held-out architectures and print the table."""
+    data = _load(dataset, family)
+    from models.evaluation import evaluate as run_evaluation
+    from models.report import heading, markdown_table, write_report
+    from models.training import TrainingPlan
+
+    with _progress("evaluating") as report, _split_errors(dataset):
+        evaluation = run_evaluation(data, plan=TrainingPlan(seed=seed, epochs=epochs), fold_count=folds, progress=report)
+    paths = write_report(evaluation, out) if out else []
+    if as_json:
+        typer.echo(json.dumps(evaluation.rows(), indent=2))
+    else:
+        typer.echo(f"{heading(evaluation)}\n{markdown_table(evaluation)}", nl=False)
+        for path in paths:
+            typer.echo(f"wrote {path}", err=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for what the user can mend, 130 for an interrupt."""
+    try:
+        app(args=arguments, prog_name="python -m models")
+    except GpumemnetError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
+    return 0
+
+
+def _load(dataset: Path, family: str) -> LabelledJobs:
+    if not dataset.is_file():
+        raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder; {PUBLISHED_HINT} {dataset}")
+    import torch
+
+    from models.data import load_labelled_jobs
+
+    torch.set_num_threads(1)  # the networks are too small for a second thread to pay
+    return load_labelled_jobs(dataset, family)
+
+
+def _evaluated_rows(path: Path, data: LabelledJobs) -> list[dict[str, object]]:
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        rows, sha256 = document["candidates"], document["data_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DatasetError(f"{path} is no evaluation.json as 'python -m models evaluate --out' writes it") from None
+    if sha256 != data.sha256:
+        raise DatasetError(f"{path} was measured on another dataset: evaluate this one first")
+    return list(rows)
+
+
+@contextmanager
+def _split_errors(dataset: Path) -> Iterator[None]:
+    """Too few architectures to split are the dataset's fault, and said so."""
+    try:
+        yield
+    except ValueError as error:
+        raise DatasetError(f"{dataset}: {error}") from None
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
+    """A progress bar on standard error, silent where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield lambda what, share: progress.update(task, description=what, completed=share)

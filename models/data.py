@@ -1,0 +1,111 @@
+"""What training and evaluation read of a dataset: jobs, labels as intervals of bytes, and the groups that splits respect.
+
+A label is an interval because readings are granular (NVML and ``nvidia-smi`` count in MiB) and because a job that ran out of
+memory says only that it needed more than the card has: a censored label, never a class of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.dataset import read_dataset
+from gpumemnet.devices import device_profile
+from gpumemnet.errors import DatasetError
+from gpumemnet.features import feature_matrix
+from gpumemnet.job import TrainingJob, totals_only
+from gpumemnet.units import MIB
+
+READING_BYTES: Final = MIB
+"""Granularity of the driver's readings: the label's interval reaches this far to both sides."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledJobs:
+    """``B`` jobs of one family with their memory on one GPU model.
+
+    Attributes:
+        jobs: the jobs.
+        features: their feature vectors, shape ``[B, F]``.
+        label_bytes: measured memory; NaN where the job ran out of memory, shape ``[B]``.
+        lower_bytes: memory was at least this, shape ``[B]``.
+        upper_bytes: memory was at most this, infinite where the job ran out of memory, shape ``[B]``.
+        groups: architecture of each job as a code; splits keep a group together, shape ``[B]``.
+        gpu: the GPU model.
+        provenance: ``measured`` or ``published``.
+        label_source: how memory was read.
+        sha256: hash of the dataset file.
+    """
+
+    jobs: tuple[TrainingJob, ...]
+    features: NDArray[np.float64]
+    label_bytes: NDArray[np.float64]
+    lower_bytes: NDArray[np.float64]
+    upper_bytes: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    gpu: str
+    provenance: str
+    label_source: str
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def take(self, rows: NDArray[np.int64]) -> LabelledJobs:
+        """The jobs in ``rows``, shape ``[R]``."""
+        return replace(
+            self,
+            jobs=tuple(self.jobs[row] for row in rows.tolist()),
+            features=self.features[rows],
+            label_bytes=self.label_bytes[rows],
+            lower_bytes=self.lower_bytes[rows],
+            upper_bytes=self.upper_bytes[rows],
+            groups=self.groups[rows],
+        )
+
+    def without_layers(self) -> LabelledJobs:
+        """The same jobs as a scheduler knows them that has totals only."""
+        jobs = tuple(totals_only(job) for job in self.jobs)
+        return replace(self, jobs=jobs, features=features_on(self.gpu, jobs))
+
+
+def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
+    """Feature vectors of ``jobs`` on the GPU model ``gpu``, shape ``[B, F]``."""
+    return feature_matrix(jobs, device_profile(gpu).blas_workspace_bytes)
+
+
+def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
+    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``.
+
+    Raises:
+        DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
+    """
+    rows = [row for row in read_dataset(path) if row.job.family == family and row.status in ("ok", "oom")]
+    if not rows:
+        raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
+    for name in ("gpu", "label_source", "provenance"):
+        values = sorted({getattr(row, name) for row in rows})
+        if len(values) > 1:
+            raise DatasetError(f"{path} mixes rows of different {name} ({', '.join(values)}): train on one at a time")
+    labels = np.array([np.nan if row.label_bytes is None else row.label_bytes for row in rows], dtype=np.float64)
+    capacities = np.array([row.capacity_bytes for row in rows], dtype=np.float64)
+    jobs = tuple(row.job for row in rows)
+    _, groups = np.unique([row.architecture_key for row in rows], return_inverse=True)
+    return LabelledJobs(
+        jobs=jobs,
+        features=features_on(rows[0].gpu, jobs),
+        label_bytes=labels,
+        lower_bytes=np.where(np.isnan(labels), capacities, labels - READING_BYTES),
+        upper_bytes=np.where(np.isnan(labels), np.inf, labels + READING_BYTES),
+        groups=groups.astype(np.int64),
+        gpu=rows[0].gpu,
+        provenance=rows[0].provenance,
+        label_source=rows[0].label_source,
+        sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+    )

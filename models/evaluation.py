@@ -1,0 +1,129 @@
+"""Evaluation: every candidate on the same folds, split by architecture, trained anew in each fold.
+
+The classifier is judged as it is served: each fold's model is exported to a bundle and asked through
+:class:`gpumemnet.predictor.Predictor`.  Figures are pooled over the folds' held-out jobs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from gpumemnet.bins import PUBLISHED_BINS, BinScheme
+from gpumemnet.predictor import Predictor
+from models.answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
+from models.data import LabelledJobs
+from models.export import save_classifier
+from models.metrics import AmountFigures, BinFigures, amount_figures, bin_figures
+from models.splits import folds
+from models.training import TrainingPlan, train_classifier
+
+FOLDS: Final = 3
+SCHEMES: Final[tuple[BinScheme, ...]] = (PUBLISHED_BINS["published-1000mib"], PUBLISHED_BINS["published-2000mib"])
+CLASSIFIER: Final = "MLP-based classifier"
+TOTALS_SUFFIX: Final = ", totals only"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """All candidates on all folds.
+
+    Attributes:
+        label_bytes: measured bytes of the held-out jobs, fold after fold, shape ``[B]``.
+        answers: candidate → its answers for these jobs.
+        seed: of folds and training.
+        folds: number of folds.
+        data: what was evaluated on.
+    """
+
+    label_bytes: np.ndarray[Any, np.dtype[np.float64]]
+    answers: dict[str, Answers]
+    seed: int
+    folds: int
+    data: LabelledJobs
+
+    def bin_figures(self, candidate: str, scheme: BinScheme) -> BinFigures:
+        """Figures of a candidate's bins."""
+        return bin_figures(self.label_bytes, self.answers[candidate].bins[scheme.name], scheme)
+
+    def amount_figures(self, candidate: str) -> AmountFigures:
+        """Figures of a candidate's expected and safe bytes."""
+        return amount_figures(self.label_bytes, self.answers[candidate])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One JSON-ready row per candidate."""
+        return [
+            {
+                "candidate": candidate,
+                "bins": {scheme.name: asdict(self.bin_figures(candidate, scheme)) for scheme in SCHEMES},
+                **asdict(self.amount_figures(candidate)),
+            }
+            for candidate in self.answers
+        ]
+
+
+def evaluate(
+    data: LabelledJobs,
+    *,
+    plan: TrainingPlan | None = None,
+    fold_count: int = FOLDS,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> Evaluation:
+    """Evaluate all candidates on ``data``.
+
+    Args:
+        data: jobs with layers and labels; jobs that ran out of memory train the classifier but are not tested on.
+        plan: training plan of the classifier.
+        fold_count: number of folds.
+        progress: called with what is being done and the finished share of it.
+
+    Raises:
+        ValueError: when there are too few architectures to split.
+    """
+    plan = plan or TrainingPlan()
+    parts: dict[str, list[Answers]] = {}
+    labels = []
+    for fold, (training_rows, test_rows) in enumerate(folds(data.groups, fold_count, plan.seed), start=1):
+        training, test = data.take(training_rows), data.take(test_rows[~np.isnan(data.label_bytes[test_rows])])
+        labels.append(test.label_bytes)
+        parts.setdefault("commonest bin", []).append(commonest_bin(training, test, SCHEMES))
+        for name, fit in REGRESSIONS.items():
+            progress(f"fold {fold} of {fold_count}: {name}", 0.0)
+            parts.setdefault(name, []).append(regression_answers(fit, training, test, SCHEMES))
+        what = f"fold {fold} of {fold_count}: {CLASSIFIER}"
+        served = _served(training, plan, lambda share, what=what: progress(what, share))  # type: ignore[misc]
+        for suffix, jobs in (("", test), (TOTALS_SUFFIX, test.without_layers())):
+            parts.setdefault(CLASSIFIER + suffix, []).append(_classifier_answers(served, jobs))
+    pooled = {candidate: _concatenated(answers) for candidate, answers in parts.items()}
+    return Evaluation(np.concatenate(labels), pooled, plan.seed, fold_count, data)
+
+
+def _served(training: LabelledJobs, plan: TrainingPlan, progress: Callable[[float], None]) -> Predictor:
+    """A predictor with a bundle freshly trained on ``training``."""
+    with tempfile.TemporaryDirectory() as folder:
+        classifier = train_classifier(training, plan, progress)
+        bundle = save_classifier(Path(folder) / "fold", classifier, training, plan, name="fold", version="0")
+    return Predictor([bundle])
+
+
+def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:
+    estimates = {scheme.name: predictor.estimate(test.jobs, bins=scheme, coverage=COVERAGE) for scheme in SCHEMES}
+    first = estimates[SCHEMES[0].name]
+    return Answers(
+        expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),
+        safe_bytes=np.array([estimate.safe_bytes or np.nan for estimate in first], dtype=np.float64),
+        bins={name: np.array([estimate.bin_index for estimate in answers]) for name, answers in estimates.items()},
+    )
+
+
+def _concatenated(parts: Sequence[Answers]) -> Answers:
+    return Answers(
+        np.concatenate([part.expected_bytes for part in parts]),
+        np.concatenate([part.safe_bytes for part in parts]),
+        {name: np.concatenate([part.bins[name] for part in parts]) for name in parts[0].bins},
+    )

@@ -1,0 +1,142 @@
+"""Exports a trained classifier to a bundle: ONNX graph, card, checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from gpumemnet.bundle import FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
+from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
+from models.data import LabelledJobs
+from models.network import float_tensor
+from models.training import TrainedClassifier, TrainingPlan
+
+OPTION_FIELDS: Final = (
+    *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
+    *("channels_last", "cudnn_benchmark", "gradient_accumulation"),
+)
+"""Job fields whose values in training bound the model's support."""
+RANGE_COLUMNS: Final = (
+    *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share"),
+    *("input_bytes", "activation_bytes"),
+)
+"""Feature columns whose range in training bounds the model's support; all of them known from totals."""
+
+PUBLISHED_CREDIT: Final[Mapping[str, str]] = {
+    "description": "3,000 MLP training jobs (fp32, Adam) measured by GPUMemNet on one A100-SXM4-40GB: maximum of one-second "
+    "nvidia-smi readings of the whole GPU over 60 s",
+    "source": "https://github.com/itu-rad/GPUMemNet (Datasets/MLP/mlp_data_step2.csv); arXiv 2602.17817",
+    "licence": "CC BY 4.0",
+    "credit": "Measurements by the authors of GPUMemNet, IT University of Copenhagen (itu-rad)",
+}
+
+
+def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
+    """The classifier's graph, serialised, with a free batch dimension."""
+    example = (float_tensor(data.features[:2]),)
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's own use of what torch deprecates
+            program = torch.onnx.export(
+                classifier.network,
+                example,
+                input_names=["features"],
+                output_names=list(GRAPH_OUTPUTS),
+                dynamic_shapes={"features_BF": {0: torch.export.Dim.DYNAMIC}},
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        quiet.setLevel(level)
+    assert program is not None
+    graph = program.model_proto
+    for entry in (graph, graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.input, *graph.graph.output):
+        del entry.metadata_props[:]  # the exporter notes stack traces with the paths of the machine
+    return bytes(graph.SerializeToString())
+
+
+def save_classifier(
+    folder: str | Path,
+    classifier: TrainedClassifier,
+    data: LabelledJobs,
+    plan: TrainingPlan,
+    *,
+    name: str,
+    version: str,
+    metrics: Sequence[Mapping[str, Any]] = (),
+) -> Bundle:
+    """Write the bundle of ``classifier``, trained on ``data``, to ``folder``, atomically.
+
+    Args:
+        folder: the bundle's folder.
+        classifier: the trained model.
+        data: what it was trained on; gives support and provenance.
+        plan: how it was trained.
+        name: the model's name.
+        version: the model's version.
+        metrics: rows of the evaluation table, measured on folds that the evaluated models had not seen.
+
+    Raises:
+        BundleError: when ``folder`` exists and is no bundle.
+    """
+    columns = {column: data.features[:, FEATURE_NAMES.index(column)] for column in RANGE_COLUMNS}
+    card: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "name": name,
+        "version": version,
+        "family": data.jobs[0].family,
+        "encoder": "mlp",
+        "gpu": data.gpu,
+        "feature_schema": FEATURE_SCHEMA,
+        "features": list(FEATURE_NAMES),
+        "intended_use": "Memory of MLP training jobs on one GPU, before they start, for schedulers and batch prediction.",
+        "limits": "Holds for the options and ranges under 'support'; beyond them the answer is the calibrated closed form with a "
+        "wide distribution and without safe bytes.",
+        "training_data": {
+            **(PUBLISHED_CREDIT if data.provenance == "published" else {"description": f"measured on {data.gpu}"}),
+            "rows": len(data),
+            "architectures": int(data.groups.max()) + 1,
+            "provenance": data.provenance,
+            "label_source": data.label_source,
+            "sha256": data.sha256,
+        },
+        "support": {
+            "options": {field: _seen(data, field) for field in OPTION_FIELDS},
+            "ranges": {column: [float(values.min()), float(values.max())] for column, values in columns.items()},
+        },
+        "conformal": {
+            "method": "cross-conformal: log-errors in units of the predicted spread, scored on rows that the scored member of "
+            "the ensemble had not trained on; holds for jobs exchangeable with the training jobs",
+            "coverages": list(classifier.coverages),
+            "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
+        },
+        "fallback": {
+            "log_scale": classifier.fallback_log_scale,
+            "method": "error of the closed form fitted to the smaller half of the training jobs, on the larger half",
+        },
+        "training": {
+            "members": plan.members,
+            "hidden": plan.hidden,
+            "components": plan.components,
+            "epochs": plan.epochs,
+            "seed": plan.seed,
+            "best_epochs": list(classifier.best_epochs),
+            "torch": torch.__version__.split("+")[0],
+        },
+        "metrics": [dict(row) for row in metrics],
+    }
+    return save_bundle(folder, export_onnx(classifier, data), card)
+
+
+def _seen(data: LabelledJobs, field: str) -> list[Any]:
+    return sorted({getattr(job, field) for job in data.jobs}, key=lambda value: (value is None, str(value)))

@@ -1,0 +1,238 @@
+"""The MLP-based classifier: an ensemble of small MLPs whose head is a distribution over memory, as one graph.
+
+The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature vector).  The head is a
+mixture of logistics over log-bytes relative to the calibrated closed form: it answers bins of any width and respects their order.
+Everything from the raw feature columns to the mixture is inside the module, hence inside the exported graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES, SMALL_SEGMENT
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.units import MIB
+from models.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
+
+# Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components.
+
+SMALLEST_SCALE: Final = 0.03
+"""Floor of a component's scale, in units of the closed form's typical error."""
+BACKGROUND_WEIGHT: Final = 0.005
+BACKGROUND_SCALE: Final = 8.0
+"""A thin, wide component that takes faulty labels, so that no other has to."""
+CLIP: Final = 6.0
+LAYER_BYTES: Final = (
+    *(f"{part}_{size}_bytes" for part in ("peak", "weights", "kept") for size in SIZE_CLASSES),
+    "largest_weight_bytes",
+    "largest_activation_bytes",
+)
+_MIB: Final = 1.0 / MIB
+_TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT
+_TURN_MEDIUM: Final = 2.0 * math.pi / MEDIUM_SEGMENT
+
+Amount = Mapping[str, float]
+"""A weighted sum of feature columns."""
+
+TOTAL_AMOUNTS: Final[tuple[Amount, ...]] = (
+    {"weight_bytes": _MIB},
+    {"activation_bytes": _MIB},
+    {"input_bytes": _MIB},
+    {"total_activations": 0.004},
+    dict.fromkeys((*MODEL_STATE_COLUMNS, "activation_bytes"), _MIB),
+)
+"""Amounts that totals give; each enters as its logarithm and relative to the calibrated line."""
+FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
+    {"weight_bytes": 16 * _MIB},
+    {"activation_bytes": 16 * _MIB},
+    {"input_bytes": 16 * _MIB},
+    {"weight_bytes": 128 * _MIB},
+    {"activation_bytes": 128 * _MIB},
+    {"batch_size": 1.0},
+)
+"""The same in finer units, as logarithms only: they tell small jobs apart."""
+LAYER_AMOUNTS: Final[tuple[Amount, ...]] = tuple({name: _MIB} for name in LAYER_BYTES)
+"""Amounts that need the layers; logarithm and relative to the calibrated line."""
+ANGLES: Final[tuple[Amount, ...]] = ({"small_slack_bytes": _TURN_SMALL}, {"medium_slack_bytes": _TURN_MEDIUM})
+"""Where in its last segment the closed form ends, as an angle: memory grows by whole segments."""
+PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
+    {"small_slack_bytes": _MIB},
+    {"medium_slack_bytes": _MIB},
+    {"spare_medium_segments": 1.0},
+    {"reused_segments": 1.0},
+)
+
+
+def _matrix(amounts: Sequence[Amount]) -> Tensor:
+    """``features @ matrix`` gives the amounts; shape ``[F, len(amounts)]``."""
+    matrix = torch.zeros(len(FEATURE_NAMES), len(amounts))
+    for column, amount in enumerate(amounts):
+        for name, factor in amount.items():
+            matrix[FEATURE_NAMES.index(name), column] = factor
+    return matrix
+
+
+def _line_amount(line: PhysicsLine) -> Amount:
+    return {name: slope * _MIB for slope, columns in zip(line.slopes, line.terms, strict=True) for name in columns}
+
+
+class FeatureTransform(nn.Module):
+    """From raw feature columns to the network's inputs and to the reference, the calibrated closed form in log-bytes.
+
+    Jobs with layers and jobs with totals only share the network; the totals come twice, once for each kind of job, so that what
+    is learnt of the one does not blur the other.
+    """
+
+    matrix: Tensor
+    intercepts: Tensor
+    floors: Tensor
+    errors: Tensor
+    mean: Tensor
+    deviation: Tensor
+    mask: Tensor
+
+    def __init__(self, layers_line: PhysicsLine, totals_line: PhysicsLine, layers_error: float, totals_error: float) -> None:
+        """Lines of both kinds of job, and the typical size of their error in log-bytes, the unit of the network's output."""
+        super().__init__()
+        lines = (layers_line, totals_line)
+        self.blocks = [
+            *(len(TOTAL_AMOUNTS), len(LAYER_AMOUNTS), len(FINE_AMOUNTS)),
+            *(len(ANGLES), len(PLAIN_AMOUNTS), len(lines), 1),
+        ]
+        amounts = (*TOTAL_AMOUNTS, *LAYER_AMOUNTS, *FINE_AMOUNTS, *ANGLES, *PLAIN_AMOUNTS, *map(_line_amount, lines))
+        self.register_buffer("matrix", _matrix((*amounts, {"has_layers": 1.0})))
+        self.register_buffer("intercepts", torch.tensor([line.intercept_mib for line in lines]))
+        self.register_buffer("floors", torch.tensor([line.floor_mib for line in lines]))
+        self.register_buffer("errors", torch.tensor([layers_error, totals_error]))
+        totals = 2 * len(TOTAL_AMOUNTS) + len(FINE_AMOUNTS)
+        layers = 2 * len(LAYER_AMOUNTS) + 2 * len(ANGLES) + len(PLAIN_AMOUNTS)
+        self.register_buffer("mean", torch.zeros(totals + layers))
+        self.register_buffer("deviation", torch.ones(totals + layers))
+        # Inputs are [totals, totals, layers, 1]: without layers the second copy is on, with them all the others.
+        without = torch.cat((torch.zeros(totals), torch.ones(totals), torch.zeros(layers + 1)))
+        self.register_buffer("mask", torch.stack((without, 1.0 - 2.0 * without)))
+        self.totals = totals
+        self.width = 2 * totals + layers + 1
+
+    def fit(self, features_BF: Tensor) -> None:
+        """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``."""
+        raw_BD, _, _ = self._raw(features_BF)
+        self.mean.copy_(raw_BD.mean(0))
+        self.deviation.copy_(raw_BD.std(0) + 1e-6)
+
+    def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs ``[B, D]``; then, ``[B, 1]`` each: reference and unit of the output in log-bytes, 1.0 where there are layers."""
+        raw_BD, lines_B2, has_B1 = self._raw(features_BF)
+        inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP)
+        inputs_BD = torch.cat((inputs_BD[:, : self.totals], inputs_BD, has_B1), dim=1) * (self.mask[0] + has_B1 * self.mask[1])
+        layers_line_B1, totals_line_B1 = torch.split(lines_B2, 1, dim=1)
+        reference_mib_B1 = totals_line_B1 + has_B1 * (layers_line_B1 - totals_line_B1)
+        units_B1 = self.errors[1] + has_B1 * (self.errors[0] - self.errors[1])
+        return inputs_BD, reference_mib_B1.log() + math.log(MIB), units_B1, has_B1
+
+    def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs before standardisation, totals first; both lines in MiB; whether there are layers."""
+        amounts_BC = features_BF @ self.matrix
+        totals, layers, _, angles, plain, lines_B2, has_B1 = torch.split(amounts_BC, self.blocks, dim=1)
+        lines_B2 = torch.maximum(lines_B2 + self.intercepts, self.floors)
+        totals_log, layers_log, fine_log = torch.split(
+            (amounts_BC[:, : sum(self.blocks[:3])] + 1.0).log(), self.blocks[:3], dim=1
+        )
+        parts = (
+            *(totals_log, fine_log, totals / lines_B2[:, 1:]),
+            *(layers_log, layers / lines_B2[:, :1], angles.sin(), angles.cos(), plain),
+        )
+        return torch.cat(parts, dim=1), lines_B2, has_B1
+
+
+class MemberMLPs(nn.Module):
+    """``E`` MLPs of two hidden layers side by side, as batched matrix products."""
+
+    def __init__(self, inputs: int, members: int, hidden: int, components: int, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.components = components
+        widths = (inputs, hidden, hidden, 3 * components)
+        gains = (1.4, 1.4, 0.1)
+        self.weights = nn.ParameterList(
+            torch.randn(members, rows, columns, generator=generator) * (gain / math.sqrt(rows))
+            for rows, columns, gain in zip(widths, widths[1:], gains, strict=False)
+        )
+        self.biases = nn.ParameterList(torch.zeros(members, 1, columns) for columns in widths[1:])
+        with torch.no_grad():
+            self.biases[2][:, :, components : 2 * components] = torch.linspace(-0.8, 0.8, components)
+            self.biases[2][:, :, 2 * components :] = -0.7
+
+    def forward(self, inputs_EBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, locations and scales of each member's mixture, shape ``[B, E, K]``, in units of the closed form's error."""
+        hidden_EBH = nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0])
+        hidden_EBH = nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
+        outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
+        logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
+        return logits_BEK.softmax(-1), locations_BEK, nn.functional.softplus(scales_BEK) + SMALLEST_SCALE
+
+
+class MixtureClassifier(nn.Module):
+    """Transform, members, head and calibrated bounds: the exported graph (inputs and outputs: :mod:`gpumemnet.bundle`)."""
+
+    layers_multiples: Tensor
+    totals_multiples: Tensor
+
+    def __init__(self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]]) -> None:
+        """``multiples`` hold for each calibrated coverage the multiple of the spread, for the modes ``layers`` and ``totals``."""
+        super().__init__()
+        self.transform = transform
+        self.members = members
+        self.register_buffer("layers_multiples", torch.tensor(multiples["layers"]))
+        self.register_buffer("totals_multiples", torch.tensor(multiples["totals"]))
+
+    def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
+        """Weights, locations, scales ``[B, E·K + 1]``; reference and expected ``[B]``; bounds ``[B, L]``."""
+        inputs_BD, reference_B1, units_B1, has_B1 = self.transform(features_BF)
+        mixture = self.members(inputs_BD.unsqueeze(0))
+        members = mixture[0].shape[1]
+        weights_BK, locations_BK, scales_BK = (part.reshape(-1, members * self.members.components) for part in mixture)
+        weights_BK = weights_BK / members
+        centre_B1, spread_B1 = centre_and_spread(weights_BK, locations_BK, scales_BK)
+        multiples_BL = self.totals_multiples + has_B1 * (self.layers_multiples - self.totals_multiples)
+        expected_B1 = reference_B1 + centre_B1 * units_B1
+        pad = nn.functional.pad
+        return (
+            pad(weights_BK * (1.0 - BACKGROUND_WEIGHT), (0, 1), value=BACKGROUND_WEIGHT),
+            reference_B1 + pad(locations_BK, (0, 1)) * units_B1,
+            pad(scales_BK, (0, 1), value=BACKGROUND_SCALE) * units_B1,
+            reference_B1[:, 0],
+            expected_B1[:, 0],
+            expected_B1 + spread_B1 * multiples_BL * units_B1,
+        )
+
+
+def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre of a mixture, and the mean distance of its components' mass from there; ``[..., K]`` to ``[..., 1]`` each.
+
+    The centre is the mean of the locations weighted by each component's height, ``weight / scale``: close to the mode, without
+    a search.  A logistic of scale ``s`` has the mean absolute deviation ``2 s log 2``.
+    """
+    heights = weights / scales
+    centre = (heights * locations).sum(-1, keepdim=True) / heights.sum(-1, keepdim=True)
+    distances = (locations - centre).abs() + 2.0 * math.log(2.0) * scales
+    return centre, (weights * distances).sum(-1, keepdim=True)
+
+
+def mixture_cdf(mixture: tuple[Tensor, Tensor, Tensor], positions: Tensor) -> Tensor:
+    """CDF of each member's mixture with its background, at positions of shape ``[B, E]`` in units of the error."""
+    weights, locations, scales = mixture
+    cumulative = (weights * torch.sigmoid((positions[..., None] - locations) / scales)).sum(-1)
+    return (1.0 - BACKGROUND_WEIGHT) * cumulative + BACKGROUND_WEIGHT * torch.sigmoid(positions / BACKGROUND_SCALE)
+
+
+def float_tensor(values: NDArray[np.float64]) -> Tensor:
+    """Features as the graph takes them: single precision."""
+    return torch.from_numpy(values.astype(np.float32))

@@ -1,0 +1,71 @@
+"""Calibrated physics: memory as a straight line in bytes that physics gives, with the context as its intercept.
+
+Lines are fitted by median regression, so that a handful of faulty labels moves none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LinearRegression, QuantileRegressor
+
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.units import MIB
+
+MODEL_STATE_COLUMNS: Final = ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "optimizer_temporary_bytes")
+LAYER_TERMS: Final = (("segment_bytes",),)
+"""The line of a job with layers: one term, the closed form in whole segments."""
+TOTALS_TERMS: Final = (MODEL_STATE_COLUMNS, ("activation_bytes",), ("input_bytes",))
+"""The line of a job with totals only: three terms, the first a sum of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicsLine:
+    """``intercept + Σ slope · term`` in MiB, never below ``floor``.
+
+    Attributes:
+        terms: each term as the feature columns that it sums.
+        intercept_mib, slopes: the fit.
+        floor_mib: smallest value that the line may give.
+    """
+
+    terms: tuple[tuple[str, ...], ...]
+    intercept_mib: float
+    slopes: tuple[float, ...]
+    floor_mib: float
+
+    def predict_bytes(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The line for features of shape ``[B, F]``; shape ``[B]``."""
+        line = self.intercept_mib + term_matrix_mib(features, self.terms) @ np.array(self.slopes)
+        line_bytes: NDArray[np.float64] = np.maximum(line, self.floor_mib) * MIB
+        return line_bytes
+
+
+def fit_line(
+    features: NDArray[np.float64],
+    label_bytes: NDArray[np.float64],
+    terms: Sequence[Sequence[str]],
+    *,
+    least_squares: bool = False,
+) -> PhysicsLine:
+    """Fit the line of ``terms`` to the rows with a label (no NaN), by median regression or by least squares."""
+    known = ~np.isnan(label_bytes)
+    inputs, labels_mib = term_matrix_mib(features[known], terms), label_bytes[known] / MIB
+    regression = LinearRegression() if least_squares else QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs")
+    regression.fit(inputs, labels_mib)
+    return PhysicsLine(
+        terms=tuple(tuple(columns) for columns in terms),
+        intercept_mib=float(regression.intercept_),
+        slopes=tuple(float(slope) for slope in regression.coef_),
+        floor_mib=0.5 * float(labels_mib.min()),
+    )
+
+
+def term_matrix_mib(features: NDArray[np.float64], terms: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+    """The terms in MiB, shape ``[B, len(terms)]``."""
+    sums = [features[:, [FEATURE_NAMES.index(name) for name in columns]].sum(axis=1) for columns in terms]
+    return np.stack(sums, axis=1) / MIB

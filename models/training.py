@@ -1,0 +1,218 @@
+"""Training of the MLP-based classifier and the calibration of its safe bytes.
+
+Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
+there: the conformal scores come from rows that the scored member never trained on (cross-conformal prediction, Vovk, Annals of
+Mathematics and Artificial Intelligence 74, 2015), in units of the spread that it predicts (Lei et al., JASA 113, 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpumemnet.units import MIB
+from models.data import LabelledJobs
+from models.network import (
+    FeatureTransform,
+    MemberMLPs,
+    MixtureClassifier,
+    centre_and_spread,
+    float_tensor,
+    mixture_cdf,
+)
+from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
+from models.splits import pieces
+
+COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
+TOTALS_COPIES: Final = 2
+"""Each job is learnt once with its layers and so many times with its totals only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """Sizes and schedule of one training run.
+
+    Attributes:
+        members, hidden, components: of the ensemble.
+        epochs, batch_rows, learning_rate, weight_decay: AdamW with a one-cycle schedule.
+        seed: of initialisation, order and pieces.
+    """
+
+    members: int = 5
+    hidden: int = 48
+    components: int = 3
+    epochs: int = 80
+    batch_rows: int = 128
+    learning_rate: float = 4e-3
+    weight_decay: float = 0.3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedClassifier:
+    """What training gives: the network, its calibration, and what a card says of them.
+
+    Attributes:
+        network: the whole graph, in evaluation mode.
+        coverages: the levels of the graph's bounds.
+        multiples: mode (``layers``, ``totals``) → for each coverage the multiple of the spread that gives it.
+        fallback_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
+        best_epochs: the epoch that each member stopped at.
+    """
+
+    network: MixtureClassifier
+    coverages: tuple[float, ...]
+    multiples: Mapping[str, tuple[float, ...]]
+    fallback_log_scale: float
+    best_epochs: tuple[int, ...]
+
+
+def train_classifier(
+    data: LabelledJobs, plan: TrainingPlan | None = None, progress: Callable[[float], None] = lambda share: None
+) -> TrainedClassifier:
+    """Train on ``data``.
+
+    Args:
+        data: jobs with layers.
+        plan: sizes and schedule.
+        progress: called with the finished share of the epochs.
+
+    Raises:
+        ValueError: when there are fewer architectures than members.
+    """
+    plan = plan or TrainingPlan()
+    totals = data.without_layers()
+    transform = _fitted_transform(data, totals)
+    members = MemberMLPs(transform.width, plan.members, plan.hidden, plan.components, plan.seed)
+    piece = pieces(data.groups, plan.members, plan.seed)
+
+    layers_rows, totals_rows = _rows(transform, data), _rows(transform, totals)
+    rows = [torch.cat((a, *[b] * TOTALS_COPIES)) for a, b in zip(layers_rows, totals_rows, strict=True)]
+    best_epochs = _fit(members, rows, np.tile(piece, 1 + TOTALS_COPIES), plan, progress)
+
+    coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
+    multiples = {}
+    for mode, mode_data in (("layers", data), ("totals", totals)):
+        multiples[mode] = _conformal_multiples(transform, members, mode_data, piece, coverages)
+    network = MixtureClassifier(transform, members, multiples).eval()
+    return TrainedClassifier(network, coverages, multiples, _extrapolation_scale(data), best_epochs)
+
+
+def _fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
+    layers_line = fit_line(data.features, data.label_bytes, LAYER_TERMS)
+    totals_line = fit_line(totals.features, totals.label_bytes, TOTALS_TERMS)
+    transform = FeatureTransform(layers_line, totals_line, _typical_error(layers_line, data), _typical_error(totals_line, totals))
+    transform.fit(float_tensor(data.features))
+    return transform
+
+
+def _log_errors(line: PhysicsLine, data: LabelledJobs) -> NDArray[np.float64]:
+    known = ~np.isnan(data.label_bytes)
+    errors: NDArray[np.float64] = np.abs(np.log(data.label_bytes[known] / line.predict_bytes(data.features[known])))
+    return errors
+
+
+def _typical_error(line: PhysicsLine, data: LabelledJobs) -> float:
+    return max(float(np.percentile(_log_errors(line, data), 68)), 1e-4)
+
+
+def _rows(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
+    with torch.no_grad():
+        inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
+    reference, units = reference_B1[:, 0].double().numpy(), units_B1[:, 0].double().numpy()
+    lower, upper = ((np.log(edge) - reference) / units for edge in (data.lower_bytes, data.upper_bytes))
+    return inputs_BD, torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
+
+
+def _loss(members: MemberMLPs, inputs_EBD: Tensor, lower_EB: Tensor, upper_EB: Tensor) -> Tensor:
+    """Negative log-probability of each label's interval, shape ``[E]``: cross-entropy on bins of the reading's width."""
+    mixture = members(inputs_EBD)
+    probability_BE = mixture_cdf(mixture, upper_EB.T) - mixture_cdf(mixture, lower_EB.T)
+    return -probability_BE.clamp_min(1e-7).log().mean(0)
+
+
+def _fit(
+    members: MemberMLPs,
+    rows: list[Tensor],
+    piece: NDArray[np.int64],
+    plan: TrainingPlan,
+    progress: Callable[[float], None],
+) -> tuple[int, ...]:
+    inputs_BD, lower_B, upper_B = rows
+    order = np.random.default_rng(plan.seed)
+    training = [np.flatnonzero(piece != member) for member in range(plan.members)]
+    held_out = [np.flatnonzero(piece == member) for member in range(plan.members)]
+    training_rows, held_out_rows = min(map(len, training)), min(map(len, held_out))
+    held_out_EV = torch.from_numpy(np.stack([rows_[:held_out_rows] for rows_ in held_out]))
+
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": list(members.weights), "weight_decay": plan.weight_decay},
+            {"params": list(members.biases), "weight_decay": 0.0},
+        ],
+        lr=plan.learning_rate,
+    )
+    steps = math.ceil(training_rows / plan.batch_rows)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.learning_rate, plan.epochs * steps, pct_start=0.1)
+    best_loss_E = torch.full((plan.members,), torch.inf)
+    best_epoch_E = torch.zeros(plan.members, dtype=torch.int64)
+    best_state = [parameter.detach().clone() for parameter in members.parameters()]
+    for epoch in range(plan.epochs):
+        shuffled_ET = torch.from_numpy(np.stack([order.permutation(rows_)[:training_rows] for rows_ in training]))
+        for step in range(steps):
+            batch_EB = shuffled_ET[:, step * plan.batch_rows : (step + 1) * plan.batch_rows]
+            loss = _loss(members, inputs_BD[batch_EB], lower_B[batch_EB], upper_B[batch_EB]).sum()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(members.parameters(), 5.0)
+            optimizer.step()
+            schedule.step()
+        with torch.no_grad():
+            loss_E = _loss(members, inputs_BD[held_out_EV], lower_B[held_out_EV], upper_B[held_out_EV])
+            better_E = loss_E < best_loss_E
+            best_loss_E[better_E] = loss_E[better_E]
+            best_epoch_E[better_E] = epoch
+            for saved, parameter in zip(best_state, members.parameters(), strict=True):
+                saved[better_E] = parameter[better_E]
+        progress((epoch + 1) / plan.epochs)
+    with torch.no_grad():
+        for saved, parameter in zip(best_state, members.parameters(), strict=True):
+            parameter.copy_(saved)
+    return tuple(best_epoch_E.tolist())
+
+
+def _conformal_multiples(
+    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64], coverages: Sequence[float]
+) -> tuple[float, ...]:
+    """For each coverage the multiple of the predicted spread that bounds that share of rows unseen by the member asked.
+
+    A job that ran out of memory scores with the card's capacity, the least that it can have needed.
+    """
+    with torch.no_grad():
+        inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
+        own = (torch.arange(len(piece)), torch.from_numpy(piece))
+        centre_B1, spread_B1 = centre_and_spread(*(part[own] for part in members(inputs_BD.unsqueeze(0))))
+    expected, spread = (reference_B1 + centre_B1 * units_B1).double()[:, 0], (spread_B1 * units_B1).double()[:, 0]
+    labels = np.where(np.isnan(data.label_bytes), data.lower_bytes, data.label_bytes)
+    scores = np.sort((np.log(labels) - expected.numpy()) / spread.numpy())
+    return tuple(float(scores[math.ceil((len(labels) + 1) * level) - 1]) for level in coverages)
+
+
+def _extrapolation_scale(data: LabelledJobs) -> float:
+    """How far off the closed form is beyond the sizes it was fitted to: fitted to the smaller half, judged on the larger.
+
+    The scale is that of the logistic whose central 99 % are as wide as the central 99 % of those errors.
+    """
+    sizes = fit_line(data.features, data.label_bytes, LAYER_TERMS).predict_bytes(data.features)
+    smaller, larger = np.flatnonzero(sizes <= np.median(sizes)), np.flatnonzero(sizes > np.median(sizes))
+    line = fit_line(data.features[smaller], data.label_bytes[smaller], LAYER_TERMS)
+    errors = _log_errors(line, data.take(larger))
+    return max(float(np.percentile(errors, 99)) / math.log(0.995 / 0.005), 1.0 / MIB)
