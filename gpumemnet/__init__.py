@@ -1,1 +1,84 @@
-"""Tells, before a deep-learning training job starts, how much GPU memory it will take."""
+"""Tells, before a deep-learning training job starts, how much GPU memory it will take.
+
+The names below are the public interface; each is loaded when it is first used, so that ``import gpumemnet`` costs nothing and
+loads neither torch nor onnxruntime::
+
+    from gpumemnet import Predictor, job_from_json
+
+    estimate = Predictor.default().predict(job_from_json(open("job.json").read()))
+    print(estimate.expected_bytes, estimate.safe_bytes)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+    from gpumemnet.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
+    from gpumemnet.client import AsyncClient, Client
+    from gpumemnet.devices import DeviceProfile, device_profile, device_profiles
+    from gpumemnet.errors import GpumemnetError
+    from gpumemnet.estimate import Estimate, Estimator
+    from gpumemnet.features import FEATURE_COLUMNS, feature_matrix
+    from gpumemnet.job import TrainingJob
+    from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json
+    from gpumemnet.layers import Layer
+    from gpumemnet.predictor import Predictor
+    from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
+
+_MODULE_OF = {
+    **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "bins"),
+    **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "bundle"),
+    **dict.fromkeys(("AsyncClient", "Client"), "client"),
+    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "devices"),
+    **dict.fromkeys(("Estimate", "Estimator"), "estimate"),
+    **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "features"),
+    **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "job_json"),
+    **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "sequence"),
+    "GpumemnetError": "errors",
+    "Layer": "layers",
+    "Predictor": "predictor",
+    "TrainingJob": "job",
+}
+
+__all__ = [
+    "AsyncClient",
+    "BinScheme",
+    "Bundle",
+    "BundleCard",
+    "Client",
+    "DeviceProfile",
+    "Estimate",
+    "Estimator",
+    "FEATURE_COLUMNS",
+    "GpumemnetError",
+    "Layer",
+    "PUBLISHED_BINS",
+    "Predictor",
+    "SEQUENCE_COLUMNS",
+    "TrainingJob",
+    "bins_of_width",
+    "device_profile",
+    "device_profiles",
+    "feature_matrix",
+    "job_from_dict",
+    "job_from_json",
+    "job_to_dict",
+    "job_to_json",
+    "layer_sequence",
+    "load_bundle",
+    "named_bins",
+    "shipped_bundles",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'gpumemnet' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gpumemnet.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

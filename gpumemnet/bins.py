@@ -42,7 +42,7 @@ class BinScheme:
 
     def __post_init__(self) -> None:
         if type(self.width_bytes) is not int or self.width_bytes < MIB:
-            raise InvalidRequestError(f"must be at least 1 MiB, not {describe(self.width_bytes)}", "bin_width")
+            raise InvalidRequestError(f"must be at least 1 MiB, not {describe(self.width_bytes)} bytes", "bin_width")
         if type(self.count) is not int or not 1 <= self.count <= MAX_BINS:
             raise InvalidRequestError(f"gives {self.count} bins: choose a width that needs between 1 and {MAX_BINS}", "bin_width")
         if not self.name:

@@ -13,9 +13,12 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from gpumemnet.cli.extract import extract
+from gpumemnet.cli.models import models
+from gpumemnet.cli.predict import predict
+from gpumemnet.cli.serve import serve
 from gpumemnet.errors import GpumemnetError
 
-COMMANDS: Final[tuple[Callable[..., Any], ...]] = (extract,)
+COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, models)
 
 _USER_ERROR: Final = 2
 

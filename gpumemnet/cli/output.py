@@ -63,6 +63,17 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
     console.print(table)
 
 
+def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """A heading, and under it names and values in two columns; long values are wrapped within theirs."""
+    grid = Table.grid(padding=(0, 2, 0, 1))
+    grid.add_column(justify="right", style="bold", no_wrap=True)
+    grid.add_column()
+    for name, value in facts:
+        grid.add_row(name, Text(value))
+    console.print(Text(title, style="bold"))
+    console.print(grid)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

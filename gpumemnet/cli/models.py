@@ -1,0 +1,41 @@
+"""``gpumemnet models``: which bundles there are, and what they say of themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.cli.output import print_facts
+
+
+def models(
+    bundle: Annotated[list[Path] | None, typer.Argument(help="Bundle folders; the shipped ones unless given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")] = False,
+) -> None:
+    """List bundles, checked against their checksums."""
+    bundles = [load_bundle(folder) for folder in bundle] if bundle else list(shipped_bundles())
+    if as_json:
+        typer.echo(json.dumps([{**one.card.document, "sha256": one.sha256} for one in bundles], indent=2))
+        return
+    console = Console()
+    for one in bundles:
+        print_facts(console, f"{one.card.name}, version {one.card.version}", _facts(one))
+
+
+def _facts(bundle: Bundle) -> list[tuple[str, str]]:
+    card, data = bundle.card, bundle.card.document.get("training_data", {})
+    seen = {field: [str(value) for value in values if value not in (None, False)] for field, values in card.options.items()}
+    options = "; ".join(f"{field} {' or '.join(values)}" for field, values in seen.items() if values)
+    return [
+        ("answers for", f"{card.family} jobs on {card.gpu}"),
+        ("trained on", f"{data.get('rows', 0):,} {data.get('provenance', '')} jobs: {data.get('description', '')}"),
+        *((name, str(data[name])) for name in ("licence", "credit") if name in data),
+        ("with", options),
+        ("sha256", bundle.sha256),
+        ("folder", bundle.source),
+    ]

@@ -1,0 +1,144 @@
+"""``gpumemnet predict``: the memory of the jobs in a file, from the bundles, in process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.cli.output import print_facts, print_table
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job import TrainingJob
+from gpumemnet.jobs_file import read_jobs_file
+from gpumemnet.units import MIB, ceil_mib, format_bytes
+
+if TYPE_CHECKING:
+    from gpumemnet.estimate import Estimate
+
+_SHOWN_BINS: Final = 5
+_SHOWN_JOBS: Final = 1000
+
+
+def predict(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A job (.json), or many (.json list, .jsonl, .parquet).")],
+    bundle: Annotated[
+        list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
+    ] = None,
+    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes shall cover.")] = 0.99,
+    bin_width: Annotated[
+        int | None, typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given.")
+    ] = None,
+    bins: Annotated[str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object a job and line.")] = False,
+) -> None:
+    """Predict how much GPU memory jobs will take."""
+    scheme = _scheme(bin_width, bins)
+    answers = _answers(jobs, bundle or [], scheme, coverage)
+    if as_json:
+        for number, _, estimate in answers:
+            sys.stdout.write(json.dumps({"job": number, **_document(estimate)}) + "\n")
+        return
+    _show(answers, Console())
+
+
+def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
+    if name is not None and bin_width_mib is not None:
+        raise InvalidRequestError("give either --bin-width or --bins, not both", "bins")
+    if name is not None:
+        return named_bins(name)
+    return None if bin_width_mib is None else bins_of_width(bin_width_mib * MIB)
+
+
+def _answers(
+    path: Path, bundles: list[Path], scheme: BinScheme | None, coverage: float
+) -> Iterator[tuple[int, TrainingJob, Estimate]]:
+    from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
+
+    batches = read_jobs_file(path)
+    predictor = Predictor.load(*bundles) if bundles else Predictor.default()
+    number = 0
+    for batch in batches:
+        for job, estimate in zip(batch, predictor.estimate(batch, bins=scheme, coverage=coverage), strict=True):
+            number += 1
+            yield number, job, estimate
+
+
+def _document(estimate: Estimate) -> dict[str, Any]:
+    lower_bytes, upper_bytes = estimate.bin_bounds_bytes
+    return {
+        "expected_bytes": estimate.expected_bytes,
+        "safe_bytes": estimate.safe_bytes,
+        "coverage": estimate.coverage,
+        "bin_index": estimate.bin_index,
+        "bin_lower_bytes": lower_bytes,
+        "bin_upper_bytes": upper_bytes,
+        "bin_width_bytes": estimate.bins.width_bytes,
+        "probabilities": [round(float(probability), 6) for probability in estimate.probabilities],
+        "in_support": estimate.in_support,
+        "reasons": list(estimate.reasons),
+        "gpu": estimate.gpu,
+        "model": {"name": estimate.estimator, "version": estimate.version},
+    }
+
+
+def _show(answers: Iterator[tuple[int, TrainingJob, Estimate]], console: Console) -> None:
+    shown = list(itertools.islice(answers, _SHOWN_JOBS))
+    if len(shown) == 1:
+        _show_one(*shown[0][1:], console)
+        return
+    rows = [
+        (
+            number,
+            job.family,
+            job.batch_size,
+            ceil_mib(estimate.expected_bytes),
+            "none" if estimate.safe_bytes is None else f"{ceil_mib(estimate.safe_bytes):,}",
+            _bin_text(estimate, estimate.bin_index),
+            "; ".join(estimate.reasons),
+        )
+        for number, job, estimate in shown
+    ]
+    more = sum(1 for _ in answers)
+    columns = ("job", "family", "batch", "expected MiB", "safe MiB", "bin", "outside the model's support")
+    kept = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+    print_table(console, f"{len(shown) + more:,} jobs", columns[:kept], [row[:kept] for row in rows])
+    if more:
+        console.print(f"… and {more:,} more: --json prints all")
+
+
+def _show_one(job: TrainingJob, estimate: Estimate, console: Console) -> None:
+    safe = "none: the job lies outside what the model was trained on"
+    if estimate.safe_bytes is not None:
+        safe = f"{ceil_mib(estimate.safe_bytes):,} MiB, covers {estimate.coverage:.4g} of such jobs"
+    facts = [
+        (
+            "job",
+            f"{job.family}, batch size {job.batch_size:,}, {job.total_parameters:,} parameters, {job.optimizer}, {job.precision}",
+        ),
+        ("GPU", estimate.gpu),
+        ("expected", f"{ceil_mib(estimate.expected_bytes):,} MiB"),
+        ("safe", safe),
+        *(("outside", reason) for reason in estimate.reasons),
+        ("model", f"{estimate.estimator}, version {estimate.version}"),
+    ]
+    print_facts(console, "Predicted GPU memory", facts)
+    likely = sorted(range(estimate.bins.count), key=lambda index: -estimate.probabilities[index])[:_SHOWN_BINS]
+    for index in sorted(index for index in likely if estimate.probabilities[index] >= 0.001):
+        probability = float(estimate.probabilities[index])
+        bar = "█" * round(30 * probability)
+        console.print(Text(f"{_bin_text(estimate, index):>26}  {probability:6.1%} {bar}"))
+
+
+def _bin_text(estimate: Estimate, index: int) -> str:
+    lower_bytes, upper_bytes = estimate.bins.bounds_bytes(index)
+    if upper_bytes is None:
+        return f"above {format_bytes(lower_bytes)}"
+    return f"{lower_bytes // MIB:,} – {upper_bytes // MIB:,} MiB"

@@ -1,0 +1,36 @@
+"""``gpumemnet serve``: starts the REST service.
+
+The service is a program of its own (``python -m service``) and takes this process over: signals and exit code are the service's,
+and the vocabulary imports none of its users.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpumemnet.errors import MissingExtraError
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; GPUMEMNET_HOST or 127.0.0.1 unless given.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; GPUMEMNET_PORT or 8000 unless given.", min=0, max=65535)] = None,
+    bundle: Annotated[
+        list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
+    ] = None,
+) -> None:
+    """Serve predictions over HTTP until interrupted."""
+    for package in ("fastapi", "uvicorn", "uvloop", "httptools", "orjson"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "service", "serving")
+    arguments = [sys.executable, "-m", "service"]
+    for option, value in (("--host", host), ("--port", port), ("--bundles", bundle and os.pathsep.join(map(str, bundle)))):
+        if value is not None:
+            arguments += [option, str(value)]
+    sys.stdout.flush()
+    os.execv(sys.executable, arguments)  # noqa: S606 - no shell is meant

@@ -1,0 +1,1 @@
+"""The REST service: answers predictions from bundles, and loads no training code."""

@@ -1,0 +1,83 @@
+"""Example jobs and requests: what the API's description shows, and what every model must answer before the service is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Document = Mapping[str, Any]
+
+
+def _layers(*layers: tuple[str, int, int]) -> Sequence[Document]:
+    return [{"kind": kind, "activations": activations, "parameters": parameters} for kind, activations, parameters in layers]
+
+
+EXAMPLE_JOBS: Final[Mapping[str, Document]] = {
+    "mlp": {
+        "family": "mlp",
+        "batch_size": 128,
+        "input_elements": 3 * 32 * 32,
+        "optimizer": "adam",
+        "precision": "fp32",
+        "activation_function": "relu",
+        "layers": _layers(
+            *(("linear", 2048, 6_293_504), ("relu", 2048, 0), ("linear", 1024, 2_098_176), ("relu", 1024, 0)),
+            ("linear", 10, 10_250),
+        ),
+    },
+    "cnn": {
+        "family": "cnn",
+        "batch_size": 64,
+        "input_elements": 3 * 224 * 224,
+        "optimizer": "adam",
+        "precision": "fp32",
+        "activation_function": "relu",
+        "layers": _layers(
+            *(("conv2d", 802_816, 9_408), ("batch_norm2d", 802_816, 128), ("relu", 802_816, 0)),
+            *(("adaptive_avg_pool", 64, 0), ("linear", 1000, 65_000)),
+        ),
+    },
+    "transformer": {
+        "family": "transformer",
+        "batch_size": 8,
+        "input_elements": 512,
+        "sequence_length": 512,
+        "optimizer": "adam",
+        "precision": "fp32",
+        "activation_function": "gelu",
+        "layers": _layers(
+            *(("embedding", 393_216, 38_597_376), ("layer_norm", 393_216, 1_536), ("attention", 393_216, 2_362_368)),
+            *(("linear", 1_572_864, 2_362_368), ("gelu", 1_572_864, 0), ("linear", 393_216, 2_360_064)),
+        ),
+    },
+}
+"""One small job of every family, as a person would write it."""
+
+
+def _totals(job: Document) -> Document:
+    """``job`` as a scheduler knows it that has no layer list."""
+    known = {name: value for name, value in job.items() if name != "layers"}
+    layers = job["layers"]
+    return {
+        **known,
+        "total_activations": sum(layer["activations"] for layer in layers),
+        "total_parameters": sum(layer["parameters"] for layer in layers),
+    }
+
+
+def predict_examples(family: str) -> dict[str, Document]:
+    """Bodies for ``POST /v1/predict`` by name."""
+    job = EXAMPLE_JOBS[family]
+    return {"layers": {"job": job}, "totals": {"job": _totals(job), "bin_width_mib": 2048}}
+
+
+def batch_examples(family: str) -> dict[str, Document]:
+    """Bodies for ``POST /v1/predict/batch`` by name; the second job is refused."""
+    job = _totals(EXAMPLE_JOBS[family])
+    return {"batch": {"jobs": [job, {**job, "batch_size": 0}]}}
+
+
+def refused_example(family: str) -> Document:
+    """A body that ``POST /v1/predict`` refuses."""
+    first, *rest = EXAMPLE_JOBS[family]["layers"]
+    return {"job": {**EXAMPLE_JOBS[family], "layers": [{**first, "parameters": -1}, *rest]}}

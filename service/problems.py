@@ -1,0 +1,119 @@
+"""Problem documents: the one shape of every error that the service answers with (RFC 9457).
+
+A document holds ``type``, ``title``, ``status``, ``detail`` and, where a field is at fault, ``errors`` with the field's path and
+what is wrong with it.  The sentences are those of the exceptions, so the command line and the service say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemKind:
+    """One type of problem: the last part of its ``type`` URI, and what is the same for all problems of the type."""
+
+    name: str
+    status: int
+    title: str
+
+    @property
+    def uri(self) -> str:
+        """The ``type`` member."""
+        return f"urn:gpumemnet:problem:{self.name}"
+
+
+INVALID_REQUEST: Final = ProblemKind("invalid-request", 422, "The request is not valid")
+INVALID_JOB: Final = ProblemKind("invalid-job", 422, "The job is not valid")
+UNSUPPORTED_JOB: Final = ProblemKind("unsupported-job", 422, "No model is loaded for the job")
+INTERNAL_ERROR: Final = ProblemKind("internal-error", 500, "The service failed")
+NOT_READY: Final = ProblemKind("not-ready", 503, "The service is not ready")
+
+_KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
+    InvalidJobError: INVALID_JOB,
+    InvalidRequestError: INVALID_REQUEST,
+    UnsupportedJobError: UNSUPPORTED_JOB,
+}
+_KIND_OF_STATUS: Final = {
+    kind.status: kind
+    for kind in (
+        ProblemKind("not-found", 404, "There is nothing at this path"),
+        ProblemKind("method-not-allowed", 405, "The path does not answer to this method"),
+        ProblemKind("body-too-large", 413, "The body is too large"),
+        ProblemKind("unsupported-media-type", 415, "The body must be JSON"),
+        NOT_READY,
+    )
+}
+
+PROBLEM_KINDS: Final = (*_KIND_OF_ERROR.values(), *_KIND_OF_STATUS.values(), INTERNAL_ERROR)
+"""Every kind that the service answers with."""
+
+
+def located(error: FieldError, place: str) -> FieldError:
+    """The same error, its field seen from the request's body: ``layers[3].kind`` at ``job`` is ``job.layers[3].kind``."""
+    return type(error)(error.reason, f"{place}.{error.field}" if error.field else place)
+
+
+def field_problem(error: FieldError) -> dict[str, Any]:
+    """The problem document of an error that names a field."""
+    document = _document(_KIND_OF_ERROR[type(error)], _encodable(str(error)))
+    document["errors"] = [{"field": _encodable(error.field), "message": _encodable(error.reason)}]
+    return document
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    """Make ``app`` answer every error with a problem document."""
+    app.add_exception_handler(FieldError, _answer_field_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_failure)
+
+
+async def _answer_field_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FieldError)
+    return _response(field_problem(error))
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = _KIND_OF_STATUS.get(error.status_code)
+    if kind is None:  # raised by the framework alone; RFC 9457, section 4.2.1
+        phrase = HTTPStatus(error.status_code).phrase
+        return _response({"type": "about:blank", "title": phrase, "status": error.status_code, "detail": error.detail})
+    detail = error.detail
+    if kind.status == 404:
+        detail = f"there is nothing at {request.url.path[:200]}: the paths are listed at /docs"
+    elif kind.status == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        detail = f"{request.url.path} answers to {allowed}, not to {request.method}"
+    return _response(_document(kind, detail), error.headers)
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    """Says nothing of the cause, which is in the log: the server raises the exception again after this answer."""
+    return _response(_document(INTERNAL_ERROR, "an unexpected error occurred; the cause is in the log of the service"))
+
+
+def _document(kind: ProblemKind, detail: str) -> dict[str, Any]:
+    return {"type": kind.uri, "title": kind.title, "status": kind.status, "detail": detail}
+
+
+def _response(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(document), document["status"], headers, MEDIA_TYPE)
+
+
+def _encodable(text: str) -> str:
+    """``text`` without the lone surrogates that JSON escapes can smuggle into a field's name and UTF-8 cannot carry."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,26 @@
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from gpumemnet.predictor import Predictor
+from service.examples import EXAMPLE_JOBS
+
+
+@pytest.fixture(scope="session")
+def http(service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def predictor() -> Predictor:
+    return Predictor.default()
+
+
+@pytest.fixture
+def job(predictor: Predictor) -> dict[str, Any]:
+    """The document of a job that a shipped model answers for."""
+    return copy.deepcopy(EXAMPLE_JOBS[predictor.bundles[0].card.family])

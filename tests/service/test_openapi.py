@@ -1,0 +1,193 @@
+"""The API's description: valid, complete, and true, because its examples are what the service really answers."""
+
+import json
+
+import jsonschema
+import pytest
+from openapi_spec_validator import validate
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import Predictor
+from service.app import create_app
+from service.examples import refused_example
+from service.schemas import job_schema, layer_schema
+from service.settings import Settings
+
+ROUTES = {
+    ("/v1/predict", "post"),
+    ("/v1/predict/batch", "post"),
+    ("/v1/models", "get"),
+    ("/healthz", "get"),
+    ("/readyz", "get"),
+}
+
+
+@pytest.fixture(scope="module")
+def description(http):
+    return http.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def check(description):
+    """Validates a document against a component of the description."""
+    registry = Registry().with_resource("urn:description", Resource(description, DRAFT202012))
+
+    def check_against(schema, document):
+        rooted = json.loads(json.dumps(schema).replace('"#/', '"urn:description#/'))
+        jsonschema.Draft202012Validator(rooted, registry=registry).validate(document)
+
+    return check_against
+
+
+def json_content(part):
+    return part["content"]["application/json"]
+
+
+def test_it_is_valid_openapi(description):
+    validate(description)
+
+
+def test_it_describes_every_route(description):
+    assert {(path, method) for path, methods in description["paths"].items() for method in methods} == ROUTES
+    served = {route.path for route in create_app(Settings()).routes}
+    assert served == {path for path, _ in ROUTES} | {"/openapi.json", "/docs"}
+
+
+def test_every_operation_is_documented(description):
+    operations = [operation for methods in description["paths"].values() for operation in methods.values()]
+    assert all(operation["summary"] and operation["tags"] and operation["operationId"] for operation in operations)
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    shapes = description["components"]["schemas"].values()
+    assert all(shape.get("description") for shape in shapes)
+
+
+def test_every_field_of_a_job_is_documented(description):
+    properties = description["components"]["schemas"]["TrainingJob"]["properties"]
+    assert tuple(properties) == JOB_FIELDS
+    assert all(schema.get("description") for name, schema in properties.items() if name != "schema_version")
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch"])
+def test_the_examples_are_what_is_asked_and_answered(http, description, check, path):
+    operation = description["paths"][path]["post"]
+    requests, responses = json_content(operation["requestBody"]), json_content(operation["responses"]["200"])
+    assert requests["examples"].keys() == responses["examples"].keys()
+    for name, example in requests["examples"].items():
+        if name != "batch":  # its second job is bad on purpose
+            check(requests["schema"], example["value"])
+        response = http.post(path, json=example["value"])
+        assert response.status_code == 200
+        assert response.json() == responses["examples"][name]["value"]
+        check(responses["schema"], response.json())
+
+
+def test_the_example_of_a_problem_is_what_is_answered(http, description, check, predictor):
+    documented = description["paths"]["/v1/predict"]["post"]["responses"]["422"]["content"]["application/problem+json"]
+    response = http.post("/v1/predict", json=refused_example(predictor.bundles[0].card.family))
+    assert response.json() == documented["example"]
+    check(documented["schema"], response.json())
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/healthz", "/readyz"])
+def test_the_examples_without_a_question_are_what_is_answered(http, description, check, path):
+    documented = json_content(description["paths"][path]["get"]["responses"]["200"])
+    answer = http.get(path).json()
+    assert answer == documented["example"]
+    check(documented["schema"], answer)
+
+
+@pytest.mark.parametrize("status", [404, 405, 413, 415, 422])
+def test_every_problem_has_the_documented_shape(http, check, status):
+    requests = {
+        404: {"method": "GET", "url": "/nowhere"},
+        405: {"method": "GET", "url": "/v1/predict"},
+        413: {"method": "POST", "url": "/v1/predict", "json": " " * Settings().max_body_bytes},
+        415: {"method": "POST", "url": "/v1/predict"},
+        422: {"method": "POST", "url": "/v1/predict", "json": {}},
+    }
+    response = http.request(**requests[status])
+    assert response.status_code == status
+    check({"$ref": "#/components/schemas/Problem"}, response.json())
+
+
+def test_the_documentation_page_is_served(http):
+    page = http.get("/docs")
+    assert page.status_code == 200
+    assert "/openapi.json" in page.text
+
+
+def accepted(job, **changes) -> bool:
+    try:
+        job_from_dict({**job, **changes})
+    except InvalidJobError:
+        return False
+    return True
+
+
+def allowed(schema, value) -> bool:
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def job_of_totals():
+    job = {"family": "mlp", "batch_size": 1, "input_elements": 1, "optimizer": "adam", "precision": "fp32"}
+    return job | {"total_activations": 2**50, "total_parameters": 2**50}
+
+
+VALUES = (None, True, False, 0, 1, 2, -1, 1.5, 2**31 - 1, 2**31, 2**50, 2**50 + 1, "", "adam", "none", "math", [], {})
+
+
+@pytest.mark.parametrize("field", [name for name in JOB_FIELDS if name != "layers"])
+def test_the_schema_of_a_field_allows_what_the_parser_accepts(field):
+    schema = job_schema()["properties"][field]
+    words = [word for words in FIELD_CHOICES.values() for word in words]
+    edges = [edge + step for _, low, high in FIELD_RANGES for edge in (low, high) for step in (-1, 0, 1)]
+    for value in (*VALUES, *words, *edges):
+        if value is None and field in ("total_activations", "total_parameters"):
+            continue  # may be null where layers are given
+        job = job_of_totals()
+        assert allowed(schema, value) == accepted(job, **{field: value}), (field, value)
+
+
+def test_the_schema_knows_which_fields_are_required():
+    schema = job_schema()
+    assert schema["required"] == list(REQUIRED_FIELDS)
+    assert not set(REQUIRED_FIELDS) & NULLABLE_FIELDS
+    layers = [["linear", 4, 4]]
+    assert allowed(without_references(schema), job_of_totals())
+    for missing in ("total_activations", "total_parameters"):
+        job = job_of_totals()
+        del job[missing]
+        assert not allowed(without_references(schema), job)
+        assert not allowed(without_references(schema), {**job, "layers": []})
+        del job[({"total_activations", "total_parameters"} - {missing}).pop()]
+        assert allowed(without_references(schema), {**job, "layers": layers})
+
+
+def without_references(schema):
+    schema["properties"]["layers"]["anyOf"][0]["items"] = layer_schema()
+    return schema
+
+
+LAYERS = (
+    *({"kind": "linear", "activations": 1}, {"kind": "linear", "activations": 0, "parameters": 2**50}, ["relu", 1, 0]),
+    *({"kind": "linear"}, {"activations": 1}, {"kind": "Linear", "activations": 1}, {"kind": "a" * 65, "activations": 1}),
+    *({"kind": "linear", "activations": -1}, {"kind": "linear", "activations": 1, "parameters": 2**50 + 1}, {}, [], "relu"),
+    *({"kind": "linear", "activations": 1, "size": 1}, ["relu", 1], ["relu", 1, 0, 0], [1, "relu", 0], ["relu", True, 0], None),
+)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_the_schema_of_a_layer_allows_what_the_parser_accepts(layer):
+    job = {name: value for name, value in job_of_totals().items() if not name.startswith("total_")}
+    assert allowed(layer_schema(), layer) == accepted(job, layers=[layer])
+
+
+def test_the_description_is_made_anew_for_each_application():
+    few, many = (create_app(Settings(max_jobs=jobs)).openapi() for jobs in (2, 5))
+    limits = [document["components"]["schemas"]["BatchRequest"]["properties"]["jobs"]["maxItems"] for document in (few, many)]
+    assert limits == [2, 5]
+    assert Predictor.default().bundles[0].sha256 in json.dumps(few)

