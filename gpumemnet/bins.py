@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -54,9 +55,9 @@ class BinScheme:
         return np.arange(self.count, dtype=np.float64) * self.width_bytes
 
     @property
-    def inner_edges_bytes(self) -> NDArray[np.float64]:
-        """Edges between neighbouring bins, shape ``[count - 1]``."""
-        return self.lower_edges_bytes[1:]
+    def log_inner_edges(self) -> NDArray[np.float64]:
+        """Edges between neighbouring bins as ``log(bytes)``, shape ``[count - 1]``, read-only."""
+        return _log_inner_edges(self.width_bytes, self.count)
 
     def bounds_bytes(self, index: int) -> tuple[int, int | None]:
         """Lower and upper edge of bin ``index``; the upper edge of the last bin is ``None``."""
@@ -67,6 +68,13 @@ class BinScheme:
         """The bin of each amount; amounts above the last edge fall into the open bin."""
         indices: NDArray[np.int64] = np.minimum(np.asarray(amount_bytes) // self.width_bytes, self.count - 1).astype(np.int64)
         return indices
+
+
+@lru_cache(maxsize=64)
+def _log_inner_edges(width_bytes: int, count: int) -> NDArray[np.float64]:
+    edges: NDArray[np.float64] = np.log(np.arange(1, count) * float(width_bytes))
+    edges.flags.writeable = False
+    return edges
 
 
 def bins_of_width(width_bytes: float, top_bytes: int = DEFAULT_TOP_BYTES) -> BinScheme:

@@ -6,9 +6,8 @@ A bundle is a folder with three files::
                   output weights    float32 [B, K]   mixture weights
                          locations  float32 [B, K]   component means in log-bytes
                          scales     float32 [B, K]   component scales in log-bytes
-                         reference  float32 [B]      log-bytes of the calibrated closed form
-                         expected   float32 [B]      log-bytes of the mixture's centre
-                         bounds     float32 [B, L]   log-bytes not exceeded, one per calibrated coverage
+                         amounts    float32 [B, 2 + L]   log-bytes of the calibrated closed form, of the mixture's
+                                    centre, and of a bound for each calibrated coverage
     card.json     what the model is, what it was trained on, where it holds, how sure it is
     SHA256SUMS    checksums of both, in the format of sha256sum(1)
 
@@ -38,7 +37,7 @@ MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
 MAX_FILE_BYTES: Final = 64 * 2**20
-GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "reference", "expected", "bounds")
+GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +213,7 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
 
 def _coverages(levels: Any) -> tuple[float, ...]:
     coverages = tuple(map(_number, levels))
-    if coverages != tuple(sorted(set(coverages))) or not 0.0 < coverages[0] <= coverages[-1] < 1.0:
+    if not coverages or coverages != tuple(sorted(set(coverages))) or not 0.0 < coverages[0] <= coverages[-1] < 1.0:
         raise ValueError("the coverages must rise between 0 and 1")
     return coverages
 

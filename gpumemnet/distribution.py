@@ -29,29 +29,23 @@ class MemoryDistribution:
     locations: Array
     scales: Array
 
-    def cdf(self, amounts_bytes: Array) -> Array:
-        """P(memory ≤ amount) for amounts of shape ``[E]`` (the same for all jobs) or ``[B, E]``; shape ``[B, E]``."""
-        with np.errstate(divide="ignore"):  # log(0) = -inf has the right probability, zero
-            log_amounts = np.log(amounts_bytes)
-        return self._cdf_of_log(np.broadcast_to(log_amounts, (len(self.weights), log_amounts.shape[-1])))
-
-    def _cdf_of_log(self, log_amounts: Array) -> Array:
+    def cdf(self, log_amounts: Array) -> Array:
+        """P(memory ≤ amount) for ``E`` amounts given as ``log(bytes)``, shape ``[E]``; shape ``[B, E]``."""
         # The logistic function as a hyperbolic tangent, which never overflows.
-        tangents = log_amounts[:, :, None] - self.locations[:, None, :]
+        tangents = log_amounts[:, None] - self.locations[:, None, :]
         tangents *= (0.5 / self.scales)[:, None, :]
         np.tanh(tangents, out=tangents)
         probabilities: Array = 0.5 + 0.5 * (tangents @ self.weights[:, :, None])[:, :, 0]
         return probabilities
 
-    def bin_probabilities(self, inner_edges_bytes: Array) -> Array:
+    def bin_probabilities(self, log_inner_edges: Array) -> Array:
         """Probabilities of the ``E + 1`` bins that ``E`` inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
-        cumulative = np.empty((len(self.weights), len(inner_edges_bytes) + 2))
+        cumulative = np.empty((len(self.weights), len(log_inner_edges) + 2))
         cumulative[:, 0] = 0.0
         cumulative[:, -1] = 1.0
-        if len(inner_edges_bytes):
-            # float32 weights do not quite add up to one
-            cumulative[:, 1:-1] = np.minimum(np.maximum(self.cdf(inner_edges_bytes), 0.0), 1.0)
-        return np.diff(cumulative, axis=1)
+        # Weights in single precision do not quite add up to one.
+        np.minimum(np.maximum(self.cdf(log_inner_edges), 0.0), 1.0, out=cumulative[:, 1:-1])
+        return cumulative[:, 1:] - cumulative[:, :-1]
 
     def replaced(self, rows: NDArray[np.bool_], location: Array, scale: float) -> MemoryDistribution:
         """The same distributions, but a single logistic at ``location`` (log-bytes, shape ``[B]``) in the given rows."""

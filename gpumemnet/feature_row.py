@@ -89,46 +89,51 @@ def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: in
         counts[rules[0]] += 1
         if not rules[1]:
             chain.append((layer, rules))
-    weights, kept, weight_copies, moment = [0.0] * 4, [0.0] * 4, [0.0] * 4, [float("-inf")] * 4
-    own_class, own_bytes, last = -1, 0.0, len(chain) - 1
+    weights, kept, weight_copies, moment = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
+    live = [0.0] * 4  # kept so far, less the gradients that the backward pass has yet to create
+    own_class, own_bytes, last = 0, 0.0, len(chain) - 1
     for position, (layer, (_, _, _, saves_output, mask_bytes, statistics, second_share, has_bias)) in enumerate(chain):
         outputs, parameters = layer.activations, layer.parameters
         previous_class, previous_bytes = own_class, own_bytes
         own_class, own_bytes = _packed(outputs * per_output)
         if saves_output or position == last or chain[position + 1][1][2]:
             kept[own_class] += own_bytes
+            live[own_class] += own_bytes
         if mask_bytes:
             size_class, amount = _packed(outputs * batch_size * mask_bytes)
             kept[size_class] += amount
-        second = 0.0
+            live[size_class] += amount
+            if live[size_class] > moment[size_class]:
+                moment[size_class] = live[size_class]
         if parameters:
             second = parameters * second_share
             if has_bias and parameters > outputs / positions:
                 second = outputs / positions
+            main_class, main_bytes = _packed((parameters - second) * weight_bytes)
+            second_class, second_bytes = _packed(second * weight_bytes) if second else (0, 0.0)
             if statistics:
-                size_class, amount = _packed(second * weight_bytes)
-                kept[size_class] += statistics * amount
-        for size_class in range(4):
-            live = kept[size_class] - created * weights[size_class]
-            if size_class == own_class:
-                live += own_bytes
-            if size_class == previous_class:
-                live += previous_bytes
-            if live > moment[size_class]:
-                moment[size_class] = live
-        if parameters:
-            size_class, amount = _packed((parameters - second) * weight_bytes)
-            weights[size_class] += amount
-            if second:
-                size_class, amount = _packed(second * weight_bytes)
-                weights[size_class] += amount
+                kept[second_class] += statistics * second_bytes
+                live[second_class] += statistics * second_bytes
+                if live[second_class] > moment[second_class]:
+                    moment[second_class] = live[second_class]
             if copy_bytes:
                 size_class, amount = _packed((parameters - second) * copy_bytes)
                 weight_copies[size_class] += amount
-    if not chain:
-        return [1.0, len(job.layers), *counts, *_NO_LAYERS[2 + len(counts) :]]
-
-    input_class, packed_input = _packed(input_bytes)
+        # The gradients that flow in and out count at this moment only.
+        live[own_class] += own_bytes
+        live[previous_class] += previous_bytes
+        if live[own_class] > moment[own_class]:
+            moment[own_class] = live[own_class]
+        if live[previous_class] > moment[previous_class]:
+            moment[previous_class] = live[previous_class]
+        live[own_class] -= own_bytes
+        live[previous_class] -= previous_bytes
+        if parameters:
+            weights[main_class] += main_bytes
+            weights[second_class] += second_bytes
+            live[main_class] -= created * main_bytes
+            live[second_class] -= created * second_bytes
+    input_class, packed_input = _packed(input_bytes) if chain else (0, 0.0)
     step = [(1.0 + share * (1.0 + copies.state)) * weights[c] + weight_copies[c] for c in range(4)]
     step[input_class] += packed_input
     peak = []
@@ -139,8 +144,8 @@ def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: in
         step[size_class] += temporaries
     return [
         *(1.0, len(job.layers), *counts, *weights, *kept, *peak),
-        max(layer.activations for layer, _ in chain) * per_output,
-        max(layer.parameters for layer, _ in chain) * weight_bytes,
+        max((layer.activations for layer, _ in chain), default=0) * per_output,
+        max((layer.parameters for layer, _ in chain), default=0) * weight_bytes,
         *_segments(weights[2], peak, step[1], copies.state, HANDLES * blas_workspace_bytes),
     ]
 

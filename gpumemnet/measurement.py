@@ -184,15 +184,22 @@ def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
         raise DatasetError(f"no measurement: {error}") from None
 
 
+def identity(measurement: Measurement) -> tuple[object, ...]:
+    """Equal for measurements of the same network, job and options on the same GPU model and software."""
+    one = measurement
+    software = (one.driver, one.cuda, one.cudnn, one.torch, one.allocator_settings, one.protocol)
+    return (one.job, one.architecture, one.options, one.gpu, *software)
+
+
 def duplicates(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements whose network, job and options occurred earlier in ``measurements`` on the same GPU and stack."""
+    """Measurements whose :func:`identity` occurred earlier in ``measurements``."""
     seen: set[tuple[object, ...]] = set()
     repeated = []
     for one in measurements:
-        identity = (one.job, one.architecture, one.options, one.gpu, one.driver, one.torch)
-        if identity in seen:
+        key = identity(one)
+        if key in seen:
             repeated.append(one)
-        seen.add(identity)
+        seen.add(key)
     return repeated
 
 

@@ -53,10 +53,11 @@ class BundleModel:
 
     def run(self, features: NDArray[np.float64]) -> GraphAnswer:
         """The graph's answer for features of shape ``[B, F]``."""
-        outputs = self._session.run(GRAPH_OUTPUTS, {"features": features.astype(np.float32)})
-        weights, locations, scales, reference, expected, bounds = (output.astype(np.float64) for output in outputs)
-        weights /= weights.sum(axis=1, keepdims=True)  # single precision leaves the sum 1e-7 off
-        return GraphAnswer(MemoryDistribution(weights, locations, scales), np.exp(reference), np.exp(expected), np.exp(bounds))
+        weights, locations, scales, amounts = self._session.run(GRAPH_OUTPUTS, {"features": features.astype(np.float32)})
+        amounts_bytes = np.exp(amounts, dtype=np.float64)
+        return GraphAnswer(
+            MemoryDistribution(weights, locations, scales), amounts_bytes[:, 0], amounts_bytes[:, 1], amounts_bytes[:, 2:]
+        )
 
     def level(self, coverage: float) -> int:
         """Position of the smallest calibrated coverage that is at least ``coverage``.
@@ -86,7 +87,7 @@ class BundleModel:
             outside = np.array([bool(row) for row in reasons])
             distribution = distribution.replaced(outside, np.log(reference), self.card.fallback_log_scale)
             expected = np.where(outside, reference, expected)
-        probabilities = distribution.bin_probabilities(bins.inner_edges_bytes)
+        probabilities = distribution.bin_probabilities(bins.log_inner_edges)
         return [
             Estimate(
                 expected_bytes=round(row_expected),

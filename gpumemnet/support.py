@@ -6,6 +6,7 @@ options and of the feature ranges seen in training; whoever asks beyond it gets 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,6 +28,7 @@ class Support:
 
     def __init__(self, card: BundleCard) -> None:
         self._options = tuple((field, frozenset(values)) for field, values in card.options.items())
+        self._option_values = operator.attrgetter(*card.options)
         self._ranges = card.ranges
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
@@ -42,24 +44,27 @@ class Support:
         """
         values = features[:, self._columns]
         beyond = (values < self._low) | (values > self._high)
-        any_beyond = np.asarray(beyond.any(axis=1))
-        return [
-            self._option_reasons(job) + (self._range_reasons(values[row], beyond[row]) if any_beyond[row] else ())
-            for row, job in enumerate(jobs)
-        ]
+        reasons = [self._option_reasons(job) for job in jobs]
+        if beyond.any():
+            for row in np.flatnonzero(beyond.any(axis=1)):
+                reasons[row] += self._range_reasons(values[row], beyond[row])
+        return reasons
 
     def _option_reasons(self, job: TrainingJob) -> tuple[str, ...]:
+        values = self._option_values(job)
+        if all(value in seen for value, (_, seen) in zip(values, self._options, strict=True)):
+            return ()
         return tuple(
-            f"{field} is {describe(getattr(job, field))}; the model was trained on {_listed(seen)}"
-            for field, seen in self._options
-            if getattr(job, field) not in seen
+            f"{field} is {describe(value)}; the model was trained on {_listed(seen)}"
+            for value, (field, seen) in zip(values, self._options, strict=True)
+            if value not in seen
         )
 
     def _range_reasons(self, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> tuple[str, ...]:
         names = tuple(self._ranges)
         return tuple(
             f"{names[index]} is {_amount(names[index], values[index])}; the model was trained on "
-            f"{_amount(names[index], self._ranges[names[index]][0])} to {_amount(names[index], self._ranges[names[index]][1])}"
+            f"{_range(names[index], *self._ranges[names[index]])}"
             for index in np.flatnonzero(beyond)
         )
 
@@ -68,5 +73,11 @@ def _listed(values: frozenset[str | bool | int | None]) -> str:
     return " or ".join(sorted(describe(value) for value in values))
 
 
+def _range(column: str, low: float, high: float) -> str:
+    return _amount(column, low) if low == high else f"{_amount(column, low)} to {_amount(column, high)}"
+
+
 def _amount(column: str, value: float) -> str:
-    return format_bytes(value) if column.endswith("_bytes") else f"{value:,.0f}"
+    if column.endswith("_bytes"):
+        return format_bytes(value)
+    return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"

@@ -13,7 +13,9 @@ def ceil_mib(amount_bytes: float) -> int:
 
 
 def format_bytes(amount_bytes: float) -> str:
-    """``amount_bytes`` for a person: MiB below 10 GiB (as ``nvidia-smi`` shows), GiB above."""
+    """``amount_bytes`` for a person: bytes below 1 MiB, MiB below 10 GiB (as ``nvidia-smi`` shows), GiB above."""
+    if abs(amount_bytes) < MIB:
+        return f"{amount_bytes:,.0f} bytes"
     if abs(amount_bytes) < 10 * GIB:
         return f"{amount_bytes / MIB:,.0f} MiB"
     return f"{amount_bytes / GIB:,.1f} GiB"

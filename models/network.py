@@ -39,8 +39,9 @@ _TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT
 _TURN_MEDIUM: Final = 2.0 * math.pi / MEDIUM_SEGMENT
 
 Amount = Mapping[str, float]
-"""A weighted sum of feature columns."""
+"""A weighted sum of feature columns; the key ``""`` is a constant."""
 
+ONE: Final[Amount] = {"": 1.0}
 TOTAL_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"weight_bytes": _MIB},
     {"activation_bytes": _MIB},
@@ -60,38 +61,53 @@ FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
 """The same in finer units, as logarithms only: they tell small jobs apart."""
 LAYER_AMOUNTS: Final[tuple[Amount, ...]] = tuple({name: _MIB} for name in LAYER_BYTES)
 """Amounts that need the layers; logarithm and relative to the calibrated line."""
-ANGLES: Final[tuple[Amount, ...]] = ({"small_slack_bytes": _TURN_SMALL}, {"medium_slack_bytes": _TURN_MEDIUM})
-"""Where in its last segment the closed form ends, as an angle: memory grows by whole segments."""
+ANGLES: Final[tuple[Amount, ...]] = (
+    {"small_slack_bytes": _TURN_SMALL},
+    {"medium_slack_bytes": _TURN_MEDIUM},
+    {"small_slack_bytes": _TURN_SMALL, "": math.pi / 2.0},
+    {"medium_slack_bytes": _TURN_MEDIUM, "": math.pi / 2.0},
+)
+"""Where in its last segment the closed form ends, as angles whose sine is taken: memory grows by whole segments."""
 PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"small_slack_bytes": _MIB},
     {"medium_slack_bytes": _MIB},
     {"spare_medium_segments": 1.0},
     {"reused_segments": 1.0},
 )
+MODES: Final[tuple[Amount, ...]] = ({"has_layers": 1.0}, {"has_layers": -1.0, "": 1.0})
+"""1 and 0 for a job with layers, 0 and 1 for one with totals only."""
 
 
-def _matrix(amounts: Sequence[Amount]) -> Tensor:
-    """``features @ matrix`` gives the amounts; shape ``[F, len(amounts)]``."""
-    matrix = torch.zeros(len(FEATURE_NAMES), len(amounts))
+def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
+    """Matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that give the amounts from the features."""
+    matrix, offset = torch.zeros(len(FEATURE_NAMES), len(amounts)), torch.zeros(len(amounts))
     for column, amount in enumerate(amounts):
         for name, factor in amount.items():
-            matrix[FEATURE_NAMES.index(name), column] = factor
-    return matrix
+            if name:
+                matrix[FEATURE_NAMES.index(name), column] = factor
+            else:
+                offset[column] = factor
+    return matrix, offset
+
+
+def _plus_one(amounts: Sequence[Amount]) -> tuple[Amount, ...]:
+    return tuple({**amount, **ONE} for amount in amounts)
 
 
 def _line_amount(line: PhysicsLine) -> Amount:
-    return {name: slope * _MIB for slope, columns in zip(line.slopes, line.terms, strict=True) for name in columns}
+    slopes = {name: slope for slope, columns in zip(line.slopes, line.terms, strict=True) for name in columns}
+    return {**slopes, "": line.intercept_mib * MIB}
 
 
 class FeatureTransform(nn.Module):
-    """From raw feature columns to the network's inputs and to the reference, the calibrated closed form in log-bytes.
+    """From raw feature columns to the network's inputs and to the reference, the calibrated closed form.
 
-    Jobs with layers and jobs with totals only share the network; the totals come twice, once for each kind of job, so that what
-    is learnt of the one does not blur the other.
+    Jobs with layers and jobs with totals only share the network.  The totals come twice, once for each kind of job, so that what
+    is learnt of the one does not blur the other; a mask turns off what does not apply.
     """
 
     matrix: Tensor
-    intercepts: Tensor
+    offset: Tensor
     floors: Tensor
     errors: Tensor
     mean: Tensor
@@ -102,54 +118,54 @@ class FeatureTransform(nn.Module):
         """Lines of both kinds of job, and the typical size of their error in log-bytes, the unit of the network's output."""
         super().__init__()
         lines = (layers_line, totals_line)
-        self.blocks = [
-            *(len(TOTAL_AMOUNTS), len(LAYER_AMOUNTS), len(FINE_AMOUNTS)),
-            *(len(ANGLES), len(PLAIN_AMOUNTS), len(lines), 1),
-        ]
-        amounts = (*TOTAL_AMOUNTS, *LAYER_AMOUNTS, *FINE_AMOUNTS, *ANGLES, *PLAIN_AMOUNTS, *map(_line_amount, lines))
-        self.register_buffer("matrix", _matrix((*amounts, {"has_layers": 1.0})))
-        self.register_buffer("intercepts", torch.tensor([line.intercept_mib for line in lines]))
-        self.register_buffer("floors", torch.tensor([line.floor_mib for line in lines]))
-        self.register_buffer("errors", torch.tensor([layers_error, totals_error]))
-        totals = 2 * len(TOTAL_AMOUNTS) + len(FINE_AMOUNTS)
-        layers = 2 * len(LAYER_AMOUNTS) + 2 * len(ANGLES) + len(PLAIN_AMOUNTS)
-        self.register_buffer("mean", torch.zeros(totals + layers))
-        self.register_buffer("deviation", torch.ones(totals + layers))
-        # Inputs are [totals, totals, layers, 1]: without layers the second copy is on, with them all the others.
-        without = torch.cat((torch.zeros(totals), torch.ones(totals), torch.zeros(layers + 1)))
-        self.register_buffer("mask", torch.stack((without, 1.0 - 2.0 * without)))
-        self.totals = totals
-        self.width = 2 * totals + layers + 1
+        twice_totals = 2 * TOTAL_AMOUNTS
+        blocks = (
+            _plus_one((*twice_totals, *FINE_AMOUNTS, *FINE_AMOUNTS, *LAYER_AMOUNTS)),
+            *(twice_totals, LAYER_AMOUNTS, ANGLES, PLAIN_AMOUNTS, tuple(map(_line_amount, lines)), MODES),
+        )
+        self.blocks = [len(block) for block in blocks]
+        matrix, offset = _affine([amount for block in blocks for amount in block])
+        # One copy of the totals is on with layers, the other without; what needs layers is on with them only.
+        with_layers = torch.cat([_halves(len(TOTAL_AMOUNTS)), _halves(len(FINE_AMOUNTS)), torch.ones(len(LAYER_AMOUNTS))])
+        with_layers = torch.cat([with_layers, _halves(len(TOTAL_AMOUNTS)), torch.ones(sum(self.blocks[2:5]))])
+        without = 1.0 - with_layers
+        without[sum(self.blocks[:1]) - len(LAYER_AMOUNTS) : self.blocks[0]] = 0.0
+        without[sum(self.blocks[:2]) :] = 0.0
+        self.width = len(with_layers) + 1
+        one = torch.ones(1)
+        self.register_buffer("matrix", matrix)
+        self.register_buffer("offset", offset)
+        self.register_buffer("floors", torch.tensor([line.floor_mib * MIB for line in lines]))
+        self.register_buffer("errors", torch.tensor([[layers_error], [totals_error]]))
+        self.register_buffer("mean", torch.zeros(self.width))
+        self.register_buffer("deviation", torch.ones(self.width))
+        self.register_buffer("mask", torch.stack((torch.cat((with_layers, one)), torch.cat((without, one)))))
 
     def fit(self, features_BF: Tensor) -> None:
-        """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``."""
+        """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``; the last input, the mode, stays."""
         raw_BD, _, _ = self._raw(features_BF)
-        self.mean.copy_(raw_BD.mean(0))
-        self.deviation.copy_(raw_BD.std(0) + 1e-6)
+        self.mean[:-1] = raw_BD.mean(0)[:-1]
+        self.deviation[:-1] = raw_BD.std(0)[:-1] + 1e-6
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs ``[B, D]``; then, ``[B, 1]`` each: reference and unit of the output in log-bytes, 1.0 where there are layers."""
-        raw_BD, lines_B2, has_B1 = self._raw(features_BF)
-        inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP)
-        inputs_BD = torch.cat((inputs_BD[:, : self.totals], inputs_BD, has_B1), dim=1) * (self.mask[0] + has_B1 * self.mask[1])
-        layers_line_B1, totals_line_B1 = torch.split(lines_B2, 1, dim=1)
-        reference_mib_B1 = totals_line_B1 + has_B1 * (layers_line_B1 - totals_line_B1)
-        units_B1 = self.errors[1] + has_B1 * (self.errors[0] - self.errors[1])
-        return inputs_BD, reference_mib_B1.log() + math.log(MIB), units_B1, has_B1
+        """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :data:`MODES` ``[B, 2]``."""
+        raw_BD, lines_B2, modes_B2 = self._raw(features_BF)
+        inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
+        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), modes_B2 @ self.errors, modes_B2
 
     def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs before standardisation, totals first; both lines in MiB; whether there are layers."""
-        amounts_BC = features_BF @ self.matrix
-        totals, layers, _, angles, plain, lines_B2, has_B1 = torch.split(amounts_BC, self.blocks, dim=1)
-        lines_B2 = torch.maximum(lines_B2 + self.intercepts, self.floors)
-        totals_log, layers_log, fine_log = torch.split(
-            (amounts_BC[:, : sum(self.blocks[:3])] + 1.0).log(), self.blocks[:3], dim=1
-        )
-        parts = (
-            *(totals_log, fine_log, totals / lines_B2[:, 1:]),
-            *(layers_log, layers / lines_B2[:, :1], angles.sin(), angles.cos(), plain),
-        )
-        return torch.cat(parts, dim=1), lines_B2, has_B1
+        """Inputs before standardisation; both lines in bytes; the modes."""
+        blocks = torch.split(features_BF @ self.matrix + self.offset, self.blocks, dim=1)
+        logarithms, totals, layers, angles, plain, lines_B2, modes_B2 = blocks
+        lines_B2 = torch.maximum(lines_B2, self.floors)
+        layers_line_B1, totals_line_B1 = torch.split(lines_B2, 1, dim=1)
+        has_layers_B1, _ = torch.split(modes_B2, 1, dim=1)
+        relative = (totals * MIB / totals_line_B1, layers * MIB / layers_line_B1)
+        return torch.cat((logarithms.log(), *relative, angles.sin(), plain, has_layers_B1), dim=1), lines_B2, modes_B2
+
+
+def _halves(count: int) -> Tensor:
+    return torch.cat((torch.ones(count), torch.zeros(count)))
 
 
 class MemberMLPs(nn.Module):
@@ -176,49 +192,47 @@ class MemberMLPs(nn.Module):
         hidden_EBH = nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
         logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
-        return logits_BEK.softmax(-1), locations_BEK, nn.functional.softplus(scales_BEK) + SMALLEST_SCALE
+        return logits_BEK.softmax(-1), locations_BEK, scales_BEK.exp() + SMALLEST_SCALE
 
 
 class MixtureClassifier(nn.Module):
     """Transform, members, head and calibrated bounds: the exported graph (inputs and outputs: :mod:`gpumemnet.bundle`)."""
 
-    layers_multiples: Tensor
-    totals_multiples: Tensor
+    multiples: Tensor
 
     def __init__(self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]]) -> None:
         """``multiples`` hold for each calibrated coverage the multiple of the spread, for the modes ``layers`` and ``totals``."""
         super().__init__()
         self.transform = transform
         self.members = members
-        self.register_buffer("layers_multiples", torch.tensor(multiples["layers"]))
-        self.register_buffer("totals_multiples", torch.tensor(multiples["totals"]))
+        self.member_count = len(members.weights[0])
+        # The spread of all members is a sum over them; dividing here saves the graph a node.
+        by_mode = torch.tensor([multiples["layers"], multiples["totals"]]) / self.member_count
+        self.register_buffer("multiples", by_mode)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
-        """Weights, locations, scales ``[B, E·K + 1]``; reference and expected ``[B]``; bounds ``[B, L]``."""
-        inputs_BD, reference_B1, units_B1, has_B1 = self.transform(features_BF)
+        """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
+        inputs_BD, reference_B1, units_B1, modes_B2 = self.transform(features_BF)
         mixture = self.members(inputs_BD.unsqueeze(0))
-        members = mixture[0].shape[1]
-        weights_BK, locations_BK, scales_BK = (part.reshape(-1, members * self.members.components) for part in mixture)
-        weights_BK = weights_BK / members
+        flat = (part.reshape(-1, self.member_count * self.members.components) for part in mixture)
+        weights_BK, locations_BK, scales_BK = flat
         centre_B1, spread_B1 = centre_and_spread(weights_BK, locations_BK, scales_BK)
-        multiples_BL = self.totals_multiples + has_B1 * (self.layers_multiples - self.totals_multiples)
         expected_B1 = reference_B1 + centre_B1 * units_B1
+        bounds_BL = expected_B1 + spread_B1 * units_B1 * (modes_B2 @ self.multiples)
         pad = nn.functional.pad
         return (
-            pad(weights_BK * (1.0 - BACKGROUND_WEIGHT), (0, 1), value=BACKGROUND_WEIGHT),
+            pad(weights_BK * ((1.0 - BACKGROUND_WEIGHT) / self.member_count), (0, 1), value=BACKGROUND_WEIGHT),
             reference_B1 + pad(locations_BK, (0, 1)) * units_B1,
             pad(scales_BK, (0, 1), value=BACKGROUND_SCALE) * units_B1,
-            reference_B1[:, 0],
-            expected_B1[:, 0],
-            expected_B1 + spread_B1 * multiples_BL * units_B1,
+            torch.cat((reference_B1, expected_B1, bounds_BL), dim=1),
         )
 
 
 def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre of a mixture, and the mean distance of its components' mass from there; ``[..., K]`` to ``[..., 1]`` each.
+    """Centre of a mixture, and the distance of its components' mass from there; ``[..., K]`` to ``[..., 1]`` each.
 
     The centre is the mean of the locations weighted by each component's height, ``weight / scale``: close to the mode, without
-    a search.  A logistic of scale ``s`` has the mean absolute deviation ``2 s log 2``.
+    a search.  A logistic of scale ``s`` has the mean absolute deviation ``2 s log 2``.  The spread grows with the weights' sum.
     """
     heights = weights / scales
     centre = (heights * locations).sum(-1, keepdim=True) / heights.sum(-1, keepdim=True)

@@ -1,0 +1,140 @@
+"""``gpumemnet predict``, ``models`` and ``serve`` as a person runs them: in a child process, on real files."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.dataset import write_jobs
+from gpumemnet.job_json import job_to_dict, job_to_json
+from gpumemnet.predictor import Predictor
+from tests.jobs import small_job
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
+
+
+def gpumemnet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpumemnet", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def refused(*arguments: str | Path) -> str:
+    done = gpumemnet(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_one_job_for_a_person() -> None:
+    done = gpumemnet("predict", EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    for words in ("expected", "safe", "NVIDIA A100-SXM4-40GB", "2,048 – 3,072 MiB", "covers 0.99 of such jobs"):
+        assert words in done.stdout
+
+
+def test_many_jobs_in_every_format_give_the_same_answers(tmp_path: Path) -> None:
+    jobs = [small_job(batch_size=batch_size) for batch_size in (8, 64, 512)]
+    (tmp_path / "jobs.json").write_text(json.dumps([job_to_dict(job) for job in jobs]))
+    (tmp_path / "jobs.jsonl").write_text("\n".join(json.dumps(job_to_dict(job)) for job in jobs) + "\n\n")
+    write_jobs(tmp_path / "jobs.parquet", jobs)
+    answers = [gpumemnet("predict", tmp_path / f"jobs.{ending}", "--json").stdout for ending in ("json", "jsonl", "parquet")]
+    assert answers[0] == answers[1] == answers[2]
+    lines = [json.loads(line) for line in answers[0].splitlines()]
+    expected = [estimate.expected_bytes for estimate in Predictor.default().estimate(jobs)]
+    assert [line["expected_bytes"] for line in lines] == expected
+    assert [line["job"] for line in lines] == [1, 2, 3]
+    assert all(abs(sum(line["probabilities"]) - 1) < 1e-4 for line in lines)
+    table = gpumemnet("predict", tmp_path / "jobs.jsonl").stdout
+    assert "3 jobs" in table
+    assert "outside" not in table
+
+
+def test_a_job_outside_the_support_says_why(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(job_to_json(small_job(optimizer="sgd")))
+    done = gpumemnet("predict", tmp_path / "job.json")
+    assert done.returncode == 0
+    assert "optimizer is 'sgd'; the model was trained on 'adam'" in done.stdout
+    assert "none: the job lies outside" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "no valid JSON at line 1, column 2"),
+        ("", "no valid JSON at line 1, column 1"),
+        ("[1]", "[0]: a job must be a JSON object, not 1"),
+        ('{"family": "mlp"}', "batch_size: is missing"),
+        (json.dumps({**job_to_dict(small_job()), "batch_size": -1}), "batch_size: must be between 1 and 2147483647, not -1"),
+        (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": NaN'), "NaN is not a number that JSON allows"),
+        (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": 1e99'), "whole number, not 1e+99"),
+        (json.dumps({**job_to_dict(small_job()), "family": "cnn"}), "no model for cnn jobs"),
+    ],
+)
+def test_a_file_that_is_no_job_is_one_sentence(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "job.json").write_text(content)
+    assert says in refused("predict", tmp_path / "job.json")
+
+
+def test_a_bad_line_is_numbered(tmp_path: Path) -> None:
+    good = json.dumps(job_to_dict(small_job()))
+    (tmp_path / "jobs.jsonl").write_text(f"{good}\n{good}\n{good.replace('adam', 'adman')}\n")
+    assert "error: line 3, optimizer: must be one of" in refused("predict", tmp_path / "jobs.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--coverage", "1.5"], "coverage: must be between 0.5 and 0.999"),
+        (["--coverage", "nan"], "coverage: must be between"),
+        (["--bin-width", "-5"], "bin_width: must be at least 1 MiB"),
+        (["--bins", "gb"], "bins: must be one of published-1000mib"),
+        (["--bins", "published-1000mib", "--bin-width", "5"], "not both"),
+        (["--bundle", "/nonexistent"], "/nonexistent: no such bundle folder"),
+        (["--coverage", "many"], "--coverage"),
+    ],
+)
+def test_an_option_without_sense_is_one_sentence(options: list[str], says: str) -> None:
+    assert says in refused("predict", EXAMPLE, *options)
+
+
+def test_files_that_are_not_there_or_not_ours(tmp_path: Path) -> None:
+    assert "nothing.json does not exist" in refused("predict", tmp_path / "nothing.json")
+    assert "must end in .json" in refused("predict", tmp_path / "job.yaml")
+    (tmp_path / "jobs.parquet").write_bytes(b"PAR1 but not really")
+    assert "no whole Parquet file" in refused("predict", tmp_path / "jobs.parquet")
+
+
+def test_models_names_the_data_and_its_licence() -> None:
+    done = gpumemnet("models")
+    assert done.returncode == 0
+    assert "mlp-a100-published" in done.stdout
+    assert "CC BY 4.0" in done.stdout
+    cards = json.loads(gpumemnet("models", "--json").stdout)
+    assert cards[0]["training_data"]["rows"] == 3000
+    assert len(cards[0]["sha256"]) == 64
+
+
+def test_serve_becomes_the_service() -> None:
+    command = [sys.executable, "-m", "gpumemnet", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        address = line[line.index("http://") :].strip()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(f"{address}/healthz", timeout=5) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0

@@ -1,0 +1,142 @@
+"""The feature vector and the closed form: two implementations that agree, and physics that can be done by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.closed_form import MEDIUM_SEGMENT, closed_form, job_columns, packed
+from gpumemnet.feature_row import feature_row
+from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, feature_columns, feature_matrix
+from gpumemnet.job import TrainingJob, totals_only
+from gpumemnet.layer_table import layer_table
+from gpumemnet.layers import Layer
+from gpumemnet.units import MIB
+from tests.jobs import jobs, small_job
+
+WORKSPACE = 8_519_680
+
+
+def column(job: TrainingJob, name: str) -> float:
+    return float(feature_matrix([job], WORKSPACE)[0, FEATURE_NAMES.index(name)])
+
+
+@settings(max_examples=200)
+@given(st.lists(jobs(), min_size=1, max_size=6))
+def test_loop_and_arrays_agree(many: list[TrainingJob]) -> None:
+    rows = np.array([feature_row(job, WORKSPACE) for job in many], dtype=np.float64)
+    np.testing.assert_allclose(feature_columns(many, WORKSPACE), rows, rtol=1e-9, atol=1e-3)
+
+
+@given(st.lists(jobs(), max_size=20))
+def test_a_job_has_the_same_features_alone_and_among_others(many: list[TrainingJob]) -> None:
+    together = feature_matrix(many, WORKSPACE)
+    assert together.shape == (len(many), len(FEATURE_COLUMNS))
+    for row, job in zip(together, many, strict=True):
+        np.testing.assert_allclose(feature_matrix([job], WORKSPACE)[0], row, rtol=1e-9, atol=1e-3)
+
+
+@given(jobs())
+def test_totals_only_leaves_the_layer_columns_empty(job: TrainingJob) -> None:
+    full, bare = feature_matrix([job], WORKSPACE)[0], feature_matrix([totals_only(job)], WORKSPACE)[0]
+    totals = len(FEATURE_COLUMNS) - len(LAYER_COLUMNS)
+    np.testing.assert_array_equal(full[:totals], bare[:totals])
+    assert not bare[totals:].any()
+
+
+def test_names_are_distinct_and_explained() -> None:
+    assert len(set(FEATURE_NAMES)) == len(FEATURE_NAMES)
+    assert all(one.meaning for one in FEATURE_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "weights", "gradients", "state"),
+    [
+        ("sgd", "fp32", 4, 4, 0),
+        ("sgd_momentum", "fp32", 4, 4, 4),
+        ("adam", "fp32", 4, 4, 8),
+        ("adamw", "tf32", 4, 4, 8),
+        ("adam", "bf16", 2, 2, 4),
+        ("adam", "amp_bf16", 6, 4, 8),  # autocast keeps a half copy of the weights
+        ("rmsprop", "amp_fp16", 6, 4, 4),
+    ],
+)
+def test_bytes_per_parameter(optimizer: str, precision: str, weights: int, gradients: int, state: int) -> None:
+    job = small_job(optimizer=optimizer, precision=precision)
+    per_parameter = [
+        column(job, name) / job.total_parameters  # type: ignore[operator]
+        for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")
+    ]
+    assert per_parameter == pytest.approx([weights, gradients, state])
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "size_class", "packed_mib"),
+    [(0.5, 0, 0.5), (1, 0, 1), (1.5, 1, 20 / 13), (7, 1, 10), (9.9, 1, 10), (10, 2, 10), (11, 2, 12), (20, 3, 20), (41, 3, 42)],
+)
+def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, size_class: int, packed_mib: float) -> None:
+    shares = packed(np.array([size_mib * MIB])) / MIB
+    assert shares[0].nonzero()[0].tolist() == [size_class]
+    assert shares[0, size_class] == pytest.approx(packed_mib)
+
+
+@given(st.floats(1, 2**40))
+def test_segments_hold_what_is_packed_into_them(size: float) -> None:
+    shares = packed(np.array([size]))[0]
+    assert shares.sum() >= size
+    assert shares.sum() <= max(2 * size, 512) + MEDIUM_SEGMENT
+
+
+def test_closed_form_of_one_layer_by_hand() -> None:
+    # One linear layer of 1,024 × 1,024: weight 4 MiB (five fill a segment), bias 4 KiB; batch 1,024: input and output 4 MiB.
+    job = small_job(batch_size=1024, input_elements=1024, layers=(Layer("linear", 1024, 1024 * 1024 + 1024),))
+    form = closed_form(job_columns([job]), layer_table([job]))
+    assert form.weights[0, :2] / MIB == pytest.approx([4 / 1024, 4.0])
+    # Adam's step: weight, gradient, two moments and the foreach temporary, input and the output that the loss still holds.
+    assert form.optimizer_step[0, 1] / MIB == pytest.approx(5 * 4.0 + 4.0)
+    assert form.peak[0, 1] / MIB == pytest.approx(5 * 4.0 + 4.0 + 4.0)
+    assert form.largest_weight[0] == (1024 * 1024 + 1024) * 4
+
+
+def test_what_is_kept_for_backward_follows_the_kind() -> None:
+    def kept_mib(*kinds: str) -> float:
+        chain = tuple(Layer(kind, 2**20, 0) for kind in kinds)
+        form = closed_form(job_columns([job := small_job(batch_size=4, layers=chain)]), layer_table([job]))
+        return float(form.kept[0].sum()) / MIB
+
+    assert kept_mib("relu") == 16  # the logits
+    assert kept_mib("add", "add") == 16  # an addition keeps nothing of its own
+    assert kept_mib("relu", "add") == 32  # relu keeps its result
+    assert kept_mib("add", "gelu") == 32  # gelu keeps its input
+    assert kept_mib("relu", "gelu") == 32  # … and shares it with the relu before
+    assert kept_mib("dropout", "add") == pytest.approx(16 + 4)  # and a mask of one byte an element
+    assert kept_mib("relu", "identity", "gelu") == 32  # an identity is no tensor
+
+
+def test_accumulated_gradients_are_there_before_the_backward_pass() -> None:
+    wide = tuple(Layer("linear", 4096, 4096 * 4097) for _ in range(4))
+    once, accumulated = (
+        closed_form(job_columns([job]), layer_table([job])).peak[0].sum()
+        for job in (small_job(optimizer="sgd", batch_size=4096, layers=wide, gradient_accumulation=steps) for steps in (1, 4))
+    )
+    assert accumulated > once
+
+
+@given(jobs(), st.integers(2, 4))
+def test_batches_scale_activations_and_inputs(job: TrainingJob, factor: int) -> None:
+    values = {name: getattr(job, name) for name in job.__slots__}
+    larger = TrainingJob(**{**values, "batch_size": job.batch_size * factor})
+    for name in ("activation_bytes", "input_bytes", "largest_activation_bytes"):
+        assert column(larger, name) == column(job, name) * factor
+
+
+def test_whole_segments_grow_like_a_staircase() -> None:
+    steps = [column(small_job(batch_size=batch_size), "segment_bytes") / MIB for batch_size in (256, 512, 1024, 2048, 4096, 8192)]
+    assert steps == sorted(steps)
+    assert all(step % 2 == 0 for step in steps)
+    assert steps[-1] > 3 * 16  # four outputs of 16 MiB each, three of them kept
+
+
+def test_frozen_parameters_need_no_gradient() -> None:
+    assert column(small_job(trainable_parameters=0), "gradient_bytes") == 0
+    assert column(small_job(trainable_parameters=0), "peak_small_bytes") < column(small_job(), "peak_small_bytes")

@@ -1,0 +1,147 @@
+"""Jobs: what is valid, what is derived, and how a wrong value is named."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.job import JOB_FIELDS, SCHEMA_VERSION, TrainingJob, totals_only
+from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json
+from gpumemnet.layers import Layer
+from tests.jobs import jobs, small_job
+
+
+@given(jobs())
+def test_json_gives_the_same_job_back(job: TrainingJob) -> None:
+    assert job_from_json(job_to_json(job)) == job
+    assert job_from_dict(job_to_dict(job)) == job
+    assert set(job_to_dict(job)) == set(JOB_FIELDS)
+
+
+def test_totals_are_derived_from_the_layers() -> None:
+    job = small_job()
+    assert job.total_parameters == 51_712 + 1_024 + 5_130
+    assert job.total_activations == 4 * 512 + 10
+    assert job.trainable_parameters == job.total_parameters
+    assert job.trainable_share == 1.0
+
+
+def test_a_job_without_parameters_is_wholly_trainable() -> None:
+    assert small_job(layers=(), total_activations=1, total_parameters=0).trainable_share == 1.0
+
+
+@given(jobs())
+def test_totals_only_drops_the_layers_and_nothing_else(job: TrainingJob) -> None:
+    bare = totals_only(job)
+    assert bare.layers == ()
+    assert {**job_to_dict(bare), "layers": None} == {**job_to_dict(job), "layers": None}
+
+
+def test_layers_may_be_triples() -> None:
+    document = {**job_to_dict(small_job()), "layers": [["linear", 512, 51_712]]}
+    del document["total_activations"], document["total_parameters"], document["trainable_parameters"]
+    assert job_from_dict(document).layers == (Layer("linear", 512, 51_712),)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"batch_size": 0}, "batch_size", "between 1 and"),
+        ({"batch_size": -3}, "batch_size", "not -3"),
+        ({"batch_size": True}, "batch_size", "whole number, not true"),
+        ({"batch_size": 2.5}, "batch_size", "whole number, not 2.5"),
+        ({"batch_size": "64"}, "batch_size", "whole number, not '64'"),
+        ({"batch_size": 10**40}, "batch_size", "a number of more than 24 digits"),
+        ({"batch_size": None}, "batch_size", "whole number, not null"),
+        ({"family": "rnn"}, "family", "must be one of mlp, cnn, transformer, not 'rnn'"),
+        ({"family": ["mlp"]}, "family", "not a list"),
+        ({"optimizer": None}, "optimizer", "must be one of sgd"),
+        ({"precision": "fp8"}, "precision", "must be one of fp32"),
+        ({"channels_last": 1}, "channels_last", "must be true or false, not 1"),
+        ({"schema_version": 2}, "schema_version", "upgrade gpumemnet"),
+        ({"schema_version": "1"}, "schema_version", "must be 1, not '1'"),
+        ({"layers": {}}, "layers", "must be a list of layers, not an object"),
+        ({"layers": [7]}, "layers[0]", "must be an object with kind"),
+        ({"layers": [["linear", 1]]}, "layers[0]", "not a list of 2"),
+        ({"layers": [{"kind": "linear"}]}, "layers[0].activations", "is missing"),
+        ({"layers": [{"kind": "Linear!", "activations": 1}]}, "layers[0].kind", "lower-case layer kind"),
+        ({"layers": [{"kind": ["linear"], "activations": 1}]}, "layers[0].kind", "lower-case layer kind"),
+        ({"layers": [{"kind": "linear", "activations": -1}]}, "layers[0].activations", "between 0 and"),
+        ({"layers": [{"kind": "linear", "activations": 1, "params": 3}]}, "layers[0].params", "did you mean 'parameters'?"),
+        ({"layers": [], "total_parameters": None}, "total_parameters", "give the layers, or total_activations and"),
+        ({"total_parameters": 3}, "total_parameters", "the layers add up to 57866"),
+        ({"trainable_parameters": 10**6}, "trainable_parameters", "more than the 57866 parameters"),
+        ({"batchsize": 3}, "batchsize", "did you mean 'batch_size'?"),
+    ],
+)
+def test_a_wrong_value_is_named(change: dict[str, Any], field: str, says: str) -> None:
+    document = {**job_to_dict(small_job()), **change}
+    with pytest.raises(InvalidJobError) as caught:
+        job_from_dict(document)
+    assert caught.value.field == field
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["family", "batch_size", "input_elements", "optimizer", "precision"])
+def test_a_missing_field_is_named(field: str) -> None:
+    document = job_to_dict(small_job())
+    del document[field]
+    with pytest.raises(InvalidJobError, match=f"^{field}: is missing"):
+        job_from_dict(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "line 1, column 1"),
+        ('{"family": "mlp",}', "no valid JSON at line 1"),
+        ("[1, 2]", "a job must be a JSON object, not a list"),
+        ('{"batch_size": NaN}', "NaN is not a number that JSON allows"),
+        ('{"batch_size": -Infinity}', "-Infinity is not a number"),
+        ('{"batch_size": 1, "batch_size": 2}', "batch_size: appears twice"),
+        ('{"batch_size": ' + "9" * 6000 + "}", "too many digits"),
+        ("[" * 100_000, "nested too deeply"),
+        (b"\xff\xfe{", "not UTF-8"),
+    ],
+)
+def test_text_that_is_no_job_is_explained(text: str | bytes, says: str) -> None:
+    with pytest.raises(InvalidJobError, match=says.replace("[", r"\[")):
+        job_from_json(text)
+
+
+def test_a_newer_schema_is_named_before_its_unknown_fields() -> None:
+    document = {**job_to_dict(small_job()), "schema_version": SCHEMA_VERSION + 1, "tensor_parallel": 8}
+    with pytest.raises(InvalidJobError, match="upgrade gpumemnet"):
+        job_from_dict(document)
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*JOB_FIELDS, "kind", "x"]), inner, max_size=8),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(any_json, st.dictionaries(st.sampled_from(JOB_FIELDS), any_json, max_size=3))
+def test_any_document_is_a_job_or_refused_in_one_sentence(document: Any, change: dict[str, Any]) -> None:
+    for candidate in (document, {**job_to_dict(small_job()), **change}):
+        sentence = refusal(candidate)
+        if sentence is None:
+            job = job_from_dict(candidate)
+            assert job_from_json(json.dumps(job_to_dict(job))) == job
+        else:
+            assert "\n" not in sentence
+            assert len(sentence) < 600
+
+
+def refusal(document: Any) -> str | None:
+    try:
+        job_from_dict(document)
+    except InvalidJobError as error:
+        return str(error)
+    return None

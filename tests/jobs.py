@@ -1,0 +1,74 @@
+"""Jobs for tests: hypothesis strategies of any valid job, and one small job written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from gpumemnet.job import (
+    ACTIVATION_FUNCTIONS,
+    ATTENTION_KERNELS,
+    CHECKPOINTING,
+    FAMILIES,
+    OPTIMIZER_IMPLEMENTATIONS,
+    OPTIMIZERS,
+    PRECISIONS,
+    TrainingJob,
+)
+from gpumemnet.layers import KINDS, Layer
+
+SMALL_LAYERS = (
+    Layer("linear", 512, 100 * 512 + 512),
+    Layer("batch_norm1d", 512, 1024),
+    Layer("relu", 512),
+    Layer("dropout", 512),
+    Layer("linear", 10, 512 * 10 + 10),
+)
+
+
+def small_job(**changes: Any) -> TrainingJob:
+    """A three-line MLP; ``changes`` replace its fields."""
+    values: dict[str, Any] = {
+        "family": "mlp",
+        "batch_size": 64,
+        "input_elements": 100,
+        "optimizer": "adam",
+        "precision": "fp32",
+        "activation_function": "relu",
+        "layers": SMALL_LAYERS,
+    }
+    return TrainingJob(**{**values, **changes})
+
+
+def layers(maximum: int = 10**7) -> st.SearchStrategy[Layer]:
+    """Layers of every kind, with sizes from nothing to ``maximum`` elements."""
+    sizes = st.one_of(st.integers(0, 5000), st.integers(0, maximum))
+    return st.builds(Layer, st.sampled_from([*KINDS, "something_new"]), sizes, sizes)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, maximum: int = 10**7) -> TrainingJob:
+    """Valid jobs of every family and option, with and without layers."""
+    count = st.integers(0, maximum)
+    values: dict[str, Any] = {
+        "family": draw(st.sampled_from(FAMILIES)),
+        "batch_size": draw(st.integers(1, 70_000)),
+        "input_elements": draw(st.integers(1, 10**6)),
+        "optimizer": draw(st.sampled_from(OPTIMIZERS)),
+        "precision": draw(st.sampled_from(PRECISIONS)),
+        "layers": tuple(draw(st.lists(layers(maximum), max_size=12))),
+        "activation_function": draw(st.none() | st.sampled_from(ACTIVATION_FUNCTIONS)),
+        "sequence_length": draw(st.none() | st.integers(1, 4096)),
+        "attention_kernel": draw(st.none() | st.sampled_from(ATTENTION_KERNELS)),
+        "optimizer_implementation": draw(st.sampled_from(OPTIMIZER_IMPLEMENTATIONS)),
+        "checkpointing": draw(st.sampled_from(CHECKPOINTING)),
+        "channels_last": draw(st.booleans()),
+        "gradient_accumulation": draw(st.integers(1, 8)),
+        "cudnn_benchmark": draw(st.booleans()),
+    }
+    if not values["layers"]:
+        values["total_activations"], values["total_parameters"] = draw(count), draw(count)
+    parameters = values.get("total_parameters", sum(layer.parameters for layer in values["layers"]))
+    values["trainable_parameters"] = draw(st.none() | st.integers(0, parameters))
+    return TrainingJob(**values)

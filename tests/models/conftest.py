@@ -1,0 +1,71 @@
+"""Labelled jobs for tests of training: synthetic ones in memory, and the published measurements where they are at hand."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataset_builder.published import WHERE_TO_GET_IT, import_published
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.job import TrainingJob
+from gpumemnet.layers import Layer
+from gpumemnet.units import GIB, MIB
+from models.data import LabelledJobs, features_on
+
+GPU = "NVIDIA A100-SXM4-40GB"
+
+
+def random_mlp(generator: random.Random) -> TrainingJob:
+    width = inputs = generator.randint(16, 4096)
+    layers = []
+    for _ in range(generator.randint(1, 6)):
+        following = generator.randint(8, 4096)
+        layers += [Layer("linear", following, (width + 1) * following), Layer("relu", following)]
+        width = following
+    return TrainingJob(
+        family="mlp",
+        batch_size=generator.randint(4, 2000),
+        input_elements=inputs,
+        optimizer="adam",
+        precision="fp32",
+        layers=(*layers, Layer("linear", 10, (width + 1) * 10)),
+    )
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> LabelledJobs:
+    """300 jobs whose memory follows a known rule, with one in fifty too large for the card."""
+    generator = random.Random(5)
+    jobs = tuple(random_mlp(generator) for _ in range(300))
+    features = features_on(GPU, jobs)
+    noise = np.random.default_rng(5).normal(0, 4 * MIB, len(jobs))
+    labels = 1.1 * features[:, FEATURE_NAMES.index("segment_bytes")] + 1.3 * GIB + noise
+    oom = np.arange(len(jobs)) % 50 == 7
+    return LabelledJobs(
+        jobs=jobs,
+        features=features,
+        label_bytes=np.where(oom, np.nan, labels),
+        lower_bytes=np.where(oom, 1 * GIB, labels - MIB),
+        upper_bytes=np.where(oom, np.inf, labels + MIB),
+        groups=np.arange(len(jobs)) // 2,
+        gpu=GPU,
+        provenance="measured",
+        label_source="nvml_process",
+        sha256="0" * 64,
+    )
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of the published measurements."""
+    beside = Path(__file__).parents[2].parent / "shared" / "data" / "published_mlp_a100.csv"
+    source = Path(os.environ.get("GPUMEMNET_PUBLISHED_CSV", beside))
+    if not source.is_file():
+        pytest.skip(f"{source} does not exist; {WHERE_TO_GET_IT}, or set GPUMEMNET_PUBLISHED_CSV")
+    out = tmp_path_factory.mktemp("published") / "published.parquet"
+    import_published(source, out)
+    return out

@@ -1,0 +1,114 @@
+"""Training: what is learnt, what is exported, and that safe bytes hold on jobs never seen."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from gpumemnet.predictor import Predictor
+from gpumemnet.units import MIB
+from models.answers import REGRESSIONS, commonest_bin, regression_answers
+from models.data import LabelledJobs
+from models.evaluation import SCHEMES
+from models.export import save_classifier
+from models.network import float_tensor
+from models.splits import folds
+from models.training import TrainedClassifier, TrainingPlan, train_classifier
+
+PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
+
+
+@pytest.fixture(scope="module")
+def halves(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
+    training, test = folds(synthetic.groups, 3, seed=1)[0]
+    return synthetic.take(training), synthetic.take(test[~np.isnan(synthetic.label_bytes[test])])
+
+
+@pytest.fixture(scope="module")
+def trained(halves: tuple[LabelledJobs, LabelledJobs]) -> TrainedClassifier:
+    return train_classifier(halves[0], PLAN)
+
+
+@pytest.fixture(scope="module")
+def predictor(
+    trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs], tmp_path_factory: pytest.TempPathFactory
+) -> Predictor:
+    folder = tmp_path_factory.mktemp("bundles") / "synthetic"
+    return Predictor([save_classifier(folder, trained, halves[0], PLAN, name="synthetic", version="1")])
+
+
+def test_the_exported_graph_equals_the_network(
+    trained: TrainedClassifier, predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]
+) -> None:
+    session = onnxruntime.InferenceSession(predictor.bundles[0].model)
+    for jobs in (halves[1], halves[1].without_layers()):
+        features = float_tensor(jobs.features)
+        with torch.no_grad():
+            of_network = trained.network(features)
+        of_graph = session.run(None, {"features": features.numpy()})
+        for one, other in zip(of_network, of_graph, strict=True):
+            np.testing.assert_allclose(one.numpy(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_unseen_jobs_are_predicted_and_bounded(predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    test = halves[1]
+    estimates = predictor.estimate(test.jobs, coverage=0.95)
+    errors = np.abs([estimate.expected_bytes for estimate in estimates] - test.label_bytes)
+    assert np.median(errors) < 12 * MIB  # the rule's own noise is 4
+    bounded = [
+        (label, estimate.safe_bytes) for label, estimate in zip(test.label_bytes, estimates, strict=True) if estimate.safe_bytes
+    ]
+    assert len(bounded) > 0.9 * len(test)
+    assert np.mean([label <= safe for label, safe in bounded]) > 0.9
+
+
+def test_the_same_seed_gives_the_same_network(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    plan = TrainingPlan(epochs=2, hidden=8, members=2)
+    first, second = (train_classifier(halves[0], plan).network.state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_model_of_one_fold_knows_nothing_of_the_next(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    plan = TrainingPlan(epochs=1, hidden=8, members=2)
+    seen: list[float] = []
+    train_classifier(halves[0], plan, seen.append)
+    fresh = train_classifier(halves[0], plan).network.state_dict()
+    train_classifier(halves[1], plan)
+    again = train_classifier(halves[0], plan).network.state_dict()
+    assert all(torch.equal(fresh[name], again[name]) for name in fresh)
+    assert seen == [1.0]
+
+
+def test_the_card_says_what_was_trained_on(predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    card = predictor.bundles[0].card
+    assert card.document["training_data"]["rows"] == len(halves[0])
+    assert card.options["optimizer"] == ("adam",)
+    low, high = card.ranges["batch_size"]
+    assert (low, high) == (min(job.batch_size for job in halves[0].jobs), max(job.batch_size for job in halves[0].jobs))
+    assert card.coverages[-1] < 0.999  # two hundred rows cannot bear witness for one in a thousand
+
+
+def test_baselines_learn_the_rule_as_far_as_they_can(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    training, test = halves
+    known = training.take(np.flatnonzero(~np.isnan(training.label_bytes)))
+    errors = {}
+    for name, fit in REGRESSIONS.items():
+        answers = regression_answers(fit, known, test, SCHEMES)
+        errors[name] = np.median(np.abs(answers.expected_bytes - test.label_bytes)) / MIB
+        assert (test.label_bytes <= answers.safe_bytes).mean() > 0.9
+    assert errors["calibrated closed form"] < 5  # the rule is a line in the closed form
+    majority = commonest_bin(known, test, SCHEMES)
+    assert len(set(majority.bins[SCHEMES[0].name])) == 1
+    assert all(error < np.median(np.abs(majority.expected_bytes - test.label_bytes)) / MIB for error in errors.values())
+
+
+def test_a_bundle_never_lands_half(tmp_path: Path, trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    from gpumemnet.errors import BundleError
+
+    with pytest.raises(BundleError, match="choose another folder"):
+        save_classifier(tmp_path / "mine", trained, halves[0], PLAN, name="x", version="1")
+    assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
