@@ -107,6 +107,8 @@ def _layers(document: object) -> tuple[Layer, ...]:
 
 
 def _layer(entry: object) -> Layer:
+    if type(entry) is dict and entry.keys() == _LAYER_FIELDS:  # nearly every layer of nearly every request
+        return Layer(entry["kind"], entry["activations"], entry["parameters"])
     if isinstance(entry, Layer):
         return entry
     if isinstance(entry, list | tuple):
