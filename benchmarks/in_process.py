@@ -77,7 +77,7 @@ def main() -> None:
     predictor = Predictor.default()
     jobs = random_jobs(JOBS)
     model = predictor.model_for(jobs[0])
-    workspace = model.profile.blas_workspace_bytes
+    workspace = model.card.blas_workspace_bytes
     rows = [np.array([feature_row(job, workspace)]) for job in jobs]
     position = iter(range(10**9))
     print(f"one core, {JOBS} different MLP jobs of 7 to 31 layers, {len(rows[0][0])} features")

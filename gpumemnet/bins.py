@@ -50,11 +50,6 @@ class BinScheme:
             object.__setattr__(self, "name", f"{self.width_bytes / MIB:g} MiB")
 
     @property
-    def lower_edges_bytes(self) -> NDArray[np.float64]:
-        """Lower edges, shape ``[count]``."""
-        return np.arange(self.count, dtype=np.float64) * self.width_bytes
-
-    @property
     def log_inner_edges(self) -> NDArray[np.float64]:
         """Edges between neighbouring bins as ``log(bytes)``, shape ``[count - 1]``, read-only."""
         return _log_inner_edges(self.width_bytes, self.count)
@@ -66,7 +61,8 @@ class BinScheme:
 
     def index(self, amount_bytes: NDArray[np.float64] | float) -> NDArray[np.int64]:
         """The bin of each amount; amounts above the last edge fall into the open bin."""
-        indices: NDArray[np.int64] = np.minimum(np.asarray(amount_bytes) // self.width_bytes, self.count - 1).astype(np.int64)
+        clipped = np.clip(amount_bytes, 0.0, float(self.width_bytes) * self.count)
+        indices: NDArray[np.int64] = np.minimum(clipped // self.width_bytes, self.count - 1).astype(np.int64)
         return indices
 
 
@@ -96,7 +92,6 @@ def _published(width_mib: int, top_bytes: int = DEFAULT_TOP_BYTES) -> BinScheme:
 PUBLISHED_BINS: Final[dict[str, BinScheme]] = {
     scheme.name: scheme for scheme in (_published(1000), _published(2000), _published(8000))
 }
-DEFAULT_BINS: Final = bins_of_width(GIB)
 
 
 def named_bins(name: str) -> BinScheme:

@@ -30,12 +30,14 @@ from typing import Any, Final
 
 from gpumemnet.errors import BundleError
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.job import FAMILIES
+from gpumemnet.job import FAMILIES, JOB_FIELDS
 
 FORMAT_VERSION: Final = 1
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
+BUNDLE_FILES: Final = frozenset({MODEL_FILE, CARD_FILE, SUMS_FILE})
+ENCODERS: Final = ("mlp",)
 MAX_FILE_BYTES: Final = 64 * 2**20
 GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
 
@@ -48,10 +50,13 @@ class BundleCard:
         name, version: identity of the model.
         family, encoder: which jobs it answers for, and from what (``mlp``: the feature vector).
         gpu: the GPU model whose memory it predicts.
+        capacity_bytes, blas_workspace_bytes: of that GPU, as :class:`gpumemnet.devices.DeviceProfile` has them.
         options: job field → values seen in training; another value lies outside the support.
+        kinds: layer kinds seen in training; another kind lies outside the support.
         ranges: feature column → smallest and largest value seen in training.
         coverages: the calibrated coverages of the graph's bounds, rising.
-        fallback_log_scale: scale, in log-bytes, of the closed form's error outside the training ranges.
+        range_log_scale: scale, in log-bytes, of the closed form's error beyond the training ranges.
+        option_log_scale: the same for options or layer kinds never seen.
         document: the card.
     """
 
@@ -60,10 +65,14 @@ class BundleCard:
     family: str
     encoder: str
     gpu: str
+    capacity_bytes: int
+    blas_workspace_bytes: int
     options: Mapping[str, tuple[str | bool | int | None, ...]]
+    kinds: frozenset[str]
     ranges: Mapping[str, tuple[float, float]]
     coverages: tuple[float, ...]
-    fallback_log_scale: float
+    range_log_scale: float
+    option_log_scale: float
     document: Mapping[str, Any]
 
 
@@ -110,8 +119,7 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
         BundleError: when the card is incomplete or the folder exists and is no bundle.
     """
     folder = Path(folder)
-    if folder.exists() and not (folder / SUMS_FILE).is_file():
-        raise BundleError(f"{folder}: exists and is no bundle; choose another folder")
+    check_replaceable(folder)
     card = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     sums = "".join(
         f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in ((MODEL_FILE, model), (CARD_FILE, card))
@@ -124,7 +132,7 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
         staging.chmod(0o755)
         load_bundle(staging)
         if folder.exists():
-            retired = staging.with_suffix(".old")
+            retired = staging.with_name(staging.name + ".old")
             folder.rename(retired)
             staging.rename(folder)
             shutil.rmtree(retired)
@@ -133,6 +141,16 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return load_bundle(folder)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Refuse a folder that a bundle may not take the place of: one that holds anything but a bundle's files.
+
+    Raises:
+        BundleError: names the folder.
+    """
+    if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - BUNDLE_FILES):
+        raise BundleError(f"{folder}: exists and is no bundle; choose another folder")
 
 
 def shipped_bundles() -> tuple[Bundle, ...]:
@@ -174,7 +192,7 @@ def _parse_sums(content: bytes, folder: Path) -> dict[str, str]:
 def _parse_card(content: bytes, path: Path) -> BundleCard:
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BundleError(f"{path}: no valid JSON") from None
     if not isinstance(document, dict) or "format_version" not in document:
         raise BundleError(f"{path}: no card of a gpumemnet bundle")
@@ -195,16 +213,24 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
             family=_text(document, "family"),
             encoder=_text(document, "encoder"),
             gpu=_text(document, "gpu"),
-            options={field: tuple(values) for field, values in document["support"]["options"].items()},
+            capacity_bytes=_count(document["device"], "capacity_bytes"),
+            blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
+            options=_options(document["support"]["options"]),
+            kinds=frozenset(_texts(document["support"]["kinds"])),
             ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
             coverages=_coverages(document["conformal"]["coverages"]),
-            fallback_log_scale=_number(document["fallback"]["log_scale"]),
+            range_log_scale=_positive(document["fallback"]["range_log_scale"]),
+            option_log_scale=_positive(document["fallback"]["option_log_scale"]),
             document=document,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None
     if card.family not in FAMILIES:
         raise BundleError(f"{path}: unknown family {card.family!r}")
+    if card.encoder not in ENCODERS:
+        raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
+    if not isinstance(document.get("training_data"), dict):
+        raise BundleError(f"{path}: incomplete card: it does not say what the model was trained on")
     unknown = set(card.ranges) - set(FEATURE_NAMES)
     if unknown:
         raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
@@ -216,6 +242,35 @@ def _coverages(levels: Any) -> tuple[float, ...]:
     if not coverages or coverages != tuple(sorted(set(coverages))) or not 0.0 < coverages[0] <= coverages[-1] < 1.0:
         raise ValueError("the coverages must rise between 0 and 1")
     return coverages
+
+
+def _options(options: Any) -> dict[str, tuple[str | bool | int | None, ...]]:
+    seen = {field: tuple(values) for field, values in options.items() if isinstance(values, list)}
+    if not seen or seen.keys() != options.keys() or not seen.keys() <= set(JOB_FIELDS):
+        raise ValueError("the support's options must be lists of values of job fields")
+    if not all(value is None or isinstance(value, str | bool | int) for values in seen.values() for value in values):
+        raise ValueError("the support's options must be plain values")
+    return seen
+
+
+def _texts(values: Any) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("the support's kinds must be a list of texts")
+    return values
+
+
+def _count(document: Mapping[str, Any], field: str) -> int:
+    value = document[field]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{field} must be a whole number")
+    return value
+
+
+def _positive(value: object) -> float:
+    number = _number(value)
+    if number <= 0:
+        raise ValueError(f"{value!r} is not above zero")
+    return number
 
 
 def _text(document: Mapping[str, Any], field: str) -> str:

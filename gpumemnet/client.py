@@ -17,7 +17,7 @@ import numpy as np
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
-from gpumemnet.estimate import Estimate
+from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_to_dict
 from gpumemnet.units import MIB
@@ -160,7 +160,7 @@ class Client(_ClientCore):
         super().__init__(url, timeout_seconds)
         self._http: httpx.Client = self._httpx.Client(timeout=timeout_seconds)
 
-    def predict(self, job: TrainingJob, *, bins: BinScheme | None = None, coverage: float = 0.99) -> Estimate:
+    def predict(self, job: TrainingJob, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE) -> Estimate:
         """The estimate of one job.
 
         Args:
@@ -175,7 +175,7 @@ class Client(_ClientCore):
         return self._send(_predict(job, bins, coverage))
 
     def predict_many(
-        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = 0.99
+        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
     ) -> list[Estimate | ServiceError]:
         """For every job, in order, its estimate or the error that it was refused with; otherwise as :meth:`predict`."""
         return self._send(_predict_many(jobs, bins, coverage))
@@ -221,12 +221,12 @@ class AsyncClient(_ClientCore):
         super().__init__(url, timeout_seconds)
         self._http: httpx.AsyncClient = self._httpx.AsyncClient(timeout=timeout_seconds)
 
-    async def predict(self, job: TrainingJob, *, bins: BinScheme | None = None, coverage: float = 0.99) -> Estimate:
+    async def predict(self, job: TrainingJob, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE) -> Estimate:
         """See :meth:`Client.predict`."""
         return await self._send(_predict(job, bins, coverage))
 
     async def predict_many(
-        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = 0.99
+        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
     ) -> list[Estimate | ServiceError]:
         """See :meth:`Client.predict_many`."""
         return await self._send(_predict_many(jobs, bins, coverage))

@@ -105,7 +105,7 @@ def job_columns(jobs: Sequence[TrainingJob]) -> Array:
                 copies.temporary,
                 share,
                 share if job.gradient_accumulation == 1 else 0.0,
-                job.batch_size * job.input_elements * element.activation,
+                job.batch_size * job.input_elements * element.inputs,
             )
         )
     return np.array(rows, dtype=np.float64).T
@@ -162,12 +162,13 @@ def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
     incoming = outputs.copy()
     incoming[ends - 1] = 0.0  # the gradient that flows in has the size of the layer before, and the first layer has none
     change[1:] += incoming[:-1]
-    resident = (1.0 + share * (1.0 + state)) * weights_total + sums[:, 2] + packed(job[9])
+    resident = (1.0 + share * (1.0 + state)) * weights_total + packed(job[9])
     temporaries = share * temporary * weights_total
 
     totals[0, rows] = weights_total
     totals[1, rows] = sums[:, 1]
-    totals[2, rows] = resident + np.maximum(np.maximum.reduceat(change, starts), temporaries + outputs[ends - 1])
+    in_backward = np.maximum.reduceat(change, starts) + sums[:, 2]  # autocast's copies are gone when the optimizer steps
+    totals[2, rows] = resident + np.maximum(in_backward, temporaries + outputs[ends - 1])
     totals[3, rows] = resident + temporaries
     largest[0, rows] = np.maximum.reduceat(table.activations, starts) * job[0] * job[3]
     largest[1, rows] = np.maximum.reduceat(table.parameters, starts) * job[2]
@@ -180,10 +181,10 @@ def _tensors(job: Array, table: LayerTable, rules: Array, ends: NDArray[np.int64
     Args:
         job: :data:`JOB_COLUMNS` of the job of each of the ``N`` layers, shape ``[10, N]``.
         table: the layers.
-        rules: :data:`gpumemnet.saved_tensors.KIND_RULES` of each layer, shape ``[N, 7]``.
+        rules: :data:`gpumemnet.saved_tensors.KIND_RULES` of each layer, shape ``[N, 8]``.
         ends: where each job's layers end.
     """
-    _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias = rules.T
+    _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast = rules.T
     elements = table.activations * job[0]
     widths = table.activations / job[1]
     second = second_share * table.parameters + (has_bias * widths) * (table.parameters > widths)
@@ -192,7 +193,7 @@ def _tensors(job: Array, table: LayerTable, rules: Array, ends: NDArray[np.int64
     sizes[1] = elements * mask_bytes
     sizes[2] = table.parameters - second
     sizes[3] = second
-    sizes[4] = sizes[2] * job[4]
+    sizes[4] = sizes[2] * job[4] * is_cast
     sizes[2:4] *= job[2]
     outputs, masks, mains, seconds, copies = packed(sizes)
     is_kept = saves_output.copy()

@@ -50,6 +50,18 @@ def device_profiles() -> tuple[DeviceProfile, ...]:
     )
 
 
+GENERIC_BLAS_WORKSPACE_BYTES = 8_519_680
+"""Assumed for a GPU without a profile: 8.125 MiB, as below compute capability 9.0."""
+
+
+def blas_workspace_bytes(name: str) -> int:
+    """The cuBLAS workspace per handle of the GPU called ``name``, or :data:`GENERIC_BLAS_WORKSPACE_BYTES` without a profile."""
+    try:
+        return device_profile(name).blas_workspace_bytes
+    except InvalidRequestError:
+        return GENERIC_BLAS_WORKSPACE_BYTES
+
+
 def device_profile(name: str) -> DeviceProfile:
     """The profile of a GPU by its NVML name or an alias; case does not matter.
 

@@ -47,11 +47,11 @@ class MemoryDistribution:
         np.minimum(np.maximum(self.cdf(log_inner_edges), 0.0), 1.0, out=cumulative[:, 1:-1])
         return cumulative[:, 1:] - cumulative[:, :-1]
 
-    def replaced(self, rows: NDArray[np.bool_], location: Array, scale: float) -> MemoryDistribution:
-        """The same distributions, but a single logistic at ``location`` (log-bytes, shape ``[B]``) in the given rows."""
+    def replaced(self, rows: NDArray[np.bool_], location: Array, scale: Array) -> MemoryDistribution:
+        """The same distributions, but a single logistic (location and scale in log-bytes, shape ``[B]``) in the given rows."""
         chosen = rows[:, None]
         return MemoryDistribution(
             np.where(chosen, 1.0 / self.weights.shape[1], self.weights),
             np.where(chosen, location[:, None], self.locations),
-            np.where(chosen, scale, self.scales),
+            np.where(chosen, scale[:, None], self.scales),
         )

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme
 from gpumemnet.job import TrainingJob
+
+DEFAULT_COVERAGE: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -59,7 +61,9 @@ class Estimate:
 class Estimator(Protocol):
     """Anything that maps jobs to memory."""
 
-    def estimate(self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = 0.99) -> list[Estimate]:
+    def estimate(
+        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
+    ) -> list[Estimate]:
         """One estimate per job, in order.
 
         Raises:

@@ -52,7 +52,7 @@ def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
     assert parameters is not None
     assert activations is not None
     trainable_bytes = parameters * share * element.weight
-    input_bytes = job.batch_size * job.input_elements * element.activation
+    input_bytes = job.batch_size * job.input_elements * element.inputs
     row = [
         job.batch_size,
         job.input_elements,
@@ -92,7 +92,8 @@ def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: in
     weights, kept, weight_copies, moment = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
     live = [0.0] * 4  # kept so far, less the gradients that the backward pass has yet to create
     own_class, own_bytes, last = 0, 0.0, len(chain) - 1
-    for position, (layer, (_, _, _, saves_output, mask_bytes, statistics, second_share, has_bias)) in enumerate(chain):
+    for position, (layer, rules) in enumerate(chain):
+        _, _, _, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast = rules
         outputs, parameters = layer.activations, layer.parameters
         previous_class, previous_bytes = own_class, own_bytes
         own_class, own_bytes = _packed(outputs * per_output)
@@ -116,7 +117,7 @@ def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: in
                 live[second_class] += statistics * second_bytes
                 if live[second_class] > moment[second_class]:
                     moment[second_class] = live[second_class]
-            if copy_bytes:
+            if copy_bytes and is_cast:
                 size_class, amount = _packed((parameters - second) * copy_bytes)
                 weight_copies[size_class] += amount
         # The gradients that flow in and out count at this moment only.
@@ -134,13 +135,13 @@ def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: in
             live[main_class] -= created * main_bytes
             live[second_class] -= created * second_bytes
     input_class, packed_input = _packed(input_bytes) if chain else (0, 0.0)
-    step = [(1.0 + share * (1.0 + copies.state)) * weights[c] + weight_copies[c] for c in range(4)]
+    step = [(1.0 + share * (1.0 + copies.state)) * weights[c] for c in range(4)]
     step[input_class] += packed_input
     peak = []
     for size_class in range(4):
         temporaries = share * copies.temporary * weights[size_class]
         after_step = temporaries + (own_bytes if size_class == own_class else 0.0)
-        peak.append(step[size_class] + max(moment[size_class], after_step))
+        peak.append(step[size_class] + max(moment[size_class] + weight_copies[size_class], after_step))
         step[size_class] += temporaries
     return [
         *(1.0, len(job.layers), *counts, *weights, *kept, *peak),

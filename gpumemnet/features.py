@@ -28,7 +28,9 @@ from gpumemnet.closed_form import (
 from gpumemnet.feature_row import feature_row
 from gpumemnet.job import TrainingJob
 from gpumemnet.layer_table import LayerTable, layer_table
-from gpumemnet.layers import GROUP_NAMES
+from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
+from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES
+from gpumemnet.saved_tensors import KIND_RULES
 
 _FEW: Final = 12
 """Up to so many jobs the loop over plain floats is quicker than the arrays."""
@@ -89,8 +91,10 @@ LAYER_COLUMNS: Final = (
 
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
-FEATURE_SCHEMA: Final = hashlib.sha256("\n".join(("2", *FEATURE_NAMES)).encode()).hexdigest()[:12]
-"""Identifies the columns and what they mean (the leading number is raised when a meaning changes); bundles carry it."""
+FEATURE_SCHEMA: Final = hashlib.sha256(
+    repr((3, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES)).encode()
+).hexdigest()[:12]
+"""Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
 
 def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:

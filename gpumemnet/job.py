@@ -7,7 +7,6 @@ because optimizer state and precision alone change a job's memory by a factor of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -108,8 +107,8 @@ class TrainingJob:
 
     def _settle_layers(self) -> None:
         """Derive the totals from the layers, or insist on them where there are none."""
-        if not isinstance(self.layers, tuple):
-            object.__setattr__(self, "layers", tuple(self.layers))
+        if not isinstance(self.layers, tuple) or not all(isinstance(layer, Layer) for layer in self.layers):
+            raise InvalidJobError("must be a tuple of Layer", "layers")
         if len(self.layers) > MAX_LAYERS:
             raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(self.layers)}", "layers")
         totals = {
@@ -188,8 +187,3 @@ def totals_only(job: TrainingJob) -> TrainingJob:
     """``job`` as a scheduler knows it that has no layer list: the totals and the options."""
     values = {name: getattr(job, name) for name in JOB_FIELDS}
     return TrainingJob(**{**values, "layers": ()})
-
-
-def layers_from_triples(triples: Iterable[tuple[str, int, int]]) -> tuple[Layer, ...]:
-    """Layers from ``(kind, activations, parameters)``, the published form."""
-    return tuple(Layer(kind, activations, parameters) for kind, activations, parameters in triples)

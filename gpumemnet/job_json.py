@@ -129,7 +129,12 @@ def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...], prefix:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"known fields are {', '.join(known)}"
-            raise InvalidJobError(f"is not a field: {hint}", f"{prefix}{str(name)[:64]}")
+            raise InvalidJobError(f"is not a field: {hint}", f"{prefix}{_printable(name)}")
+
+
+def _printable(name: object) -> str:
+    """A key of a foreign document as it may stand in a message: short, and without control characters."""
+    return ascii(str(name)[:64])[1:-1]
 
 
 def _refuse_constant(name: str) -> None:
@@ -141,5 +146,5 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidJobError("appears twice", twice[:64])
+        raise InvalidJobError("appears twice", _printable(twice))
     return document

@@ -7,6 +7,7 @@ job invalid.
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -54,11 +55,10 @@ def check_count(value: object, field: str, minimum: int = 0, maximum: int = MAX_
         InvalidJobError: names ``field`` and the allowed range.
     """
     if type(value) is not int:  # the common case costs one comparison: this runs for every layer of every request
-        index = getattr(value, "__index__", None)  # numpy and arrow integers
-        if isinstance(value, bool) or index is None:
-            raise InvalidJobError(f"must be a whole number, not {describe(value)}", field)
-        value = index()
-    assert isinstance(value, int)
+        try:
+            value = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # numpy's are fine
+        except TypeError:
+            raise InvalidJobError(f"must be a whole number, not {describe(value)}", field) from None
     if not minimum <= value <= maximum:
         raise InvalidJobError(f"must be between {minimum} and {maximum}, not {describe(value)}", field)
     return value

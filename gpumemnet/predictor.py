@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -18,17 +18,14 @@ from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.bundle import GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
-from gpumemnet.devices import device_profile
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
-from gpumemnet.estimate import Estimate
+from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.job import TrainingJob
 from gpumemnet.layers import describe
 from gpumemnet.support import Support
 from gpumemnet.units import GIB
-
-DEFAULT_COVERAGE: Final = 0.99
 
 
 class GraphAnswer(NamedTuple):
@@ -46,8 +43,7 @@ class BundleModel:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.card = bundle.card
-        self.profile = device_profile(bundle.card.gpu)
-        self.default_bins = bins_of_width(GIB, self.profile.capacity_bytes)
+        self.default_bins = bins_of_width(GIB, bundle.card.capacity_bytes)
         self.support = Support(bundle.card)
         self._session = _session(bundle)
 
@@ -80,12 +76,13 @@ class BundleModel:
         """Estimates of jobs that all belong to the bundle's family."""
         bins = bins or self.default_bins
         level = self.level(coverage)
-        features = feature_matrix(jobs, self.profile.blas_workspace_bytes)
+        features = feature_matrix(jobs, self.card.blas_workspace_bytes)
         distribution, reference, expected, bounds = self.run(features)
-        reasons = self.support.reasons(jobs, features)
+        reasons, has_unseen_option = self.support.reasons(jobs, features)
         if any(reasons):
             outside = np.array([bool(row) for row in reasons])
-            distribution = distribution.replaced(outside, np.log(reference), self.card.fallback_log_scale)
+            scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
+            distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
         probabilities = distribution.bin_probabilities(bins.log_inner_edges)
         return [
@@ -187,6 +184,12 @@ def _session(bundle: Bundle) -> onnxruntime.InferenceSession:
         outputs = {entry.name for entry in session.get_outputs()}
     except Exception as error:  # onnxruntime raises its own, undocumented classes
         raise BundleError(f"{bundle.source}: the graph does not load ({type(error).__name__})") from None
-    if set(inputs) != {"features"} or inputs["features"][-1] != len(FEATURE_NAMES) or outputs < set(GRAPH_OUTPUTS):
+    if set(inputs) != {"features"} or inputs["features"][-1] != len(FEATURE_NAMES) or not outputs >= set(GRAPH_OUTPUTS):
         raise BundleError(f"{bundle.source}: the graph must map features [B, {len(FEATURE_NAMES)}] to {', '.join(GRAPH_OUTPUTS)}")
+    try:
+        amounts = session.run(["amounts"], {"features": np.ones((1, len(FEATURE_NAMES)), dtype=np.float32)})[0]
+    except Exception as error:
+        raise BundleError(f"{bundle.source}: the graph does not run ({type(error).__name__})") from None
+    if amounts.shape != (1, 2 + len(bundle.card.coverages)):
+        raise BundleError(f"{bundle.source}: the graph does not give a bound for each of the card's coverages")
     return session

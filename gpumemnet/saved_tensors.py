@@ -18,22 +18,32 @@ SAVES_INPUT: Final = frozenset(
         *LAYER_GROUPS["linear"],
         *LAYER_GROUPS["conv"],
         *LAYER_GROUPS["norm"],
-        *LAYER_GROUPS["pool"],
+        *(set(LAYER_GROUPS["pool"]) - {"adaptive_avg_pool"}),  # to one pixel, nearly always: a mean, which keeps nothing
         *LAYER_GROUPS["attention"],
         *LAYER_GROUPS["recurrent"],
         *("relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "log_sigmoid"),
-        *("hardswish", "hardsigmoid", "hardtanh", "softsign", "tanhshrink", "threshold", "glu", "swiglu", "activation"),
+        *("hardswish", "hardsigmoid", "hardtanh", "softsign", "threshold", "glu", "swiglu", "activation"),
         "multiply",
     }
 )
 SAVES_OUTPUT: Final = frozenset(
-    {"relu", "tanh", "sigmoid", "softmax", "log_softmax", *LAYER_GROUPS["attention"], *LAYER_GROUPS["recurrent"]}
+    {"relu", "tanh", "tanhshrink", "sigmoid", "softmax", "log_softmax", *LAYER_GROUPS["attention"], *LAYER_GROUPS["recurrent"]}
 )
-MASK_BYTES: Final[dict[str, int]] = {"dropout": 1, "alpha_dropout": 1, "max_pool": 8, "adaptive_max_pool": 8}
-"""Bytes per output element of a mask (bool) or of indices (int64)."""
+MASK_BYTES: Final[dict[str, int]] = {
+    "dropout": 1,
+    "max_pool": 8,
+    "adaptive_max_pool": 8,
+    "alpha_dropout": 4,
+    "rrelu": 4,
+    "softsign": 4,
+}
+"""Bytes per output element of a mask (bool), of indices (int64), or of noise and intermediate results (fp32)."""
 
 SAVES_STATISTICS: Final = frozenset(kind for kind in LAYER_GROUPS["norm"] if kind.startswith(("batch_norm", "instance_norm")))
 """Kinds that keep a mean and an inverse deviation per channel."""
+
+CAST_BY_AUTOCAST: Final = frozenset({*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"], *LAYER_GROUPS["attention"]})
+"""Kinds whose weights autocast copies to half precision; norms and embeddings stay in fp32."""
 
 ALIASES: Final = frozenset({"identity"})
 """Kinds whose output is their input: no storage of their own."""
@@ -47,15 +57,17 @@ KIND_RULES: Final[NDArray[np.float64]] = np.array(
             kind in SAVES_OUTPUT,
             MASK_BYTES.get(kind, 0),
             2 * (kind in SAVES_STATISTICS),
-            0.5 * (kind in LAYER_GROUPS["norm"]),
+            0.5 * (kind in LAYER_GROUPS["norm"] and kind != "rms_norm"),
             kind in LAYER_GROUPS["linear"],
+            kind in CAST_BY_AUTOCAST,
         )
         for kind in KINDS
     ],
     dtype=np.float64,
 )
-"""The rules as a table, one row per kind code; shape ``[len(KINDS), 7]``.
+"""The rules as a table, one row per kind code; shape ``[len(KINDS), 8]``.
 
 Columns: is an alias; saves its input; saves its output; mask bytes per output element; statistics of half the parameters' size;
-share of the parameters that is a second tensor (the shift of a norm); has a bias as wide as its output (linear layers).
+share of the parameters that is a second tensor (the shift of a norm); has a bias as wide as its output (linear layers);
+weights are cast by autocast.
 """

@@ -6,7 +6,6 @@ options and of the feature ranges seen in training; whoever asks beyond it gets 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +16,7 @@ from gpumemnet.bundle import BundleCard
 from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.job import TrainingJob
 from gpumemnet.layers import describe
+from gpumemnet.saved_tensors import ALIASES
 from gpumemnet.units import format_bytes
 
 RANGE_TOLERANCE: Final = 1.05
@@ -28,15 +28,15 @@ class Support:
 
     def __init__(self, card: BundleCard) -> None:
         self._options = tuple((field, frozenset(values)) for field, values in card.options.items())
-        self._option_values = operator.attrgetter(*card.options)
+        self._kinds = card.kinds
         self._ranges = card.ranges
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
         self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
         self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
 
-    def reasons(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[tuple[str, ...]]:
-        """For each job the reasons why it lies outside; empty for jobs inside.
+    def reasons(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> tuple[list[tuple[str, ...]], list[bool]]:
+        """For each job the reasons why it lies outside (none for jobs inside), and whether an option or a kind is among them.
 
         Args:
             jobs: ``B`` jobs.
@@ -44,21 +44,25 @@ class Support:
         """
         values = features[:, self._columns]
         beyond = (values < self._low) | (values > self._high)
-        reasons = [self._option_reasons(job) for job in jobs]
+        reasons = [self._option_reasons(job) + self._kind_reasons(job) for job in jobs]
+        has_unseen_option = list(map(bool, reasons))
         if beyond.any():
             for row in np.flatnonzero(beyond.any(axis=1)):
                 reasons[row] += self._range_reasons(values[row], beyond[row])
-        return reasons
+        return reasons, has_unseen_option
 
     def _option_reasons(self, job: TrainingJob) -> tuple[str, ...]:
-        values = self._option_values(job)
-        if all(value in seen for value, (_, seen) in zip(values, self._options, strict=True)):
-            return ()
         return tuple(
-            f"{field} is {describe(value)}; the model was trained on {_listed(seen)}"
-            for value, (field, seen) in zip(values, self._options, strict=True)
-            if value not in seen
+            f"{field} is {describe(getattr(job, field))}; the model was trained on {_listed(seen)}"
+            for field, seen in self._options
+            if getattr(job, field) not in seen
         )
+
+    def _kind_reasons(self, job: TrainingJob) -> tuple[str, ...]:
+        unseen = {layer.kind for layer in job.layers} - self._kinds - ALIASES
+        if not unseen:
+            return ()
+        return (f"layers of kind {', '.join(sorted(unseen))[:200]}; the model was trained on {', '.join(sorted(self._kinds))}",)
 
     def _range_reasons(self, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> tuple[str, ...]:
         names = tuple(self._ranges)

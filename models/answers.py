@@ -48,7 +48,7 @@ def commonest_bin(training: LabelledJobs, test: LabelledJobs, schemes: tuple[Bin
     """Always the bin that most training jobs fall into; expected is their median."""
     labels = training.label_bytes[~np.isnan(training.label_bytes)]
     bins = {scheme.name: np.full(len(test), np.bincount(scheme.index(labels)).argmax()) for scheme in schemes}
-    bound = np.sort(labels)[math.ceil((len(labels) + 1) * COVERAGE) - 1]
+    bound = np.sort(labels)[min(math.ceil((len(labels) + 1) * COVERAGE), len(labels)) - 1]
     return Answers(np.full(len(test), np.median(labels)), np.full(len(test), bound), bins)
 
 

@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.bundle import check_replaceable
+from gpumemnet.errors import BundleError, DatasetError, GpumemnetError
+from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.job import FAMILIES
 
 if TYPE_CHECKING:
@@ -50,15 +53,18 @@ def train(
     epochs: Epochs = 80,
 ) -> None:
     """Train the MLP-based classifier on all jobs of a dataset and write its bundle."""
+    check_replaceable(out)
+    if not (name := name or out.resolve().name) or not version:
+        raise BundleError("the model needs a name and a version: give --name and --model-version")
     data = _load(dataset, family)
     from models.export import save_classifier
     from models.training import TrainingPlan, train_classifier
 
     plan = TrainingPlan(seed=seed, epochs=epochs)
-    rows = _evaluated_rows(metrics, data) if metrics else []
+    rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
     with _progress("training") as report, _split_errors(dataset):
         classifier = train_classifier(data, plan, lambda share: report("training", share))
-    bundle = save_classifier(out, classifier, data, plan, name=name or out.name, version=version, metrics=rows)
+    bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows)
     typer.echo(f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}")
 
 
@@ -114,14 +120,14 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
     return load_labelled_jobs(dataset, family)
 
 
-def _evaluated_rows(path: Path, data: LabelledJobs) -> list[dict[str, object]]:
+def _evaluated_rows(path: Path, data: LabelledJobs, plan: dict[str, object]) -> list[dict[str, object]]:
     try:
         document = json.loads(path.read_text("utf-8"))
-        rows, sha256 = document["candidates"], document["data_sha256"]
+        rows, evaluated = document["candidates"], [document[name] for name in ("data_sha256", "feature_schema", "plan")]
     except (OSError, ValueError, KeyError, TypeError):
         raise DatasetError(f"{path} is no evaluation.json as 'python -m models evaluate --out' writes it") from None
-    if sha256 != data.sha256:
-        raise DatasetError(f"{path} was measured on another dataset: evaluate this one first")
+    if evaluated != [data.sha256, FEATURE_SCHEMA, plan]:
+        raise DatasetError(f"{path} was measured on another dataset, or with another training plan: evaluate this one first")
     return list(rows)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.dataset import read_dataset
-from gpumemnet.devices import device_profile
+from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.errors import DatasetError
 from gpumemnet.features import feature_matrix
 from gpumemnet.job import TrainingJob, totals_only
@@ -38,6 +38,7 @@ class LabelledJobs:
         upper_bytes: memory was at most this, infinite where the job ran out of memory, shape ``[B]``.
         groups: architecture of each job as a code; splits keep a group together, shape ``[B]``.
         gpu: the GPU model.
+        capacity_bytes: memory that a job could have had there.
         provenance: ``measured`` or ``published``.
         label_source: how memory was read.
         sha256: hash of the dataset file.
@@ -50,6 +51,7 @@ class LabelledJobs:
     upper_bytes: NDArray[np.float64]
     groups: NDArray[np.int64]
     gpu: str
+    capacity_bytes: int
     provenance: str
     label_source: str
     sha256: str
@@ -77,7 +79,7 @@ class LabelledJobs:
 
 def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     """Feature vectors of ``jobs`` on the GPU model ``gpu``, shape ``[B, F]``."""
-    return feature_matrix(jobs, device_profile(gpu).blas_workspace_bytes)
+    return feature_matrix(jobs, blas_workspace_bytes(gpu))
 
 
 def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
@@ -105,6 +107,7 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
         upper_bytes=np.where(np.isnan(labels), np.inf, labels + READING_BYTES),
         groups=groups.astype(np.int64),
         gpu=rows[0].gpu,
+        capacity_bytes=max(row.capacity_bytes for row in rows),
         provenance=rows[0].provenance,
         label_source=rows[0].label_source,
         sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),

@@ -25,6 +25,8 @@ from models.training import TrainingPlan, train_classifier
 
 FOLDS: Final = 3
 SCHEMES: Final[tuple[BinScheme, ...]] = (PUBLISHED_BINS["published-1000mib"], PUBLISHED_BINS["published-2000mib"])
+MIN_TRAINING_JOBS: Final = 150
+"""A bound at 99 % needs 99 rows to be calibrated on; folds are not exactly even."""
 CLASSIFIER: Final = "MLP-based classifier"
 TOTALS_SUFFIX: Final = ", totals only"
 
@@ -36,14 +38,14 @@ class Evaluation:
     Attributes:
         label_bytes: measured bytes of the held-out jobs, fold after fold, shape ``[B]``.
         answers: candidate → its answers for these jobs.
-        seed: of folds and training.
+        plan: of the classifier; its seed is also that of the folds.
         folds: number of folds.
         data: what was evaluated on.
     """
 
     label_bytes: np.ndarray[Any, np.dtype[np.float64]]
     answers: dict[str, Answers]
-    seed: int
+    plan: TrainingPlan
     folds: int
     data: LabelledJobs
 
@@ -83,9 +85,12 @@ def evaluate(
         progress: called with what is being done and the finished share of it.
 
     Raises:
-        ValueError: when there are too few architectures to split.
+        ValueError: when there are too few architectures to split, or jobs to bound 99 % of them.
     """
     plan = plan or TrainingPlan()
+    labelled = int((~np.isnan(data.label_bytes)).sum())
+    if labelled * (fold_count - 1) // fold_count < MIN_TRAINING_JOBS:
+        raise ValueError(f"{labelled} measured jobs are too few for {fold_count} folds: measure at least {2 * MIN_TRAINING_JOBS}")
     parts: dict[str, list[Answers]] = {}
     labels = []
     for fold, (training_rows, test_rows) in enumerate(folds(data.groups, fold_count, plan.seed), start=1):
@@ -100,7 +105,7 @@ def evaluate(
         for suffix, jobs in (("", test), (TOTALS_SUFFIX, test.without_layers())):
             parts.setdefault(CLASSIFIER + suffix, []).append(_classifier_answers(served, jobs))
     pooled = {candidate: _concatenated(answers) for candidate, answers in parts.items()}
-    return Evaluation(np.concatenate(labels), pooled, plan.seed, fold_count, data)
+    return Evaluation(np.concatenate(labels), pooled, plan, fold_count, data)
 
 
 def _served(training: LabelledJobs, plan: TrainingPlan, progress: Callable[[float], None]) -> Predictor:

@@ -6,7 +6,7 @@ crashes, an over-predicted one keeps memory from others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,3 @@ def confusion(label_bytes: Array, predicted: NDArray[np.int64], scheme: BinSchem
     counts = np.zeros((size, size), dtype=np.int64)
     np.add.at(counts, (measured, predicted), 1)
     return counts
-
-
-AMOUNT_FIELDS = tuple(field.name for field in fields(AmountFigures))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from gpumemnet.features import FEATURE_SCHEMA
 from models.evaluation import CLASSIFIER, SCHEMES, Evaluation
 from models.metrics import confusion
 
@@ -22,7 +26,7 @@ _HEADINGS: Final = (
 
 
 def markdown_table(evaluation: Evaluation) -> str:
-    """The table of all candidates, best value of each column in bold."""
+    """The table of all candidates, one row each."""
     rows = []
     for candidate in evaluation.answers:
         bins = [evaluation.bin_figures(candidate, scheme) for scheme in SCHEMES]
@@ -48,10 +52,11 @@ def heading(evaluation: Evaluation) -> str:
     data = evaluation.data
     return (
         f"{len(evaluation.label_bytes):,} {data.jobs[0].family} jobs on {data.gpu} ({data.provenance}, {data.label_source}), "
-        f"{evaluation.folds} folds split by architecture, seed {evaluation.seed}; every model is trained anew in each fold and "
-        "judged on the jobs held out, pooled. 'Bin too low' is the share of jobs whose bin was under-predicted; 'above safe' the "
-        "share above the safe bytes at 99 % coverage; 'wasted' the mean of safe over measured, less one; 'no safe bytes' the "
-        "share that a candidate refuses to bound because it lies outside its training ranges.\n"
+        f"{evaluation.folds} folds split by architecture, seed {evaluation.plan.seed}; every model is trained anew in each fold "
+        "and judged on the jobs held out, pooled. 'Bin too low' is the share of jobs whose bin was under-predicted; 'above safe' "
+        "the share above the safe bytes at 99 % coverage; 'wasted' the mean of safe over measured, less one; 'no safe bytes' the "
+        "share that a candidate refuses to bound because it lies outside its training ranges. Jobs that ran out of memory are "
+        f"trained on but not judged ({int(np.isnan(data.label_bytes).sum()):,} of {len(data):,}).\n"
     )
 
 
@@ -65,7 +70,8 @@ def write_report(evaluation: Evaluation, folder: str | Path) -> list[Path]:
         "provenance": evaluation.data.provenance,
         "jobs": len(evaluation.label_bytes),
         "folds": evaluation.folds,
-        "seed": evaluation.seed,
+        "feature_schema": FEATURE_SCHEMA,
+        "plan": asdict(evaluation.plan),
         "candidates": evaluation.rows(),
     }
     paths = [folder / name for name in ("evaluation.md", "evaluation.json", "confusion.png")]

@@ -1,8 +1,9 @@
 """Training of the MLP-based classifier and the calibration of its safe bytes.
 
 Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
-there: the conformal scores come from rows that the scored member never trained on (cross-conformal prediction, Vovk, Annals of
-Mathematics and Artificial Intelligence 74, 2015), in units of the spread that it predicts (Lei et al., JASA 113, 2018).
+there, in the manner of cross-conformal prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015), in units of
+the predicted spread (Lei et al., JASA 113, 2018).  No theorem covers this exactly, because the piece also chooses the epoch and
+all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class TrainedClassifier:
         network: the whole graph, in evaluation mode.
         coverages: the levels of the graph's bounds.
         multiples: mode (``layers``, ``totals``) → for each coverage the multiple of the spread that gives it.
-        fallback_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
+        range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
         best_epochs: the epoch that each member stopped at.
     """
 
     network: MixtureClassifier
     coverages: tuple[float, ...]
     multiples: Mapping[str, tuple[float, ...]]
-    fallback_log_scale: float
+    range_log_scale: float
     best_epochs: tuple[int, ...]
 
 
@@ -102,7 +103,8 @@ def train_classifier(
     for mode, mode_data in (("layers", data), ("totals", totals)):
         multiples[mode] = _conformal_multiples(transform, members, mode_data, piece, coverages)
     network = MixtureClassifier(transform, members, multiples).eval()
-    return TrainedClassifier(network, coverages, multiples, _extrapolation_scale(data), best_epochs)
+    range_log_scale = max(_extrapolation_scale(data, LAYER_TERMS), _extrapolation_scale(totals, TOTALS_TERMS))
+    return TrainedClassifier(network, coverages, multiples, range_log_scale, best_epochs)
 
 
 def _fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
@@ -206,13 +208,13 @@ def _conformal_multiples(
     return tuple(float(scores[math.ceil((len(labels) + 1) * level) - 1]) for level in coverages)
 
 
-def _extrapolation_scale(data: LabelledJobs) -> float:
+def _extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:
     """How far off the closed form is beyond the sizes it was fitted to: fitted to the smaller half, judged on the larger.
 
     The scale is that of the logistic whose central 99 % are as wide as the central 99 % of those errors.
     """
-    sizes = fit_line(data.features, data.label_bytes, LAYER_TERMS).predict_bytes(data.features)
+    sizes = fit_line(data.features, data.label_bytes, terms).predict_bytes(data.features)
     smaller, larger = np.flatnonzero(sizes <= np.median(sizes)), np.flatnonzero(sizes > np.median(sizes))
-    line = fit_line(data.features[smaller], data.label_bytes[smaller], LAYER_TERMS)
+    line = fit_line(data.features[smaller], data.label_bytes[smaller], terms)
     errors = _log_errors(line, data.take(larger))
     return max(float(np.percentile(errors, 99)) / math.log(0.995 / 0.005), 1.0 / MIB)

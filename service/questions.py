@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from gpumemnet.bins import DEFAULT_TOP_BYTES, MAX_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job import JOB_FIELDS
 from gpumemnet.job_json import parse_json
 from gpumemnet.layers import describe
-from gpumemnet.predictor import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)

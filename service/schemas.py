@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 
 from gpumemnet.bins import PUBLISHED_BINS
+from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION, TrainingJob
 from gpumemnet.layers import MAX_ELEMENTS, Layer
-from gpumemnet.predictor import DEFAULT_COVERAGE
 from service.questions import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB
 
 Schema = dict[str, Any]

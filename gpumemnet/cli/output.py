@@ -67,7 +67,7 @@ def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) 
     """A heading, and under it names and values in two columns; long values are wrapped within theirs."""
     grid = Table.grid(padding=(0, 2, 0, 1))
     grid.add_column(justify="right", style="bold", no_wrap=True)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     for name, value in facts:
         grid.add_row(name, Text(value))
     console.print(Text(title, style="bold"))

@@ -16,6 +16,7 @@ from rich.text import Text
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job import TrainingJob
 from gpumemnet.jobs_file import read_jobs_file
 from gpumemnet.units import MIB, ceil_mib, format_bytes
@@ -32,7 +33,7 @@ def predict(
     bundle: Annotated[
         list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
     ] = None,
-    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes shall cover.")] = 0.99,
+    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes shall cover.")] = DEFAULT_COVERAGE,
     bin_width: Annotated[
         int | None, typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given.")
     ] = None,

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+import gpumemnet
 from gpumemnet.errors import MissingExtraError
 
 
@@ -28,7 +29,10 @@ def serve(
     for package in ("fastapi", "uvicorn", "uvloop", "httptools", "orjson"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "service", "serving")
-    arguments = [sys.executable, "-m", "service"]
+    # The folder that one happens to stand in is no place to import from: it may hold a service of its own.
+    arguments = [sys.executable, "-P", "-m", "service"]
+    home = str(Path(gpumemnet.__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
     for option, value in (("--host", host), ("--port", port), ("--bundles", bundle and os.pathsep.join(map(str, bundle)))):
         if value is not None:
             arguments += [option, str(value)]

@@ -39,7 +39,10 @@ def test_published_schemes_have_their_widths() -> None:
 def test_edges_are_where_the_bins_meet() -> None:
     scheme = BinScheme(2 * GIB, 4)
     assert np.exp(scheme.log_inner_edges) / GIB == pytest.approx([2, 4, 6])
-    assert scheme.lower_edges_bytes.tolist() == [0, 2 * GIB, 4 * GIB, 6 * GIB]
+
+
+def test_any_amount_has_a_bin() -> None:
+    assert BinScheme(GIB, 4).index(np.array([-1.0, 0.0, np.inf, 1e300])).tolist() == [0, 0, 3, 3]
 
 
 @pytest.mark.parametrize("width", [0, -GIB, 1, MIB - 1, float("nan"), float("inf"), "1", True, None, 10**400])

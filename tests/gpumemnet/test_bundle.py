@@ -62,6 +62,7 @@ def test_an_incomplete_card_is_never_written(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_bundle_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
+    (tmp_path / SUMS_FILE).write_text("of something else")
     original = shipped_bundles()[0]
     with pytest.raises(BundleError, match="exists and is no bundle"):
         save_bundle(tmp_path, original.model, original.card.document)
@@ -98,6 +99,15 @@ def test_one_altered_byte_is_found(tmp_path_factory: pytest.TempPathFactory, nam
         (lambda card: card["conformal"].update(coverages=[0.9, 0.5]), "must rise"),
         (lambda card: card["conformal"].update(coverages=[]), "must rise"),
         (lambda card: card["support"]["ranges"].update(batch_size=[1, None]), "no finite number"),
+        (lambda card: card["support"].update(options={}), "lists of values of job fields"),
+        (lambda card: card["support"].update(options={"flavour": ["sweet"]}), "lists of values of job fields"),
+        (lambda card: card["support"].update(options={"optimizer": "adam"}), "lists of values of job fields"),
+        (lambda card: card["support"].update(options={"optimizer": [["adam"]]}), "must be plain values"),
+        (lambda card: card["support"].update(kinds="linear"), "must be a list of texts"),
+        (lambda card: card["fallback"].update(range_log_scale=0), "not above zero"),
+        (lambda card: card["device"].update(capacity_bytes=-1), "must be a whole number"),
+        (lambda card: card.update(encoder="transformer"), "unknown encoder"),
+        (lambda card: card.update(training_data=[]), "does not say what the model was trained on"),
         (lambda card: card["support"]["ranges"].update(flavour=[1, 2]), "unknown feature column 'flavour'"),
     ],
 )
@@ -112,6 +122,20 @@ def test_a_graph_that_is_none_is_refused(folder: Path) -> None:
     rewrite_card(folder, lambda card: None)
     with pytest.raises(BundleError, match="the graph does not load"):
         Predictor.load(folder)
+
+
+def test_a_card_with_fewer_coverages_than_the_graph_is_refused(folder: Path) -> None:
+    rewrite_card(folder, lambda card: card["conformal"].update(coverages=[0.9, 0.99]))
+    with pytest.raises(BundleError, match="a bound for each of the card's coverages"):
+        Predictor.load(folder)
+
+
+def test_a_card_nested_without_end_is_refused(folder: Path) -> None:
+    (folder / CARD_FILE).write_text("[" * 200_000)
+    sums = "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in (MODEL_FILE, CARD_FILE))
+    (folder / SUMS_FILE).write_text(sums)
+    with pytest.raises(BundleError, match="no valid JSON"):
+        load_bundle(folder)
 
 
 def test_no_folder_is_a_sentence(tmp_path: Path) -> None:

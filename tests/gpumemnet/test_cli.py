@@ -121,9 +121,11 @@ def test_models_names_the_data_and_its_licence() -> None:
     assert len(cards[0]["sha256"]) == 64
 
 
-def test_serve_becomes_the_service() -> None:
-    command = [sys.executable, "-m", "gpumemnet", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "__main__.py").write_text("raise SystemExit('a service of the user')")
+    command = [str(Path(sys.executable).with_name("gpumemnet")), "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         address = line[line.index("http://") :].strip()

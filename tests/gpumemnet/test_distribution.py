@@ -43,7 +43,7 @@ def test_wide_bins_add_up_narrow_ones() -> None:
 
 def test_replaced_rows_become_one_logistic() -> None:
     two = MemoryDistribution(np.full((2, 2), 0.5), np.array([[20.0, 21.0]] * 2), np.full((2, 2), 0.1))
-    changed = two.replaced(np.array([False, True]), np.array([9.0, 23.0]), 0.3)
+    changed = two.replaced(np.array([False, True]), np.array([9.0, 23.0]), np.array([9.0, 0.3]))
     points = np.linspace(18, 25, 20)
     assert changed.cdf(points)[0] == pytest.approx(two.cdf(points)[0])
     assert changed.cdf(points)[1] == pytest.approx(logistic.cdf(points, 23.0, 0.3))

@@ -74,6 +74,11 @@ def test_many_are_answered_as_one_by_one() -> None:
     [
         (mlp(512, batch_size=4096), "batch_size is 4,096; the model was trained on 4 to 1,023"),
         (small_job(optimizer="sgd"), "optimizer is 'sgd'; the model was trained on 'adam'"),
+        (small_job(sequence_length=128), "sequence_length is 128; the model was trained on null"),
+        (
+            small_job(layers=(Layer("conv2d", 9, 9), Layer("magic", 3, 4))),
+            "layers of kind conv2d, magic; the model was trained on",
+        ),
         (small_job(precision="bf16"), "precision is 'bf16'; the model was trained on 'fp32'"),
         (small_job(trainable_parameters=1000), "trainable_share is 0.0173; the model was trained on 1"),
         (small_job(input_elements=10**6), "input_elements is 1,000,000; the model was trained on 5 to 4,095"),
@@ -84,6 +89,11 @@ def test_outside_the_support_there_is_a_reason_and_no_bound(job: TrainingJob, re
     assert not estimate.in_support
     assert estimate.safe_bytes is None
     assert any(one.startswith(reason) for one in estimate.reasons), estimate.reasons
+
+
+def test_an_option_never_seen_is_answered_with_doubt() -> None:
+    assert PREDICTOR.predict(mlp(2048)).probabilities.max() > 0.95
+    assert PREDICTOR.predict(replace(mlp(2048), optimizer="adagrad")).probabilities.max() < 0.8
 
 
 def test_outside_the_answer_is_physics_and_grows() -> None:

@@ -53,6 +53,7 @@ def synthetic() -> LabelledJobs:
         upper_bytes=np.where(oom, np.inf, labels + MIB),
         groups=np.arange(len(jobs)) // 2,
         gpu=GPU,
+        capacity_bytes=40 * GIB,
         provenance="measured",
         label_source="nvml_process",
         sha256="0" * 64,
