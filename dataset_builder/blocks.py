@@ -15,13 +15,13 @@ class Blocks(nn.Sequential):
 
     checkpointing = False
 
-    def forward(self, features: Tensor) -> Tensor:
-        """``features`` through every block."""
+    def forward(self, features: Tensor, *context: Tensor | None) -> Tensor:
+        """``features`` through every block; each is given the same ``context`` too."""
         for block in self:
             if self.checkpointing and self.training:
-                features = checkpoint(block, features, use_reentrant=False)
+                features = checkpoint(block, features, *context, use_reentrant=False)
             else:
-                features = block(features)
+                features = block(features, *context)
         return features
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from dataset_builder.options import Options
 from gpumemnet.job import TrainingJob
+from gpumemnet.layers import LAYER_GROUPS
 from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.units import MIB
 
@@ -18,6 +20,10 @@ WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
 
 _CHECKPOINTED_SHARE: Final = 0.35
 """What is left of the activations when only the blocks' inputs are kept; a block has about three layers."""
+_ATTENDING: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
+_NORMS: Final = frozenset(LAYER_GROUPS["norm"])
+_LOSS_COPIES: Final = 3
+"""Tensors of the logits' size in the backward pass of cross-entropy: log-probabilities, their gradient, the logits' gradient."""
 
 
 def rough_bytes(job: TrainingJob) -> int:
@@ -30,8 +36,11 @@ def rough_bytes(job: TrainingJob) -> int:
     copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
     state, step_scratch = gradients * copies.state, gradients * copies.temporary
     saved, largest = _activations(job)
-    kept = saved * (_CHECKPOINTED_SHARE if job.checkpointing == "every_block" else 1.0)
-    activations = job.batch_size * (size.activation * (kept + 2 * largest) + 4 * job.input_elements)
+    kept = _checkpointed(job, saved) if job.checkpointing == "every_block" else saved
+    logits = job.layers[-1].activations if job.layers else 0
+    loss_element = 2 if job.precision == "bf16" else 4  # autocast computes the loss in fp32
+    passing = max(2 * largest * size.activation, _LOSS_COPIES * logits * loss_element)
+    activations = job.batch_size * (size.activation * kept + passing + 4 * job.input_elements)
     tensors = weights + state + gradients + max(activations, step_scratch)
     return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES
 
@@ -41,17 +50,28 @@ def _activations(job: TrainingJob) -> tuple[int, int]:
     assert job.total_parameters is not None
     assert job.trainable_parameters is not None
     frozen = job.total_parameters - job.trainable_parameters
-    saved = largest = 0
-    for layer in job.layers:
-        largest = max(largest, layer.activations)
-        if frozen > 0:
-            frozen -= layer.parameters
-        else:
-            saved += layer.activations
-    return saved, largest
+    outputs = [layer.activations for layer in job.layers]
+    unsaved = 0
+    while frozen > 0 and unsaved < len(outputs):
+        frozen -= job.layers[unsaved].parameters
+        unsaved += 1
+    return sum(outputs[unsaved:]), max(outputs, default=0)
 
 
-def operations_per_step(multiply_adds: int, job: TrainingJob) -> int:
+def _checkpointed(job: TrainingJob, saved: int) -> float:
+    """What is kept of ``saved`` when blocks are recomputed: their inputs, the logits, and one block while it is recomputed.
+
+    A block that attends has two norms as wide as its input, and about one attention.
+    """
+    attentions = sum(layer.kind in _ATTENDING for layer in job.layers)
+    if not attentions:
+        return saved * _CHECKPOINTED_SHARE
+    inputs = sum(layer.activations for layer in job.layers if layer.kind in _NORMS) / 2
+    logits = job.layers[-1].activations
+    return min(saved, inputs + logits + (saved - logits) / attentions)
+
+
+def operations_per_step(multiply_adds: int, options: Options) -> int:
     """Floating-point operations of one optimizer step: forward two, backward four per multiply-add (Kaplan et al., 2020)."""
-    recomputed = 2 if job.checkpointing == "every_block" else 0
-    return (6 + recomputed) * multiply_adds * job.batch_size * job.gradient_accumulation
+    recomputed = 2 if options.checkpointing == "every_block" else 0
+    return (6 + recomputed) * multiply_adds * options.batch_size * options.gradient_accumulation

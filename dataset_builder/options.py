@@ -5,7 +5,6 @@ All but the share of frozen layers are fields of :class:`~gpumemnet.job.Training
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +16,9 @@ from gpumemnet.layers import Layer, describe
 
 FUSED_OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw")
 """Optimizers with a fused CUDA kernel in torch 2.11."""
+
+HALF_PRECISION_KERNELS: Final = ("flash", "cudnn")
+"""Attention kernels that take no fp32 tensors."""
 
 FEATURES: Final[Mapping[str, Feature]] = {
     "batch_size": Feature(int, 1, MAX_BATCH_SIZE),
@@ -71,7 +73,7 @@ class Options:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; :func:`parse_options` is the inverse."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in FEATURES}
 
 
 def parse_options(document: Mapping[str, Any]) -> Options:
@@ -90,6 +92,13 @@ def option_obstacle(options: Options) -> str | None:
     """Why torch cannot run these options together, if so."""
     if options.optimizer_implementation == "fused" and options.optimizer not in FUSED_OPTIMIZERS:
         return f"{options.optimizer} has no fused implementation"
+    return None
+
+
+def kernel_obstacle(attention_kernel: str | None, precision: str) -> str | None:
+    """Why a scaled-dot-product kernel cannot run in a precision, if so (``ATen/native/transformers/cuda/sdp_utils.cpp``)."""
+    if attention_kernel in HALF_PRECISION_KERNELS and precision in ("fp32", "tf32"):
+        return f"the {attention_kernel} attention kernel runs in fp16 and bf16 only, not in {precision}"
     return None
 
 

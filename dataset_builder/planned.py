@@ -73,7 +73,7 @@ def training_job(planned: PlannedJob, network: Network | None = None) -> Trainin
     shared = planned.options.to_dict()
     share = shared.pop("frozen_share")
     return TrainingJob(
-        family=planned.family,
+        family=network.family or planned.family,
         input_elements=network.input_elements,
         layers=network.layers,
         trainable_parameters=trainable_parameters(network.layers, share),

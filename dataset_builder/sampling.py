@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dataset_builder.estimate import operations_per_step, rough_bytes
 from dataset_builder.families import Family, family
-from dataset_builder.options import Options, option_obstacle
+from dataset_builder.options import Options, kernel_obstacle, option_obstacle
 from dataset_builder.planned import PlannedJob, training_job
 from dataset_builder.recipe import Range, Recipe
 from gpumemnet.errors import InvalidRequestError
@@ -98,9 +98,12 @@ def _pool(recipe: Recipe, exponent: int, seed: int, capacity_bytes: int) -> _Poo
         if planned is None or planned in seen:
             continue
         network = members.describe_network(planned.architecture)
-        job = training_job(planned, network)
-        estimate = math.log2(rough_bytes(job))
-        if not low <= estimate < high or operations_per_step(network.multiply_adds, job) > recipe.max_operations:
+        if kernel_obstacle(network.attention_kernel, planned.options.precision):
+            continue
+        if operations_per_step(network.multiply_adds, planned.options) > recipe.max_operations:
+            continue
+        estimate = math.log2(rough_bytes(training_job(planned, network)))
+        if not low <= estimate < high:
             continue
         seen.add(planned)
         jobs.append(planned)

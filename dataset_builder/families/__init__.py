@@ -19,7 +19,7 @@ from gpumemnet.layers import Layer, describe
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-FAMILY_NAMES = ("mlp",)
+FAMILY_NAMES = ("mlp", "cnn", "transformer", "zoo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Network:
         activation_function: the main activation function, if there is one.
         multiply_adds: multiply-add operations of one forward pass, per sample.
         sequence_length, attention_kernel: where there is a sequence.
+        family: the family of the job, where networks of the zoo have one of their own.
     """
 
     layers: tuple[Layer, ...]
@@ -69,6 +70,7 @@ class Network:
     multiply_adds: int
     sequence_length: int | None = None
     attention_kernel: str | None = None
+    family: str | None = None
 
 
 class Architecture(Protocol):
@@ -131,9 +133,10 @@ def rebuild(family_name: str, architecture: str) -> nn.Module:
     Raises:
         DatasetError: when the architecture is no such network.
     """
-    members = family(family_name)
     try:
         document = json.loads(architecture)
     except ValueError:
         raise DatasetError(f"architecture is no JSON: {describe(architecture)}") from None
+    in_zoo = isinstance(document, dict) and "model" in document  # whose rows have the family that a scheduler would see
+    members = family("zoo" if in_zoo else family_name)
     return members.build(members.parse(document))

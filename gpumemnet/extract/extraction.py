@@ -48,7 +48,7 @@ def extract_job(model: nn.Module, inputs: object, *, batch_size: int | None = No
 def extract_from(model: nn.Module, inputs: ModelInputs, options: JobOptions) -> Extraction:
     """As :func:`extract_job`, for inputs that are meta tensors already."""
     try:
-        seen = walk(model, inputs.args, inputs.kwargs)
+        seen = walk(model, inputs.args, inputs.kwargs, math_attention=options.get("attention_kernel") == "math")
     except ForwardError as error:
         within = f" (in module '{error.path}')" if error.path else ""
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.extract.attention import attention_steps
+from gpumemnet.extract.attention import AttentionStep, attention_steps, math_kernel_steps
 from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_function, kind_of_module
 from gpumemnet.extract.placement import parameters_on_meta, placement
 
@@ -99,8 +99,13 @@ class ForwardError(Exception):
         self.path = path
 
 
-def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Walk:
+def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], math_attention: bool = False) -> Walk:
     """Run ``model`` once in training mode on meta tensors; its mode and the values of its buffers are put back.
+
+    Args:
+        model: the model.
+        args, kwargs: what it is called with.
+        math_attention: whether ``scaled_dot_product_attention`` runs as the math kernel, whose steps are then layers.
 
     Raises:
         ForwardError: when the forward pass raises.
@@ -114,7 +119,7 @@ def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object])
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 model(*args, **kwargs)
             with parameters_on_meta(model) as stand_ins:
-                recorder = _Recorder(model, stand_ins)
+                recorder = _Recorder(model, stand_ins, math_attention)
                 try:
                     recorder.run(args, kwargs)
                 finally:
@@ -133,8 +138,9 @@ def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object])
 class _Recorder:
     """Collects the calls while the model runs."""
 
-    def __init__(self, model: nn.Module, stand_ins: Mapping[int, nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module, stand_ins: Mapping[int, nn.Parameter], math_attention: bool) -> None:
         self._model = model
+        self._math_attention = math_attention
         self._paths = {module: name for name, module in model.named_modules()}
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._unclaimed = {id(parameter): parameter for parameter in model.parameters() if not nn.parameter.is_lazy(parameter)}
@@ -214,7 +220,9 @@ class _Recorder:
         mark = _Mark(activation, frozenset() if activation else used)
         module = self._stack[-1][0] if self._stack else self._model
         if activation and func is F.multi_head_attention_forward:
-            self._record_attention(module, args, kwargs)
+            self._record_attention(module, attention_steps(args, kwargs, self._math_attention))
+        elif activation and self._math_attention and func is F.scaled_dot_product_attention:
+            self._record_attention(module, math_kernel_steps(args, kwargs))
         elif activation:
             kind = kind_of_function(getattr(func, "__name__", ""), outputs[0].ndim)
             if kind == LOSS:
@@ -286,8 +294,8 @@ class _Recorder:
             )
         )
 
-    def _record_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        for step in attention_steps(args, kwargs):
+    def _record_attention(self, module: nn.Module, steps: Iterable[AttentionStep]) -> None:
+        for step in steps:
             used = frozenset[int]().union(*(self._mark(parameter).parameters for parameter in step.parameters))
             self._append(
                 Call(

@@ -78,7 +78,7 @@ def test_text_that_is_no_recipe(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_recipe_lists_the_shipped_ones() -> None:
-    with pytest.raises(InvalidRequestError, match="shipped are mlp"):
+    with pytest.raises(InvalidRequestError, match=r"shipped are .*mlp"):
         load_recipe("nothing")
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidJobError
@@ -122,6 +123,35 @@ def test_attention_weights_that_are_asked_for_are_layers():
         ("matmul", 5 * 16, 0),
         ("linear", 5 * 16, 16 * 17),
     ]
+
+
+def test_under_the_math_kernel_attention_is_its_steps():
+    class Attends(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x[:, :2], x[:, :2, :, :8], None, 0.1, enable_gqa=True)
+
+    def layers(model, x, kernel):
+        job = extract_job(model, x, **OPTIONS, attention_kernel=kernel).job
+        return [(layer.kind, layer.activations) for layer in job.layers], job.sequence_length, job.family
+
+    x = torch.zeros(2, 4, 5, 16)
+    scores = [(kind, 4 * 5 * 5) for kind in ("matmul", "softmax", "dropout")]
+    assert layers(Attends(), x, "math") == ([*scores, ("matmul", 4 * 5 * 8)], 5, "transformer")
+    assert layers(Attends(), x, "flash") == ([("attention", 4 * 5 * 8)], 5, "transformer")
+
+    class Unweighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    kinds_by_kernel = {kernel: [kind for kind, _ in layers(Unweighted(), x[:, 0], kernel)[0]] for kernel in ("math", "flash")}
+    assert kinds_by_kernel == {
+        "math": ["linear", "matmul", "softmax", "matmul", "linear"],
+        "flash": ["linear", "attention", "linear"],
+    }
 
 
 def test_an_encoder_decoder_takes_two_inputs(small):

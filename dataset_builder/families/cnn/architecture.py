@@ -1,0 +1,229 @@
+"""Every parameter of a convolutional network, and how the features of a search space become one.
+
+The ranges are those of networks that people train: RegNet's design space (Radosavovic et al., arXiv 2003.13678) for widths and
+depths, and the papers named in :mod:`~dataset_builder.families.cnn.styles` for the blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dataset_builder.families import Feature
+from gpumemnet.errors import DatasetError
+from gpumemnet.layers import describe
+
+DENSE_PREDICTION: Final = ("unet", "hourglass")
+"""Styles that answer for every pixel."""
+STYLES: Final = (
+    *("plain", "basic", "bottleneck", "dense", "inverted_residual", "separable", "convnext"),
+    *DENSE_PREDICTION,
+)
+EXPANDING: Final = ("bottleneck", "dense", "inverted_residual", "convnext", "hourglass")
+"""Styles whose blocks have an inner width of their own."""
+STEMS: Final = ("conv", "pooled", "deep", "patch")
+DOWNSAMPLINGS: Final = ("strided", "max_pool", "avg_pool")
+UPSAMPLINGS: Final = ("conv_transpose", "bilinear", "nearest")
+NORMS: Final = ("none", "batch_norm", "group_norm", "layer_norm")
+ACTIVATIONS: Final = ("relu", "relu6", "leaky_relu", "silu", "gelu", "hardswish", "elu", "mish")
+HEADS: Final = ("linear", "hidden", "flattened")
+PROFILES: Final = ("even", "middle", "late")
+NO_IN_PLACE: Final = ("gelu",)
+"""Activation functions that torch cannot run in place."""
+
+GRANULE: Final = 8
+"""Widths are multiples of it, as tensor cores want them."""
+MAX_WIDTH: Final = 8192
+MIN_IMAGE_SIZE: Final = 32
+STEM_REDUCTION: Final = {"conv": 1, "pooled": 4, "deep": 4, "patch": 4}
+
+FEATURES: Final[Mapping[str, Feature]] = {
+    "style": Feature(str, choices=STYLES),
+    "image_size": Feature(int, MIN_IMAGE_SIZE, 2048),
+    "input_channels": Feature(int, 1, 1024),
+    "classes": Feature(int, 4, 2**20),
+    "width": Feature(int, GRANULE, MAX_WIDTH),
+    "widening": Feature(float, 1.0, 4.0),
+    "blocks": Feature(int, 1, 512),
+    "stages": Feature(int, 1, 6),
+    "profile": Feature(str, choices=PROFILES),
+    "kernel": Feature(int, 1, 31),
+    "groups": Feature(int, 1, 64),
+    "expansion": Feature(int, 1, 8),
+    "stem": Feature(str, choices=STEMS),
+    "downsampling": Feature(str, choices=DOWNSAMPLINGS),
+    "upsampling": Feature(str, choices=UPSAMPLINGS),
+    "norm": Feature(str, choices=NORMS),
+    "activation": Feature(str, choices=ACTIVATIONS),
+    "in_place": Feature(bool),
+    "squeeze_excitation": Feature(bool),
+    "block_dropout": Feature(float, 0.0, 0.99),
+    "head": Feature(str, choices=HEADS),
+    "head_dropout": Feature(float, 0.0, 0.99),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CnnArchitecture:
+    """Every parameter of a convolutional network on square images.
+
+    What has no part in a style holds one value there, so that equal networks are equal architectures.
+
+    Attributes:
+        style: one of :data:`STYLES`.
+        image_size: side of the input in pixels.
+        input_channels: channels of the input.
+        classes: classes per image, or per pixel in :data:`DENSE_PREDICTION`.
+        widths: output channels of the blocks of every stage; the growth rate where the style is ``dense``.
+        depths: blocks of every stage.
+        kernel: side of the spatial convolutions.
+        groups: of the spatial convolutions, or of the pointwise ones where the spatial ones are depthwise (ShuffleNet); 1 in
+            ``convnext``.
+        expansion: ratio of a block's inner and outer width; 1 outside of :data:`EXPANDING`.
+        stem: ``conv`` keeps the image's size, ``pooled`` (7 × 7 and max pooling), ``deep`` (three 3 × 3 and max pooling) and
+            ``patch`` (4 × 4 patches) leave a quarter of its side.
+        downsampling: how the map is halved between stages.
+        upsampling: how it is doubled again in :data:`DENSE_PREDICTION`; elsewhere ``none``.
+        norm: ``layer_norm`` is over the channels of each pixel.
+        activation: one of :data:`ACTIVATIONS`.
+        in_place: whether activations overwrite their input where it is their own.
+        squeeze_excitation: whether every block has a squeeze-excitation gate.
+        block_dropout: dropout at the end of every block's branch; 0 leaves it out.
+        head: ``linear`` on the pooled channels, ``hidden`` with a linear layer before it (MobileNetV3), ``flattened`` with two
+            of them on a 7 × 7 map (VGG); ``per_pixel`` in :data:`DENSE_PREDICTION`.
+        head_dropout: dropout before the last layer; 0 leaves it out.
+
+    Raises:
+        DatasetError: on a value outside the lists, or widths that the groups do not divide.
+    """
+
+    style: str
+    image_size: int
+    input_channels: int
+    classes: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    kernel: int
+    groups: int
+    expansion: int
+    stem: str
+    downsampling: str
+    upsampling: str
+    norm: str
+    activation: str
+    in_place: bool
+    squeeze_excitation: bool
+    block_dropout: float
+    head: str
+    head_dropout: float
+
+    def __post_init__(self) -> None:
+        per_pixel = self.style in DENSE_PREDICTION
+        choices: dict[str, tuple[object, ...]] = {
+            "style": STYLES,
+            "stem": STEMS,
+            "downsampling": DOWNSAMPLINGS,
+            "upsampling": UPSAMPLINGS if per_pixel else ("none",),
+            "norm": NORMS,
+            "activation": ACTIVATIONS,
+            "head": ("per_pixel",) if per_pixel else HEADS,
+            "in_place": (False,) if self.activation in NO_IN_PLACE else (False, True),
+            "squeeze_excitation": (False, True),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(map(str, allowed))
+                raise DatasetError(f"a CNN's {name} must be one of {words}, not {describe(getattr(self, name))}")
+        counts = (self.image_size, self.input_channels, self.classes, self.kernel, self.groups, self.expansion)
+        for count in (*counts, *self.widths, *self.depths):
+            if type(count) is not int or count < 1:
+                raise DatasetError(f"a CNN's sizes must be positive whole numbers, not {describe(count)}")
+        if not self.kernel % 2:
+            raise DatasetError(f"a CNN's kernel must be odd, not {self.kernel}")
+        if not self.widths or len(self.widths) != len(self.depths):
+            raise DatasetError("a CNN needs at least one stage, and a width and a depth for each")
+        granule = granule_of(self.groups)
+        if any(width % granule for width in self.widths):
+            raise DatasetError(f"a CNN's widths must be multiples of {granule} with {self.groups} groups")
+        for probability in (self.block_dropout, self.head_dropout):
+            if not isinstance(probability, int | float) or not 0.0 <= probability < 1.0:
+                raise DatasetError(f"a CNN's dropout must lie in [0, 1), not {describe(probability)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; :func:`parse` is the inverse."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {"widths": list(self.widths), "depths": list(self.depths)}
+
+    @property
+    def reduction(self) -> int:
+        """By how much stem and stages shrink the image's side."""
+        return int(STEM_REDUCTION[self.stem] * 2 ** (len(self.widths) - 1))
+
+
+def granule_of(groups: int) -> int:
+    """What every width is a multiple of."""
+    return math.lcm(GRANULE, groups)
+
+
+def rounded(width: float, granule: int) -> int:
+    """The multiple of ``granule`` nearest to ``width``, at least one."""
+    return max(granule, int(width / granule + 0.5) * granule)
+
+
+def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:
+    """Blocks of each stage, at least one: ``even``, ``middle`` (most in the last but one, as in ResNet) or ``late`` (growing)."""
+    if profile == "even":
+        weights = [1] * stages
+    elif profile == "middle":
+        weights = [3 if index == stages - 2 else 1 for index in range(stages)]
+    else:
+        weights = list(range(1, stages + 1))
+    total = sum(weights)
+    edges = [round(blocks * sum(weights[:index]) / total) for index in range(stages + 1)]
+    return tuple(max(1, edges[index + 1] - edges[index]) for index in range(stages))
+
+
+def compose(values: Mapping[str, Any]) -> CnnArchitecture:
+    """The architecture for one value of every feature in :data:`FEATURES`.
+
+    Kernels are made odd.  Widths go to the nearest multiple of 8 and of the groups, image sizes down to one of 8 and, in dense
+    prediction, of all that the network shrinks them by.  A network that answers for every pixel tells the square root of
+    ``classes`` apart.
+    """
+    rest = dict(values) | {"kernel": values["kernel"] | 1}
+    width, widening, blocks, stages = (rest.pop(name) for name in ("width", "widening", "blocks", "stages"))
+    profile = rest.pop("profile")
+    style = rest["style"]
+    if style == "convnext":
+        rest["groups"] = 1
+    if style not in EXPANDING:
+        rest["expansion"] = 1
+    if rest["activation"] in NO_IN_PLACE:
+        rest["in_place"] = False
+    multiple = GRANULE
+    if style in DENSE_PREDICTION:
+        rest["head"] = "per_pixel"
+        rest["classes"] = max(2, round(rest["classes"] ** 0.5))
+        multiple = max(GRANULE, STEM_REDUCTION[rest["stem"]] * 2 ** (stages - 1))
+    else:
+        rest["upsampling"] = "none"
+    rest["image_size"] = max(multiple, MIN_IMAGE_SIZE, rest["image_size"] // multiple * multiple)
+    granule = granule_of(rest["groups"])
+    widths = tuple(rounded(min(width * widening**index, MAX_WIDTH), granule) for index in range(stages))
+    return CnnArchitecture(widths=widths, depths=spread(blocks, stages, profile), **rest)
+
+
+def parse(document: Mapping[str, Any]) -> CnnArchitecture:
+    """The architecture from :meth:`CnnArchitecture.to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    try:
+        sizes = {name: tuple(document[name]) for name in ("widths", "depths")}
+        return CnnArchitecture(**{**document, **sizes})
+    except (TypeError, KeyError) as error:
+        raise DatasetError(f"no CNN: {error}") from None

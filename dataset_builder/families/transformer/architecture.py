@@ -1,0 +1,246 @@
+"""Every parameter of a transformer, and how the features of a search space become one.
+
+The corners are networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv 1910.10683), Llama (arXiv 2302.13971) and
+ViT (arXiv 2010.11929) each lie in the space, up to details that move no memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dataset_builder.families import Feature
+from gpumemnet.errors import DatasetError
+from gpumemnet.layers import describe
+
+STYLES: Final = ("encoder", "decoder", "encoder_decoder", "vision")
+ACTIVATIONS: Final = ("relu", "gelu", "silu")
+NORMS: Final = ("layer_norm", "rms_norm")
+NORM_POSITIONS: Final = ("pre", "post")
+POSITIONS: Final = ("learned", "rotary", "none")
+KERNELS: Final = ("math", "flash", "memory_efficient")
+HEADS: Final = ("tied", "untied", "classes")
+IMAGE_CHANNELS: Final = 3
+
+GRANULE: Final = 8
+"""Head sizes and feed-forward widths are multiples of it: the memory-efficient kernel takes no others in half precision."""
+MAX_HEAD_SIZE: Final = 256
+"""The flash kernel takes no larger ones."""
+_HEAD_COUNTS: Final = tuple(sorted({1} | {factor * 2**power for factor in (2, 3, 5) for power in range(10)}))
+
+FEATURES: Final[Mapping[str, Feature]] = {
+    "style": Feature(str, choices=STYLES),
+    "depth": Feature(int, 1, 256),
+    "width": Feature(int, GRANULE, 65_536),
+    "head_size": Feature(int, GRANULE, MAX_HEAD_SIZE),
+    "heads_per_group": Feature(int, 1, 1024),
+    "feed_forward_ratio": Feature(float, 0.125, 64.0),
+    "gated": Feature(bool),
+    "activation": Feature(str, choices=ACTIVATIONS),
+    "norm": Feature(str, choices=NORMS),
+    "norm_position": Feature(str, choices=NORM_POSITIONS),
+    "positions": Feature(str, choices=POSITIONS),
+    "bias": Feature(bool),
+    "fused_projection": Feature(bool),
+    "dropout": Feature(float, 0.0, 0.99),
+    "attention_dropout": Feature(float, 0.0, 0.99),
+    "attention_kernel": Feature(str, choices=KERNELS),
+    "sequence_length": Feature(int, 2, 2**20),
+    "target_share": Feature(float, 0.01, 1.0),
+    "vocabulary": Feature(int, 2, 2**20),
+    "patch_size": Feature(int, 1, 256),
+    "head": Feature(str, choices=HEADS),
+    "classes": Feature(int, 2, 2**20),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerArchitecture:
+    """Every parameter of a transformer.
+
+    What has no part in a style is 0 there, so that equal networks are equal architectures.
+
+    Attributes:
+        style: ``encoder`` (BERT), ``decoder`` (causal, GPT), ``encoder_decoder`` (T5), ``vision`` (ViT).
+        encoder_depth, decoder_depth: blocks of each stack; a vision transformer is an encoder.
+        width: elements of one position between the blocks.
+        heads: query heads; they divide the width.
+        key_value_heads: heads of keys and values; 1 is multi-query attention (arXiv 1911.02150), fewer than ``heads`` is
+            grouped-query attention (arXiv 2305.13245).
+        feed_forward_width: elements of one position inside the feed-forward part.
+        gated: whether a second projection is multiplied with the activation (SwiGLU, GeGLU; arXiv 2002.05202).
+        activation: one of :data:`ACTIVATIONS`.
+        norm: one of :data:`NORMS`.
+        norm_position: ``pre`` also has a norm at the end of each stack (arXiv 2002.04745).
+        positions: ``learned`` embeddings, ``rotary`` (arXiv 2104.09864) in every self-attention, or none.
+        bias: whether linear layers and layer norms have a bias; language-model heads never do.
+        fused_projection: whether queries, keys and values come from one linear layer; in cross-attention, keys and values.
+        dropout: after the embedding and at the end of every branch; 0 leaves the layers out.
+        attention_dropout: of the attention weights.
+        attention_kernel: one of :data:`KERNELS`: the backend of PyTorch's ``scaled_dot_product_attention``.
+        sequence_length: tokens per sample; of an ``encoder_decoder`` those of the source; of ``vision`` a square of patches
+            and the class token.
+        target_length: target tokens per sample of an ``encoder_decoder``.
+        vocabulary: tokens; 0 where images go in.
+        patch_size: side of a patch in pixels.
+        head: ``tied`` to the token embedding or ``untied``, both over the vocabulary at every position; ``classes`` at the
+            first position.
+        classes: of that head.
+
+    Raises:
+        DatasetError: on a value outside the lists, or sizes that do not fit together.
+    """
+
+    style: str
+    encoder_depth: int
+    decoder_depth: int
+    width: int
+    heads: int
+    key_value_heads: int
+    feed_forward_width: int
+    gated: bool
+    activation: str
+    norm: str
+    norm_position: str
+    positions: str
+    bias: bool
+    fused_projection: bool
+    dropout: float
+    attention_dropout: float
+    attention_kernel: str
+    sequence_length: int
+    target_length: int
+    vocabulary: int
+    patch_size: int
+    head: str
+    classes: int
+
+    def __post_init__(self) -> None:
+        vision = self.style == "vision"
+        heads = {"encoder": HEADS, "vision": ("classes",)}.get(self.style, ("tied", "untied"))
+        choices: dict[str, tuple[object, ...]] = {
+            "style": STYLES,
+            "activation": ACTIVATIONS,
+            "norm": NORMS,
+            "norm_position": NORM_POSITIONS,
+            "positions": POSITIONS,
+            "attention_kernel": KERNELS,
+            "head": heads,
+            **dict.fromkeys(("gated", "bias", "fused_projection"), (False, True)),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                words = ", ".join(map(str, allowed))
+                raise DatasetError(f"a transformer's {name} must be one of {words}, not {describe(getattr(self, name))}")
+        present = {
+            **dict.fromkeys(("width", "heads", "key_value_heads", "feed_forward_width", "sequence_length"), True),
+            "encoder_depth": self.style != "decoder",
+            "decoder_depth": self.style in ("decoder", "encoder_decoder"),
+            "target_length": self.style == "encoder_decoder",
+            "vocabulary": not vision,
+            "patch_size": vision,
+            "classes": self.head == "classes",
+        }
+        for name, expected in present.items():
+            value = getattr(self, name)
+            if type(value) is not int or (value < 1 if expected else value != 0):
+                wanted = "a positive whole number" if expected else f"0 in a {self.style} with head {self.head}"
+                raise DatasetError(f"a transformer's {name} must be {wanted}, not {describe(value)}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise DatasetError(f"a transformer's {name} must lie in [0, 1), not {describe(getattr(self, name))}")
+        if self.width % self.heads or self.head_size % GRANULE or self.head_size > MAX_HEAD_SIZE:
+            raise DatasetError(
+                f"a transformer's heads must divide its width into multiples of {GRANULE} up to {MAX_HEAD_SIZE}, and "
+                f"{self.heads} do not so divide {self.width}"
+            )
+        if self.heads % self.key_value_heads:
+            raise DatasetError(f"{self.key_value_heads} key-value heads do not divide {self.heads} query heads")
+        if vision and self.patches_per_side**2 + 1 != self.sequence_length:
+            raise DatasetError(f"a vision transformer's sequence_length must be a square and 1, not {self.sequence_length}")
+
+    @property
+    def head_size(self) -> int:
+        """Elements of one head at one position."""
+        return self.width // self.heads
+
+    @property
+    def patches_per_side(self) -> int:
+        """Patches along one side of the image."""
+        return math.isqrt(self.sequence_length - 1)
+
+    @property
+    def image_size(self) -> int:
+        """Side of the image in pixels."""
+        return self.patches_per_side * self.patch_size
+
+    @property
+    def predicted_length(self) -> int:
+        """Positions that the head answers for."""
+        return 1 if self.head == "classes" else self.target_length or self.sequence_length
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; :func:`parse` is the inverse."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(TransformerArchitecture))
+_TAKEN_OVER: Final = (
+    *("style", "gated", "activation", "norm", "norm_position", "positions", "bias", "fused_projection"),
+    *("dropout", "attention_dropout", "attention_kernel"),
+)
+"""Features that are fields of the architecture."""
+
+
+def compose(values: Mapping[str, Any]) -> TransformerArchitecture:
+    """The architecture for one value of every feature in :data:`FEATURES`.
+
+    The number of heads is the usual one (1, 2, 3 or 5 times a power of two) nearest to width ÷ head size, and the width is
+    what they make.  ``heads_per_group`` and ``sequence_length`` go down or to the nearest that fits, and half of an
+    ``encoder_decoder``'s blocks decode.
+    """
+    style = values["style"]
+    vision, both = style == "vision", style == "encoder_decoder"
+    heads = min(_HEAD_COUNTS, key=lambda count: abs(math.log(count * values["head_size"] / values["width"])))
+    width = heads * (values["head_size"] // GRANULE * GRANULE)
+    group = max(count for count in range(1, min(heads, values["heads_per_group"]) + 1) if heads % count == 0)
+    depth = values["depth"]
+    decoder_depth = {"decoder": depth, "encoder_decoder": max(1, depth // 2)}.get(style, 0)
+    sequence_length = values["sequence_length"]
+    if vision:
+        sequence_length = max(1, round(math.sqrt(sequence_length - 1))) ** 2 + 1
+    head = values["head"]
+    if vision:
+        head = "classes"
+    elif style != "encoder" and head == "classes":
+        head = "untied"
+    return TransformerArchitecture(
+        **{name: values[name] for name in _TAKEN_OVER},
+        encoder_depth=0 if style == "decoder" else max(1, depth - decoder_depth),
+        decoder_depth=decoder_depth,
+        width=width,
+        heads=heads,
+        key_value_heads=heads // group,
+        feed_forward_width=max(GRANULE, round(width * values["feed_forward_ratio"] / GRANULE) * GRANULE),
+        sequence_length=sequence_length,
+        target_length=max(1, round(sequence_length * values["target_share"])) if both else 0,
+        vocabulary=0 if vision else values["vocabulary"],
+        patch_size=values["patch_size"] if vision else 0,
+        head=head,
+        classes=values["classes"] if head == "classes" else 0,
+    )
+
+
+def parse(document: Mapping[str, Any]) -> TransformerArchitecture:
+    """The architecture from :meth:`TransformerArchitecture.to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    try:
+        return TransformerArchitecture(**document)
+    except TypeError as error:
+        raise DatasetError(f"no transformer: {error}") from None

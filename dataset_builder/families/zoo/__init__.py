@@ -1,0 +1,181 @@
+"""Real networks from torchvision, timm and transformers, to test how estimators generalise; never a source of training data.
+
+Nobody has written their layers down, so they are read off by :mod:`gpumemnet.extract`, once for every architecture, and the
+family of the job is what the extraction says.  The libraries are optional: what is not installed is left out with a reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from dataset_builder.families import Feature, Network, TensorSpec
+from dataset_builder.families.zoo.catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
+from gpumemnet.errors import DatasetError
+from gpumemnet.layers import describe
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FEATURES: Final[Mapping[str, Feature]] = {
+    "model": Feature(str, choices=tuple(CATALOGUE)),
+    "image_size": Feature(int, 64, 1024),
+    "sequence_length": Feature(int, 8, 1024),
+}
+IMAGE_GRANULE: Final = 32
+_SAMPLES: Final = 2
+"""Samples in the batch that is looked at: batch norm refuses one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooArchitecture:
+    """One network of the zoo.
+
+    Attributes:
+        model: its name in :data:`~dataset_builder.families.zoo.catalogue.CATALOGUE`.
+        image_size: side of its square images, a multiple of 32; 0 where it reads text.
+        sequence_length: its tokens per sample; 0 where it sees images.
+
+    Raises:
+        DatasetError: on an unknown model, or sizes that it does not take.
+    """
+
+    model: str
+    image_size: int = 0
+    sequence_length: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or self.model not in CATALOGUE:
+            raise DatasetError(f"{describe(self.model)} is no model of the zoo")
+        for value in (self.image_size, self.sequence_length):
+            if type(value) is not int or value < 0:
+                raise DatasetError(f"a zoo model's sizes must be whole numbers, not {describe(value)}")
+        if self.reads_text != bool(self.sequence_length) or self.reads_text == bool(self.image_size):
+            raise DatasetError(
+                f"{self.model} needs {'a sequence length' if self.reads_text else 'an image size'} and no other size"
+            )
+        if self.image_size % IMAGE_GRANULE:
+            raise DatasetError(f"a zoo model's image size must be a multiple of {IMAGE_GRANULE}, not {self.image_size}")
+
+    @property
+    def entry(self) -> Entry:
+        """Where the network comes from."""
+        return CATALOGUE[self.model]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether its inputs are tokens."""
+        return self.entry.library == "transformers"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; :func:`parse` is the inverse."""
+        return dataclasses.asdict(self)
+
+
+def compose(values: Mapping[str, Any]) -> ZooArchitecture:
+    """The architecture for one value of every feature in :data:`FEATURES`, of which a model has either size."""
+    if CATALOGUE[values["model"]].library == "transformers":
+        return ZooArchitecture(model=values["model"], sequence_length=values["sequence_length"])
+    size = max(IMAGE_GRANULE, values["image_size"] // IMAGE_GRANULE * IMAGE_GRANULE)
+    return ZooArchitecture(model=values["model"], image_size=size)
+
+
+def parse(document: Mapping[str, Any]) -> ZooArchitecture:
+    """The architecture from :meth:`ZooArchitecture.to_dict`.
+
+    Raises:
+        DatasetError: on unknown, missing or impossible values.
+    """
+    try:
+        return ZooArchitecture(**document)
+    except TypeError as error:
+        raise DatasetError(f"no model of the zoo: {error}") from None
+
+
+@cache
+def describe_network(architecture: ZooArchitecture) -> Network:
+    """Layers as :mod:`gpumemnet.extract` reads them off the network; multiply-adds as torch counts them.
+
+    Raises:
+        DatasetError: when the library is not installed.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from gpumemnet.extract import extract_job
+    from gpumemnet.extract.placement import placement
+
+    dtypes = {True: torch.float32, False: torch.int64}
+    inputs = tuple(
+        torch.empty((_SAMPLES, *spec.shape), dtype=dtypes[spec.high is None], device="meta") for spec in tensors(architecture)[0]
+    )
+    with placement():
+        network = build(architecture)
+        with FlopCounterMode(display=False) as counter:
+            network(*inputs)
+    job = extract_job(network, inputs, optimizer="adam", precision="fp32").job
+    return Network(
+        layers=job.layers,
+        input_elements=job.input_elements,
+        activation_function=job.activation_function,
+        multiply_adds=counter.get_total_flops() // (2 * _SAMPLES),
+        sequence_length=job.sequence_length,
+        family=job.family,
+    )
+
+
+def obstacle(architecture: ZooArchitecture, batch_size: int) -> str | None:
+    """A library that is not installed, or a batch of one sample, which the batch norms of many of these networks refuse."""
+    if missing := _missing(architecture):
+        return missing
+    if batch_size < _SAMPLES and not architecture.reads_text:
+        return "batch norm cannot train on batches of one sample"
+    return None
+
+
+def build(architecture: ZooArchitecture) -> nn.Module:
+    """The network on torch's current default device; random weights.
+
+    Raises:
+        DatasetError: when the library is not installed.
+    """
+    from dataset_builder.families.zoo.networks import make
+
+    if missing := _missing(architecture):
+        raise DatasetError(missing)
+    return make(architecture.entry, architecture.image_size)
+
+
+def tensors(architecture: ZooArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
+    """An image or tokens; a class, or one for every pixel or token."""
+    entry, size = architecture.entry, architecture.image_size
+    if architecture.reads_text:
+        tokens = TensorSpec((architecture.sequence_length,), entry.settings["vocab_size"])
+        return (tokens, tokens) if entry.task == "translation" else (tokens,), tokens
+    target = TensorSpec((size, size), PIXEL_CLASSES) if entry.task == "pixels" else TensorSpec((), IMAGE_CLASSES)
+    return (TensorSpec((3, size, size)),), target
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the logits ``[batch, classes, …]``, or of a language model's ``[batch, tokens, vocabulary]``."""
+    from torch.nn import functional
+
+    if outputs.shape[:-1] == targets.shape and targets.ndim == 2:
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(outputs, targets)
+
+
+@cache
+def _installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
+
+
+def _missing(architecture: ZooArchitecture) -> str | None:
+    library = architecture.entry.library
+    if _installed(library):
+        return None
+    return f"{architecture.model} needs {library}, which is not installed: pip install {library}, or leave it out of the recipe"

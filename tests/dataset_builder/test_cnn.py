@@ -1,0 +1,371 @@
+"""The CNN family: what it says about a network is what torch builds and runs, and its samples spread as they should."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dataset_builder import training
+from dataset_builder.estimate import operations_per_step, rough_bytes
+from dataset_builder.families import cnn, family, rebuild
+from dataset_builder.families.cnn import architecture as space
+from dataset_builder.families.cnn.architecture import CnnArchitecture
+from dataset_builder.options import Options, option_obstacle
+from dataset_builder.planned import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe import Choices, Range, load_recipe
+from dataset_builder.sampling import sample_jobs
+from dataset_builder.training import build_network, train
+from gpumemnet.errors import DatasetError
+from gpumemnet.extract import extract_job
+from gpumemnet.extract.options import JobOptions
+from gpumemnet.layers import GROUP_OF_KIND
+from gpumemnet.units import GIB
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+CAPACITY_BYTES = 141 * GIB
+JOBS = 2_000
+
+TINY: dict[str, Any] = {
+    "style": "basic",
+    "image_size": 32,
+    "input_channels": 3,
+    "classes": 25,
+    "width": 8,
+    "widening": 2.0,
+    "blocks": 4,
+    "stages": 2,
+    "profile": "even",
+    "kernel": 3,
+    "groups": 2,
+    "expansion": 2,
+    "stem": "conv",
+    "downsampling": "strided",
+    "upsampling": "bilinear",
+    "norm": "batch_norm",
+    "activation": "relu",
+    "in_place": True,
+    "squeeze_excitation": False,
+    "block_dropout": 0.1,
+    "head": "linear",
+    "head_dropout": 0.2,
+}
+
+
+def tiny(**changes: Any) -> CnnArchitecture:
+    return cnn.compose(TINY | changes)
+
+
+@st.composite
+def architectures(draw: Any, style: str) -> CnnArchitecture:
+    numbers = {
+        "image_size": st.integers(32, 512),
+        "input_channels": st.integers(1, 13),
+        "classes": st.integers(10, 20_000),
+        "width": st.integers(8, 512),
+        "widening": st.floats(1.0, 2.2),
+        "blocks": st.integers(1, 10),
+        "stages": st.integers(1, 5),
+        "kernel": st.sampled_from([1, 3, 5, 7]),
+        "groups": st.sampled_from([1, 2, 3, 8, 32]),
+        "expansion": st.integers(1, 6),
+        "block_dropout": st.sampled_from([0.0, 0.3]),
+        "head_dropout": st.sampled_from([0.0, 0.5]),
+    }
+    words = {name: st.sampled_from(feature.choices) for name, feature in cnn.FEATURES.items() if feature.choices}
+    switches = {name: st.booleans() for name, feature in cnn.FEATURES.items() if feature.kind is bool}
+    strategies = {**numbers, **words, **switches, "style": st.just(style)}
+    assert strategies.keys() == cnn.FEATURES.keys()
+    return cnn.compose({name: draw(strategy) for name, strategy in strategies.items()})
+
+
+def check_job(planned: PlannedJob) -> None:
+    """The job of ``planned`` is what gpumemnet.extract sees when its network runs on meta tensors, or it does not run at all."""
+    architecture, samples = planned.architecture, planned.options.batch_size
+    assert isinstance(architecture, CnnArchitecture)
+    network = build_network(planned, META)
+    size = architecture.image_size
+    dtype = torch.bfloat16 if planned.options.precision == "bf16" else torch.float32
+    inputs = torch.empty(samples, architecture.input_channels, size, size, device="meta", dtype=dtype)
+    if obstacle := cnn.obstacle(architecture, samples):
+        if "cannot be shrunk" not in obstacle and "zeros" not in obstacle:  # torch would, and nobody would train it
+            with pytest.raises((RuntimeError, ValueError)):
+                network(inputs)
+        return
+    job = training_job(planned)
+    extraction = extract_job(network, inputs, **{name: getattr(job, name) for name in JobOptions.__annotations__})
+    assert extraction.job == job
+    assert all("overwrite their input" in note for note in extraction.notes), extraction.notes
+    assert job.total_parameters == sum(each.numel() for each in network.parameters())
+    assert job.trainable_parameters == sum(each.numel() for each in network.parameters() if each.requires_grad)
+    assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
+    target = cnn.tensors(architecture)[1]
+    assert network(inputs).shape == (samples, target.high, *target.shape)
+    assert cnn.describe_network(architecture).multiply_adds == executed_multiply_adds(network, inputs)
+
+
+def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
+    """Multiply-adds per sample as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        network(inputs)
+    return counter.get_total_flops() // 2 // len(inputs)
+
+
+@pytest.mark.parametrize("style", space.STYLES)
+def test_the_job_is_what_the_network_runs(style: str) -> None:
+    @settings(max_examples=4, deadline=None)
+    @given(architectures(style), st.floats(0.0, 0.99), st.booleans(), st.integers(1, 2))
+    def check(architecture: CnnArchitecture, frozen_share: float, channels_last: bool, samples: int) -> None:
+        options = Options(batch_size=samples, frozen_share=frozen_share, channels_last=channels_last)
+        check_job(PlannedJob("cnn", architecture, options))
+
+    check()
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[PlannedJob]:
+    return sample_jobs(load_recipe("cnn"), JOBS, 7, CAPACITY_BYTES)
+
+
+def architectures_of(jobs: Iterable[PlannedJob]) -> list[CnnArchitecture]:
+    return [job.architecture for job in jobs]  # type: ignore[misc]
+
+
+def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[PlannedJob]) -> None:
+    assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
+    recipe = load_recipe("cnn")
+    operations = []
+    for job in jobs:
+        assert cnn.obstacle(job.architecture, job.options.batch_size) is None  # type: ignore[arg-type]
+        assert option_obstacle(job.options) is None
+        network = family("cnn").describe_network(job.architecture)
+        assert training_job(job, network).trainable_parameters
+        operations.append(operations_per_step(network.multiply_adds, job.options))
+    assert max(operations) <= recipe.max_operations
+    assert np.mean(operations) < 0.01e15  # a quarter of a second at 40 Tflop/s, and a job takes four steps
+
+
+def test_sampled_networks_are_what_they_say(jobs: list[PlannedJob]) -> None:
+    short = [job for job in jobs if len(training_job(job).layers) < 100]
+    for job in short[:6]:
+        check_job(replace(job, options=replace(job.options, batch_size=2)))
+
+
+def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(jobs: list[PlannedJob]) -> None:
+    estimates = [rough_bytes(training_job(job)) for job in jobs]
+    octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
+    assert set(octaves) >= set(range(8)), octaves
+    assert min(octaves[octave] for octave in range(8)) > 0.03 * JOBS
+    assert sum(each > 0.75 * CAPACITY_BYTES for each in estimates) > 0.01 * JOBS
+    assert max(octaves.values()) < 0.4 * JOBS
+
+
+def test_no_tenth_of_a_number_is_overcrowded(jobs: list[PlannedJob]) -> None:
+    recipe = load_recipe("cnn")
+    networks = architectures_of(jobs)
+    numbers = {
+        "image_size": [each.image_size for each in networks],
+        "input_channels": [each.input_channels for each in networks],
+        "classes": [each.classes for each in networks],
+        "width": [each.widths[0] for each in networks],
+        "blocks": [sum(each.depths) for each in networks],
+        "batch_size": [job.options.batch_size for job in jobs],
+    }
+    for name, values in numbers.items():
+        tenths, _ = np.histogram(np.log(values), bins=10)
+        assert tenths.max() <= 0.2 * JOBS, (name, tenths)
+        assert tenths.min() >= 0.03 * JOBS or name == "input_channels", (name, tenths)
+    for name, low in (("image_size", 32), ("width", 8), ("blocks", 4), ("batch_size", 1)):
+        feature = (recipe.features | recipe.options)[name]  # type: ignore[operator]
+        assert isinstance(feature, Range)
+        assert min(numbers[name]) == low
+        assert max(numbers[name]) > 0.9 * feature.high
+
+
+def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
+    recipe = load_recipe("cnn")
+    networks = architectures_of(jobs)
+    sampled: dict[str, list[object]] = {
+        name: [getattr(network, name) for network in networks]
+        for name, feature in recipe.features.items()
+        if isinstance(feature, Choices) and name not in ("stages", "profile", "input_channels")
+    }
+    sampled["stages"] = [len(network.widths) for network in networks]
+    # Features that some styles do not have are even among those that do.
+    sampled["head"] = [network.head for network in networks if network.head != "per_pixel"]
+    sampled["upsampling"] = [network.upsampling for network in networks if network.upsampling != "none"]
+    sampled["expansion"] = [network.expansion for network in networks if network.style in space.EXPANDING]
+    for name, feature in recipe.options.items():
+        if isinstance(feature, Choices):
+            sampled[name] = [getattr(job.options, name) for job in jobs]
+    assert {"style", "norm", "activation", "groups", "channels_last", "cudnn_benchmark", "optimizer"} <= sampled.keys()
+    for name, values in sampled.items():
+        counts = Counter(values)
+        choices = len((dict(recipe.features) | dict(recipe.options))[name].values)  # type: ignore[union-attr]
+        assert len(counts) == choices, name
+        assert counts.most_common(1)[0][1] <= 1.5 * len(values) / choices, (name, counts)
+
+
+RUNS = {
+    "fp32": ({"norm": "batch_norm", "activation": "relu6", "downsampling": "strided"}, {"frozen_share": 0.25}),
+    "amp_bf16": (
+        {"norm": "layer_norm", "activation": "silu", "squeeze_excitation": True, "head": "hidden", "upsampling": "nearest"},
+        {"checkpointing": "every_block", "channels_last": True, "gradient_accumulation": 2},
+    ),
+    "bf16": (
+        {"norm": "none", "activation": "elu", "stem": "pooled", "downsampling": "max_pool", "head": "flattened"}
+        | {"upsampling": "conv_transpose", "squeeze_excitation": True},
+        {"checkpointing": "every_block", "channels_last": True, "optimizer": "sgd_momentum"},
+    ),
+}
+
+
+@pytest.mark.parametrize("precision", RUNS)
+@pytest.mark.parametrize("style", space.STYLES)
+def test_every_style_trains_without_a_warning(style: str, precision: str) -> None:
+    features, options = RUNS[precision]
+    planned = PlannedJob("cnn", tiny(style=style, **features), Options(batch_size=2, precision=precision, **options))  # type: ignore[arg-type]
+    assert train(planned, CPU, 0, lambda _: 0) == 3
+
+
+def test_channels_last_reaches_weights_inputs_and_activations() -> None:
+    for channels_last in (False, True):
+        planned = PlannedJob("cnn", tiny(input_channels=4), Options(batch_size=2, channels_last=channels_last))
+        seen: list[bool] = []
+
+        def note(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor, seen: list[bool] = seen) -> None:
+            assert isinstance(module, nn.Conv2d)
+            tensors = (module.weight, *inputs, output) if module.kernel_size[0] > 1 else (*inputs, output)
+            seen.extend(each.is_contiguous(memory_format=torch.channels_last) for each in tensors)
+
+        def watch(network: nn.Module, note: Any = note) -> None:
+            for module in network.modules():
+                if isinstance(module, nn.Conv2d):
+                    module.register_forward_hook(note)
+
+        with pytest.MonkeyPatch.context() as patch:
+            build = training.build_network
+            patch.setattr(training, "build_network", lambda *arguments, build=build: watched(build(*arguments), watch))
+            train(planned, CPU, 0, lambda _: 0)
+        assert len(seen) >= 3 * 3
+        assert set(seen) == {channels_last}
+
+
+def watched(network: nn.Module, watch: Any) -> nn.Module:
+    watch(network)
+    return network
+
+
+def test_cudnn_benchmark_is_switched_by_the_job() -> None:
+    for benchmark in (True, False):
+        train(PlannedJob("cnn", tiny(), Options(batch_size=2, cudnn_benchmark=benchmark)), CPU, 0, lambda _: 0)
+        assert torch.backends.cudnn.benchmark is benchmark
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    for style, norm in (("dense", "none"), ("bottleneck", "group_norm"), ("unet", "layer_norm"), ("convnext", "layer_norm")):
+        architecture = tiny(
+            style=style, norm=norm, block_dropout=0.0, head_dropout=0.0, squeeze_excitation=True, activation="elu"
+        )
+        gradients = []
+        for checkpointing in ("none", "every_block"):
+            torch.manual_seed(0)
+            network = build_network(PlannedJob("cnn", architecture, Options(batch_size=2, checkpointing=checkpointing)), CPU)
+            network(torch.linspace(0, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)).square().sum().backward()
+            gradients.append(torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None]))
+        assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6), style
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_an_architecture_survives_json(data: st.DataObject) -> None:
+    architecture = data.draw(architectures(data.draw(st.sampled_from(space.STYLES))))
+    planned = PlannedJob("cnn", architecture, Options(batch_size=8, channels_last=True))
+    read = parse_planned(json.loads(json.dumps(planned.to_dict())))
+    assert read == planned
+    assert read.key == planned.key
+
+
+def test_a_row_rebuilds_its_network() -> None:
+    for style in space.STYLES:
+        planned = PlannedJob("cnn", tiny(style=style), Options(batch_size=2))
+        with META:
+            network = rebuild("cnn", planned.architecture_json)
+        assert [(name, each.shape) for name, each in network.named_parameters()] == [
+            (name, each.shape) for name, each in build_network(planned, META).named_parameters()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch_size", "sentence"),
+    [
+        ({"image_size": 32, "stem": "pooled", "stages": 5}, 8, "32 pixels cannot be shrunk by 64"),
+        ({"image_size": 32, "stem": "pooled", "stages": 4}, 1, "batch norm cannot train on one value per channel"),
+        ({"image_size": 32, "stem": "pooled", "stages": 4}, 2, None),
+        ({"image_size": 32, "stem": "pooled", "stages": 4, "norm": "group_norm"}, 8, "group norm makes zeros"),
+        ({"image_size": 32, "stem": "pooled", "stages": 4, "norm": "layer_norm"}, 1, None),
+        ({"image_size": 33, "stem": "pooled", "stages": 4, "style": "unet"}, 2, None),
+    ],
+)
+def test_what_cannot_train_is_named(changes: dict[str, Any], batch_size: int, sentence: str | None) -> None:
+    architecture = tiny(**{"blocks": 5, "widening": 1.0} | changes)
+    obstacle = cnn.obstacle(architecture, batch_size)
+    assert (obstacle is None) == (sentence is None)
+    assert sentence is None or sentence in str(obstacle)
+    check_job(PlannedJob("cnn", architecture, Options(batch_size=batch_size)))
+
+
+def test_maps_that_do_not_meet_are_an_obstacle() -> None:
+    uneven = replace(tiny(style="unet"), image_size=33)
+    assert "comes back from below as 34 × 34" in str(cnn.obstacle(uneven, 2))
+    check_job(PlannedJob("cnn", uneven, Options(batch_size=2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"style": "round"}, "style must be one of plain"),
+        ({"upsampling": "nearest"}, "upsampling must be one of none"),
+        ({"head": "per_pixel"}, "head must be one of linear"),
+        ({"activation": "gelu"}, "in_place must be one of False"),
+        ({"widths": [8, 12]}, "multiples of 8"),
+        ({"groups": 3}, "multiples of 24 with 3 groups"),
+        ({"widths": []}, "at least one stage"),
+        ({"depths": [1]}, "a width and a depth for each"),
+        ({"depths": [1, 0]}, "positive whole numbers"),
+        ({"kernel": 4}, "odd"),
+        ({"image_size": 32.5}, "positive whole numbers"),
+        ({"head_dropout": 1.0}, "dropout"),
+        ({"norm": ["batch_norm"]}, "norm"),
+        ({"colour": "red"}, "no CNN"),
+    ],
+)
+def test_a_foreign_architecture_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DatasetError, match=sentence):
+        rebuild("cnn", json.dumps(tiny().to_dict() | changes))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stages", "profile", "depths"),
+    [
+        (16, 4, "even", (4, 4, 4, 4)),
+        (16, 4, "middle", (3, 2, 8, 3)),
+        (16, 4, "late", (2, 3, 5, 6)),
+        (4, 5, "late", (1, 1, 1, 1, 1)),
+        (7, 1, "middle", (7,)),
+    ],
+)
+def test_blocks_are_spread_over_the_stages(blocks: int, stages: int, profile: str, depths: tuple[int, ...]) -> None:
+    assert space.spread(blocks, stages, profile) == depths

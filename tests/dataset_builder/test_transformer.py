@@ -1,0 +1,425 @@
+"""The transformer family: what it says about a network is what torch builds and runs, and its samples cover the space."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from dataset_builder.estimate import operations_per_step, rough_bytes
+from dataset_builder.families import TensorSpec, rebuild, transformer
+from dataset_builder.families.transformer import architecture as space
+from dataset_builder.families.transformer.architecture import TransformerArchitecture
+from dataset_builder.families.transformer.modules import rotate, rotation_table
+from dataset_builder.options import Options, kernel_obstacle, option_obstacle
+from dataset_builder.planned import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe import Choices, load_recipe
+from dataset_builder.sampling import sample_jobs
+from dataset_builder.training import build_network, train
+from gpumemnet.errors import DatasetError
+from gpumemnet.extract import extract_job
+from gpumemnet.extract.options import JobOptions
+from gpumemnet.job import PRECISIONS
+from gpumemnet.layers import GROUP_OF_KIND, LAYER_GROUPS
+from gpumemnet.units import GIB
+
+CAPACITY_BYTES = 141 * GIB
+JOBS = 2_000
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+TINY: dict[str, Any] = {
+    "style": "decoder",
+    "depth": 2,
+    "width": 32,
+    "head_size": 8,
+    "heads_per_group": 2,
+    "feed_forward_ratio": 2.0,
+    "gated": True,
+    "activation": "silu",
+    "norm": "rms_norm",
+    "norm_position": "pre",
+    "positions": "rotary",
+    "bias": False,
+    "fused_projection": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "attention_kernel": "math",
+    "sequence_length": 10,
+    "target_share": 0.5,
+    "vocabulary": 50,
+    "patch_size": 4,
+    "head": "tied",
+    "classes": 5,
+}
+
+
+def tiny(**changes: Any) -> TransformerArchitecture:
+    return transformer.compose(TINY | changes)
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> TransformerArchitecture:
+    numbers = {
+        "depth": st.integers(1, 3),
+        "width": st.integers(8, 4096),
+        "head_size": st.integers(8, 256),
+        "heads_per_group": st.sampled_from([1, 2, 4, 1024]),
+        "feed_forward_ratio": st.floats(0.125, 8.0),
+        "dropout": st.sampled_from([0.0, 0.1]),
+        "attention_dropout": st.sampled_from([0.0, 0.1]),
+        "sequence_length": st.integers(2, 4096),
+        "target_share": st.sampled_from([0.1, 0.5, 1.0]),
+        "vocabulary": st.integers(2, 262_144),
+        "patch_size": st.integers(1, 32),
+        "classes": st.integers(2, 20_000),
+    }
+    words = {name: st.sampled_from(feature.choices) for name, feature in transformer.FEATURES.items() if feature.choices}
+    switches = {name: st.booleans() for name, feature in transformer.FEATURES.items() if feature.kind is bool}
+    strategies: Mapping[str, st.SearchStrategy[Any]] = {**numbers, **words, **switches}
+    assert strategies.keys() == transformer.FEATURES.keys()
+    return transformer.compose({name: draw(strategy) for name, strategy in strategies.items()})
+
+
+def batch_of(specs: Sequence[TensorSpec], samples: int, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty(samples, *spec.shape, device=device)
+        if spec.high is None
+        else torch.zeros(samples, *spec.shape, dtype=torch.int64, device=device)
+        for spec in specs
+    )
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(architectures(), st.floats(0.0, 0.99), st.booleans())
+def test_the_job_is_what_the_network_runs(architecture: TransformerArchitecture, frozen_share: float, recompute: bool) -> None:
+    options = Options(batch_size=2, frozen_share=frozen_share, checkpointing="every_block" if recompute else "none")
+    job = training_job(PlannedJob("transformer", architecture, options))
+    network = build_network(PlannedJob("transformer", architecture, options), META)
+    inputs, target = transformer.tensors(architecture)
+    batch = batch_of(inputs, 2, META)
+    given = JobOptions.__annotations__.keys() - {"family", "activation_function", "sequence_length"}
+    assert extract_job(network, batch, **{name: getattr(job, name) for name in given}).job == job
+    assert job.total_parameters == sum(each.numel() for each in network.parameters())
+    assert job.trainable_parameters == sum(each.numel() for each in network.parameters() if each.requires_grad)
+    assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)
+    with FlopCounterMode(display=False) as counter:
+        logits = network(*batch)
+    assert logits.shape == (2, *target.shape, target.high)
+    assert transformer.describe_network(architecture).multiply_adds == counter.get_total_flops() // 2 // 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(architectures())
+def test_an_architecture_survives_json(architecture: TransformerArchitecture) -> None:
+    planned = PlannedJob("transformer", architecture, Options(batch_size=8))
+    assert parse_planned(json.loads(json.dumps(planned.to_dict()))) == planned
+    assert architecture.width % architecture.heads == 0
+    assert architecture.heads % architecture.key_value_heads == 0
+    assert transformer.obstacle(architecture, 1) is None
+
+
+def test_a_network_is_rebuilt_from_a_row() -> None:
+    planned = PlannedJob("transformer", tiny(style="encoder_decoder"), Options(batch_size=8))
+    with META:
+        rebuilt = rebuild("transformer", planned.architecture_json)
+    shapes = [tuple(each.shape) for each in rebuilt.parameters()]
+    assert shapes == [tuple(each.shape) for each in build_network(planned, CPU).parameters()]
+
+
+GPT2 = {
+    "depth": 12,
+    "width": 768,
+    "head_size": 64,
+    "heads_per_group": 1,
+    "feed_forward_ratio": 4.0,
+    "gated": False,
+    "activation": "gelu",
+    "norm": "layer_norm",
+    "positions": "learned",
+    "bias": True,
+    "fused_projection": True,
+    "sequence_length": 1024,
+    "vocabulary": 50_257,
+}
+VIT_B = {**GPT2, "style": "vision", "patch_size": 16, "sequence_length": 197, "classes": 1000}
+LLAMA = {
+    "depth": 32,
+    "width": 4096,
+    "head_size": 128,
+    "heads_per_group": 1,
+    "feed_forward_ratio": 11_008 / 4096,
+    "sequence_length": 2048,
+    "vocabulary": 32_000,
+    "head": "untied",
+}
+LLAMA3 = {**LLAMA, "heads_per_group": 4, "feed_forward_ratio": 3.5, "vocabulary": 128_256}
+
+
+@pytest.mark.parametrize(
+    ("values", "parameters"),
+    [(GPT2, 124_439_808), (VIT_B, 86_567_656), (LLAMA, 6_738_415_616), (LLAMA3, 8_030_261_248)],
+    ids=["GPT-2", "ViT-B/16", "Llama 7B", "Llama 3 8B"],
+)
+def test_published_networks_are_in_the_space(values: dict[str, Any], parameters: int) -> None:
+    job = training_job(PlannedJob("transformer", tiny(**values), Options(batch_size=1)))
+    assert job.total_parameters == parameters
+
+
+@pytest.mark.parametrize("style", space.STYLES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_style_trains_in_every_precision_with_and_without_recomputation(style: str, precision: str) -> None:
+    plain = Options(batch_size=2, precision=precision, optimizer="adamw")
+    recomputed = replace(plain, checkpointing="every_block", frozen_share=0.4, gradient_accumulation=2)
+    other = {"norm": "layer_norm", "positions": "learned", "norm_position": "post", "attention_dropout": 0.1, "gated": False}
+    for options, changes in ((plain, {}), (recomputed, {}), (recomputed, other)):
+        assert train(PlannedJob("transformer", tiny(style=style, **changes), options), CPU, 0, lambda _: 0) == 3
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func._schema.name.removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def executed(architecture: TransformerArchitecture, device: torch.device, **options: Any) -> Counter[str]:
+    """The operators of forward and backward pass."""
+    network = build_network(PlannedJob("transformer", architecture, Options(batch_size=2, **options)), device)
+    inputs, target = transformer.tensors(architecture)
+    batch = batch_of(inputs, 2, device)
+    if options.get("precision") == "bf16":
+        batch = tuple(each.to(torch.bfloat16) if each.is_floating_point() else each for each in batch)
+    with Operators() as operators:
+        logits = network(*batch)
+        torch.autograd.backward(transformer.loss(logits, *batch_of([target], 2, device)))
+    return operators.names
+
+
+@pytest.mark.parametrize(("checkpointing", "times"), [("none", 1), ("every_block", 2)])
+@pytest.mark.parametrize("heads_per_group", [1, 2])
+def test_the_math_kernel_runs_where_it_is_asked_for(checkpointing: str, times: int, heads_per_group: int) -> None:
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    architecture = tiny(heads_per_group=heads_per_group)
+    asked = executed(architecture, CPU, checkpointing=checkpointing)
+    assert asked["_softmax"] + asked["_safe_softmax"] == 2 * times
+    assert not asked[kernel]
+    for other in ("flash", "memory_efficient"):  # without CUDA, PyTorch chooses in their place
+        assert executed(replace(architecture, attention_kernel=other), CPU, checkpointing=checkpointing)[kernel] == 2 * times
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "precision"), [("flash", "bf16"), ("memory_efficient", "bf16"), ("memory_efficient", "fp32")])
+@pytest.mark.parametrize("style", space.STYLES)
+def test_the_fused_kernels_run_where_they_are_asked_for(kernel: str, precision: str, style: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    operator = {"flash": "_scaled_dot_product_flash_attention", "memory_efficient": "_scaled_dot_product_efficient_attention"}
+    attentions = 3 if style == "encoder_decoder" else 2
+    for head_size, heads_per_group in ((8, 1), (40, 2), (256, 1024)):
+        changes = {"width": 4 * head_size, "head_size": head_size, "heads_per_group": heads_per_group}
+        architecture = tiny(style=style, attention_kernel=kernel, attention_dropout=0.1, **changes)
+        names = executed(architecture, torch.device("cuda"), precision=precision, checkpointing="every_block")
+        assert names[operator[kernel]] == 2 * attentions
+        assert names[operator[kernel] + "_backward"] == attentions
+
+
+@pytest.mark.parametrize(("style", "causal"), [("decoder", True), ("encoder", False)])
+@pytest.mark.parametrize("kernel", space.KERNELS)
+def test_only_decoders_do_not_look_ahead(style: str, causal: bool, kernel: str) -> None:
+    network = build_network(
+        PlannedJob("transformer", tiny(style=style, attention_kernel=kernel), Options(batch_size=1)), CPU
+    ).eval()
+    tokens = torch.arange(10)[None]
+    changed = tokens.clone()
+    changed[0, -1] = 42
+    with torch.no_grad():
+        difference = (network(tokens) - network(changed)).abs().amax(dim=(0, 2))
+    assert bool((difference[:-1] < 1e-6).all()) == causal
+    assert difference[-1] > 1e-3
+
+
+def test_grouped_queries_give_what_repeated_key_value_heads_give() -> None:
+    torch.manual_seed(0)
+    logits = []
+    for kernel in space.KERNELS:  # the memory-efficient one is given repeated heads
+        architecture = tiny(attention_kernel=kernel, dropout=0.0, heads_per_group=4)
+        torch.manual_seed(0)
+        network = build_network(PlannedJob("transformer", architecture, Options(batch_size=1)), CPU)
+        logits.append(network(torch.arange(10)[None]))
+    for each in logits[1:]:
+        torch.testing.assert_close(each, logits[0])
+
+
+def test_rotation_depends_on_the_distance_alone() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 16, dtype=torch.float64)
+    table = rotation_table(12, 16, CPU).double()
+    turned = [rotate(each.expand(1, 1, 12, 16), table)[0, 0] for each in (query, key)]
+    scores = turned[0] @ turned[1].T
+    for distance in range(-11, 12):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(turned[0].norm(dim=1), query.norm().expand(12), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    tied, untied = (
+        build_network(PlannedJob("transformer", tiny(head=head), Options(batch_size=1)), CPU) for head in ("tied", "untied")
+    )
+    weights = 50 * 32
+    assert sum(each.numel() for each in untied.parameters()) == sum(each.numel() for each in tied.parameters()) + weights
+    names = [name for name, module in tied.named_modules() if isinstance(module, nn.Linear) and module.out_features == 50]
+    assert names == []
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[PlannedJob]:
+    return sample_jobs(load_recipe("transformer"), JOBS, 7, CAPACITY_BYTES)
+
+
+def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[PlannedJob]) -> None:
+    assert len({job.key for job in jobs}) == len(set(jobs)) == JOBS
+    operations = []
+    for job in jobs:
+        network = transformer.describe_network(job.architecture)  # type: ignore[arg-type]
+        assert option_obstacle(job.options) is None
+        assert kernel_obstacle(network.attention_kernel, job.options.precision) is None
+        assert training_job(job, network).trainable_parameters
+        operations.append(operations_per_step(network.multiply_adds, job.options))
+    assert max(operations) <= load_recipe("transformer").max_operations
+    assert np.mean(operations) < 0.015e15  # a third of a second of fp32 at 40 Tflop/s
+
+
+def test_memory_has_no_empty_octave_up_to_three_quarters_of_the_card(jobs: list[PlannedJob]) -> None:
+    estimates = [rough_bytes(training_job(job)) for job in jobs]
+    octaves = Counter(int(math.log2(each / GIB * 2)) for each in estimates)
+    assert min(octaves[octave] for octave in range(8)) > 0.03 * JOBS, octaves
+    assert max(octaves.values()) < 0.25 * JOBS
+    assert sum(each > 0.75 * CAPACITY_BYTES for each in estimates) > 0.005 * JOBS
+
+
+def test_no_tenth_of_a_number_is_overcrowded(jobs: list[PlannedJob]) -> None:
+    networks: list[TransformerArchitecture] = [job.architecture for job in jobs]  # type: ignore[misc]
+    numbers: dict[str, tuple[float, float, list[float]]] = {
+        "depth": (1, 48, [each.encoder_depth + each.decoder_depth for each in networks]),
+        "width": (64, 8192, [each.width for each in networks]),
+        "heads": (1, 256, [each.heads for each in networks]),
+        "head_size": (16, 256, [each.head_size for each in networks]),
+        "feed_forward_ratio": (1, 8, [each.feed_forward_width / each.width for each in networks]),
+        "sequence_length": (32, 4096, [each.sequence_length for each in networks]),
+        "vocabulary": (1000, 262_144, [each.vocabulary for each in networks if each.vocabulary]),
+        "patch_size": (4, 32, [each.patch_size for each in networks if each.patch_size]),
+        "classes": (2, 20_000, [each.classes for each in networks if each.classes]),
+        "batch_size": (1, 1024, [job.options.batch_size for job in jobs]),
+    }
+    for name, (low, high, values) in numbers.items():
+        edges = np.linspace(math.log(low), math.log(high), 11)
+        tenths, _ = np.histogram(np.clip(np.log(values), edges[0], edges[-1]), bins=edges)
+        assert tenths.max() <= 0.2 * len(values), (name, tenths)
+        assert len(values) > 0.2 * JOBS, name
+        assert tenths[[0, -1]].min() > 0, (name, tenths)
+
+
+def grouping(architecture: TransformerArchitecture) -> str:
+    if architecture.key_value_heads == architecture.heads:
+        return "multi-head"
+    return "multi-query" if architecture.key_value_heads == 1 else "grouped"
+
+
+def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
+    recipe = load_recipe("transformer")
+    for part, features in (("options", recipe.options), ("architecture", recipe.features)):
+        for name, feature in features.items():
+            values = [getattr(getattr(job, part), name, 0) for job in jobs]
+            values = [value for value in values if value != 0 or 0 in feature.values] if isinstance(feature, Choices) else []
+            if values:
+                assert isinstance(feature, Choices)
+                assert Counter(values).most_common(1)[0][1] <= 1.5 * len(values) / len(feature.values), name
+    groupings = Counter(grouping(job.architecture) for job in jobs)  # type: ignore[arg-type]
+    assert len(groupings) == 3
+    assert groupings.most_common(1)[0][1] <= 1.5 * JOBS / 3, groupings
+    shares = Counter(
+        round(job.architecture.target_length / job.architecture.sequence_length, 1)  # type: ignore[attr-defined]
+        for job in jobs
+        if job.architecture.style == "encoder_decoder"  # type: ignore[attr-defined]
+    )
+    assert shares.most_common(1)[0][1] <= 1.5 * shares.total() / 3, shares
+
+
+def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> None:
+    values = {**GPT2, "attention_kernel": "flash", "dropout": 0.1, "attention_dropout": 0.1}
+    options = Options(batch_size=16, precision="bf16")
+
+    def estimate(options: Options, **changes: Any) -> int:
+        return rough_bytes(training_job(PlannedJob("transformer", tiny(**values | changes), options)))
+
+    plain = estimate(options)
+    weights = 12 * 12 * 1024**2 * 2  # heads, blocks, a matrix of queries by keys in two bytes
+    assert estimate(options, attention_kernel="math") > plain + 2 * 16 * weights
+    logits = 16 * 1024 * 50_257 * 2
+    recomputed = estimate(replace(options, checkpointing="every_block"))
+    assert 4 * logits < recomputed < 0.7 * plain
+    assert plain - estimate(options, vocabulary=1000) > 3.5 * logits
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"style": "recurrent"}, "style must be one of encoder, decoder"),
+        ({"head": "classes", "classes": 3}, "head must be one of tied, untied, not 'classes'"),
+        ({"attention_kernel": "cudnn"}, "attention_kernel must be one of math"),
+        ({"gated": 2}, "gated must be one of False, True"),
+        ({"width": 0}, "width must be a positive whole number, not 0"),
+        ({"encoder_depth": 2}, "encoder_depth must be 0 in a decoder with head tied, not 2"),
+        ({"decoder_depth": True}, "decoder_depth must be a positive whole number, not true"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\)"),
+        ({"heads": 3}, "heads must divide its width into multiples of 8 up to 256, and 3 do not so divide 32"),
+        ({"heads": 8, "key_value_heads": 4}, "multiples of 8"),
+        ({"key_value_heads": 3}, "3 key-value heads do not divide 4 query heads"),
+        ({"nonsense": 1}, "no transformer"),
+        ({"dropout": "much"}, "no transformer"),
+    ],
+)
+def test_a_foreign_architecture_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DatasetError, match=sentence):
+        transformer.parse(tiny().to_dict() | changes)
+
+
+def test_images_are_whole_patches() -> None:
+    document = tiny(style="vision", sequence_length=60).to_dict()
+    assert document["sequence_length"] == 65
+    with pytest.raises(DatasetError, match="must be a square and 1, not 64"):
+        transformer.parse(document | {"sequence_length": 64})
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_flash_runs_in_half_precision_only(precision: str) -> None:
+    assert (kernel_obstacle("flash", precision) is None) == (precision in ("amp_fp16", "amp_bf16", "bf16"))
+    for kernel in ("math", "memory_efficient", None):
+        assert kernel_obstacle(kernel, precision) is None
+
+
+def test_the_math_kernel_leaves_matrices_and_the_others_do_not() -> None:
+    for kernel in space.KERNELS:
+        layers = transformer.describe_network(tiny(style="encoder_decoder", attention_kernel=kernel)).layers
+        matrices = [layer.activations for layer in layers if layer.kind == "softmax"]
+        fused = [layer.kind for layer in layers if layer.kind in LAYER_GROUPS["attention"]]
+        assert matrices == ([4 * 10 * 10, 4 * 5 * 5, 4 * 5 * 10] if kernel == "math" else [])
+        assert fused == ([] if kernel == "math" else ["attention", "attention", "cross_attention"])

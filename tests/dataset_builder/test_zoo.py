@@ -1,0 +1,125 @@
+"""The zoo of real networks: what is extracted is what is built and trained, and a missing library is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from dataset_builder.families import cnn, rebuild, zoo
+from dataset_builder.families.zoo.catalogue import CATALOGUE
+from dataset_builder.options import Options
+from dataset_builder.planned import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe import Choices, load_recipe
+from dataset_builder.sampling import sample_jobs
+from dataset_builder.training import build_network, train
+from gpumemnet.errors import DatasetError
+from gpumemnet.units import GIB
+
+CPU = torch.device("cpu")
+SMALL = {"image_size": 32, "sequence_length": 8}
+
+
+def zoo_model(name: str, **sizes: int) -> zoo.ZooArchitecture:
+    return zoo.compose({"model": name, **SMALL, **sizes})
+
+
+def test_the_recipe_holds_the_whole_catalogue() -> None:
+    models = load_recipe("zoo").features["model"]
+    assert isinstance(models, Choices)
+    assert models.values == tuple(CATALOGUE)
+
+
+def test_the_unet_of_the_zoo_is_seen_as_it_is() -> None:
+    planned = PlannedJob("zoo", zoo_model("unet"), Options(batch_size=2))
+    job = training_job(planned)
+    network = build_network(planned, torch.device("meta"))
+    assert job.family == "cnn"
+    assert job.total_parameters == sum(each.numel() for each in network.parameters())
+    assert network(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 21, 32, 32)
+    convolutions = sum(isinstance(module, torch.nn.Conv2d) for module in network.modules())
+    assert sum(layer.kind == "conv2d" for layer in job.layers) == convolutions == 20
+    assert sum(layer.kind == "concatenate" for layer in job.layers) == 4
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm", "transformers"])
+def test_a_library_that_is_not_installed_is_named(library: str) -> None:
+    model = next(zoo_model(name) for name, entry in CATALOGUE.items() if entry.library == library)
+    if importlib.util.find_spec(library):
+        assert zoo.obstacle(model, 2) is None
+        return
+    assert f"needs {library}, which is not installed" in str(zoo.obstacle(model, 2))
+    for use in (zoo.build, zoo.describe_network):
+        with pytest.raises(DatasetError, match=f"pip install {library}"):
+            use(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("unet", "cnn"),
+        ("torchvision/resnet18", "cnn"),
+        ("torchvision/fcn_resnet50", "cnn"),
+        ("timm/vit_small_patch16_224", "transformer"),
+        ("transformers/distilbert", "transformer"),
+        ("transformers/t5-small", "transformer"),
+    ],
+)
+def test_a_real_network_trains_as_it_is_described(name: str, family: str) -> None:
+    library = CATALOGUE[name].library
+    if not importlib.util.find_spec(library):
+        pytest.skip(f"{library} is not installed")
+    planned = PlannedJob("zoo", zoo_model(name), Options(batch_size=2, optimizer="sgd_momentum"))
+    job = training_job(planned)
+    assert job.family == family
+    assert job.total_parameters == sum(each.numel() for each in build_network(planned, CPU).parameters())
+    assert (job.sequence_length is not None) == (family == "transformer")
+    assert train(planned, CPU, 0, lambda _: 0) == 3
+
+
+def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
+    recipe = tmp_path / "unets.yaml"
+    recipe.write_text(
+        "family: zoo\nfeatures: {model: unet, image_size: [128, 256], sequence_length: 128}\n"
+        "options: {batch_size: {from: 2, to: 64, scale: log}}\n"
+    )
+    jobs = sample_jobs(load_recipe(str(recipe)), 20, 0, 141 * GIB)
+    assert len(set(jobs)) == 20
+    planned = jobs[0]
+    assert parse_planned(json.loads(json.dumps(planned.to_dict()))) == planned
+    with torch.device("meta"):
+        network = rebuild(training_job(planned).family, planned.architecture_json)
+    assert sum(each.numel() for each in network.parameters()) == training_job(planned).total_parameters
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"model": "torchvision/resnet19", "image_size": 64}, "no model of the zoo"),
+        ({"model": 5}, "no model of the zoo"),
+        ({"model": "unet"}, "unet needs an image size and no other size"),
+        ({"model": "unet", "image_size": 64, "sequence_length": 8}, "no other size"),
+        ({"model": "unet", "image_size": 65}, "multiple of 32"),
+        ({"model": "unet", "image_size": "64"}, "whole numbers"),
+        ({"model": "transformers/gpt2", "image_size": 64}, "transformers/gpt2 needs a sequence length"),
+        ({"model": "unet", "image_size": 64, "colour": 1}, "no model of the zoo"),
+    ],
+)
+def test_a_foreign_model_is_refused(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DatasetError, match=sentence):
+        rebuild("cnn", json.dumps(document))
+
+
+def test_single_images_are_an_obstacle() -> None:
+    assert "batch norm" in str(zoo.obstacle(zoo_model("unet"), 1))
+    assert zoo.obstacle(zoo_model("unet"), 2) is None
+    assert cnn.describe_network(cnn.parse(cnn_unet())).layers == zoo.describe_network(zoo_model("unet")).layers
+
+
+def cnn_unet() -> dict[str, Any]:
+    from dataset_builder.families.zoo.networks import unet
+
+    return unet(32).to_dict()
