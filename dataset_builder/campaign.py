@@ -10,16 +10,15 @@ import contextlib
 import select
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from dataset_builder.forkserver import CHILD, ForkServer
-from dataset_builder.journal import Journal
 from dataset_builder.nvml import Meter
 from dataset_builder.planned import PlannedJob
-from dataset_builder.pool import HISTORY_FOLDER, Pool, RunSettings
+from dataset_builder.pool import HISTORY_FOLDER, Pool, Record, RunSettings
 from dataset_builder.probe import probe
 from gpumemnet.measurement import Measurement
 
@@ -73,19 +72,19 @@ class Tally:
 
 
 def run_campaign(
-    planned: Sequence[PlannedJob],
-    journal: Journal,
+    planned: Iterable[PlannedJob],
+    record: Record,
     server: ForkServer,
     meters: Sequence[Meter],
     settings: RunSettings,
     tally: Tally,
     show: Callable[[Tally], None] = lambda tally: None,
 ) -> None:
-    """Measure what of ``planned`` the journal does not hold yet.
+    """Measure ``planned`` on the GPUs of this machine.
 
     Args:
-        planned: the campaign's jobs, in the order of measuring.
-        journal: open journal; every finished job is in it before the next is begun.
+        planned: the jobs that are left, in the order of measuring.
+        record: takes every finished job before the next is begun.
         server: forks the children.
         meters: the GPUs.
         settings: how jobs are run.
@@ -94,17 +93,17 @@ def run_campaign(
 
     Raises:
         MeasurementError: when a GPU cannot be used, its readings cannot be trusted, or it is lost.
-        DatasetError: when the journal cannot be written.
+        DatasetError: when a measurement cannot be recorded.
     """
 
-    def record(job: PlannedJob, measurement: Measurement) -> None:
-        journal.append(job.key, measurement)
+    def count_and_record(job: PlannedJob, measurement: Measurement) -> None:
+        record(job, measurement)
         tally.statuses[measurement.status] += 1
 
     if settings.with_history:
         (settings.folder / HISTORY_FOLDER).mkdir(parents=True, exist_ok=True)
-    queue = deque(job for job in planned if job.key not in journal.finished)
-    pools = [Pool(server, meter, probe(server, meter), settings, record) for meter in meters]
+    queue = deque(planned)
+    pools = [Pool(server, meter, probe(server, meter), settings, count_and_record) for meter in meters]
     last_admission, last_moment = _deadlines(tally)
     while time.monotonic() < last_moment:
         for pool in pools:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from dataset_builder.campaign import Tally, with_history
+from dataset_builder.engines import EngineName, open_engine
+from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.merge import ConflictError, Keep, merge_datasets
+from dataset_builder.pool import RunSettings
+from dataset_builder.progress import ProgressLine
+from dataset_builder.recipe import Recipe, load_recipe
 from gpumemnet.errors import GpumemnetError
+
+FINDINGS_EXIT_CODE: Final = 3
+"""Of ``validate`` on a dataset that can be read and holds rows that cannot be true."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -42,7 +52,9 @@ def measure(
     enable_accounting: Accounting = False,
 ) -> None:
     """Measure jobs drawn from a recipe on every visible GPU."""
-    _measure(recipe, jobs, out, workers, time_budget, seed, deadline, record_history, enable_accounting)
+    space = load_recipe(recipe)
+    run = RunSettings(space.name, seed, workers, deadline, out)
+    _measure(space, jobs, run, time_budget, record_history, EngineName.LOCAL, enable_accounting)
 
 
 @app.command()
@@ -56,51 +68,44 @@ def campaign(
     deadline: Deadline = 60.0,
     record_history: History = 0,
     enable_accounting: Accounting = False,
+    engine: Annotated[
+        EngineName, typer.Option(help="Where: the GPUs of this machine, or all of a Ray cluster.")
+    ] = EngineName.LOCAL,
 ) -> None:
     """Measure as much of a recipe as a time budget allows; run it again to go on."""
-    _measure(recipe, jobs, out, workers, time_budget, seed, deadline, record_history, enable_accounting)
+    space = load_recipe(recipe)
+    run = RunSettings(space.name, seed, workers, deadline, out)
+    _measure(space, jobs, run, time_budget, record_history, engine, enable_accounting)
 
 
 def _measure(
-    recipe_name: str,
+    recipe: Recipe,
     count: int,
-    folder: Path,
-    workers: int,
+    run: RunSettings,
     time_budget: float | None,
-    seed: int,
-    deadline: float,
     record_history: int,
+    engine: EngineName,
     enable_accounting: bool,
 ) -> None:
     started = time.monotonic()
-    from dataset_builder import campaign as engine
-    from dataset_builder import nvml, progress
-    from dataset_builder.journal import Journal, Settings
-    from dataset_builder.pool import RunSettings
-    from dataset_builder.recipe import load_recipe
     from dataset_builder.sampling import sample_jobs
 
-    recipe = load_recipe(recipe_name)
-    meters = nvml.visible_meters()
-    with Journal(folder) as journal:
-        settings = Settings(recipe.name, recipe.digest, seed, count)
+    with open_engine(engine, enable_accounting) as gpus, Journal(run.folder) as journal:
+        settings = Settings(recipe.name, recipe.digest, run.seed, count)
         planned = journal.plan(settings)
         if planned is None:
-            planned = sample_jobs(recipe, count, seed, min(meter.gpu.total_bytes for meter in meters))
+            planned = sample_jobs(recipe, count, run.seed, gpus.smallest_bytes())
             journal.keep_plan(settings, planned)
-        tally = engine.Tally(count, len(journal.finished), started, time_budget)
-        run = RunSettings(recipe.name, seed, workers, deadline, folder)
-        run = engine.with_history(run, planned, record_history)
-        switched_on = [meter for meter in meters if enable_accounting and meter.enable_accounting()]
-        line = progress.ProgressLine()
+        tally = Tally(count, len(journal.finished), started, time_budget)
+        left = [job for job in planned if job.key not in journal.finished]
+        line = ProgressLine()
         try:
-            with engine.fork_server(folder) as server:
-                engine.run_campaign(planned, journal, server, meters, run, tally, line)
+            gpus.measure(
+                left, lambda job, one: journal.append(job.key, one), with_history(run, planned, record_history), tally, line
+            )
         finally:
             line.close(tally)
-            for meter in switched_on:
-                meter.disable_accounting()
-    _collect(folder, folder / "dataset.parquet")
+    _collect(run.folder, run.folder / "dataset.parquet")
 
 
 @app.command()
@@ -113,25 +118,76 @@ def collect(
 
 
 def _collect(folder: Path, out: Path) -> None:
-    from dataset_builder.journal import read_journal
     from gpumemnet.dataset import write_dataset
 
     print(f"{write_dataset(out, read_journal(folder)):,} measurements written to {out}")
 
 
 @app.command()
+def merge(
+    sources: Annotated[list[Path], typer.Argument(help="Parquet files of datasets.")],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")],
+    keep: Annotated[
+        Keep | None, typer.Option(help="What to keep of rows that contradict each other; refused unless given.")
+    ] = None,
+) -> None:
+    """Join datasets of several GPUs, hosts and campaigns; every job on the same GPU and software stands in the result once."""
+    try:
+        merged = merge_datasets(sources, out, keep)
+    except ConflictError as error:
+        for conflict in error.conflicts:
+            print(conflict, file=sys.stderr)
+        raise
+    for conflict in merged.conflicts:
+        print(conflict, file=sys.stderr)
+    print(
+        f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.exact:,} were there already, {merged.repeats:,} "
+        f"repeated a job, {len(merged.conflicts):,} contradicted another; {merged.histories:,} histories came along, "
+        f"{merged.lost_histories:,} were not found"
+    )
+
+
+@app.command()
 def validate(dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")]) -> None:
-    """Look for rows that cannot be true; exit code 1 when there are any."""
+    """Look for rows that cannot be true, one line each; exit code 0 without findings, 3 with, 2 for no readable dataset."""
     from dataset_builder import validation
     from gpumemnet.dataset import read_dataset
 
     measurements = read_dataset(dataset)
     findings = validation.validate(measurements)
     for finding in findings:
-        print(f"row {finding.row}: {finding.rule}: {finding.sentence}")
+        print(finding)
     print(f"{len(measurements):,} rows, {len(findings):,} findings")
     if findings:
-        raise typer.Exit(1)
+        raise typer.Exit(FINDINGS_EXIT_CODE)
+
+
+@app.command()
+def split(
+    dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
+    folds: Annotated[int, typer.Option(min=2, max=100, help="How many folds.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another split.")] = 0,
+) -> None:
+    """Put every architecture into a fold; folds stay as they are when rows are added, and real models belong to none."""
+    from dataset_builder.split import split_by_architecture, write_split
+    from gpumemnet.dataset import read_dataset
+
+    chosen = split_by_architecture(read_dataset(dataset), folds, seed)
+    write_split(chosen, out)
+    print(f"{len(chosen.fold_of):,} architectures in {folds} folds, {len(chosen.test_only):,} for testing only, written to {out}")
+
+
+@app.command()
+def card(
+    dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the card and its pictures.")],
+) -> None:
+    """Write the data card of a dataset, in Markdown with pictures, from the file alone."""
+    from dataset_builder.card import write_card
+
+    paths = write_card(dataset, out)
+    print(f"{paths[0]} written, with {len(paths) - 1} pictures")
 
 
 @app.command("import-published")

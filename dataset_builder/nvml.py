@@ -65,6 +65,14 @@ class Meter(Protocol):
         """The driver's own maximum for a process, running or ended; ``None`` where accounting is off or does not know it."""
         ...
 
+    def enable_accounting(self) -> bool:
+        """Switch the driver's accounting on; ``True`` when this call has switched it on."""
+        ...
+
+    def disable_accounting(self) -> None:
+        """Leave accounting as it was found."""
+        ...
+
 
 class NvmlMeter:
     """A real GPU."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -189,18 +189,6 @@ def identity(measurement: Measurement) -> tuple[object, ...]:
     one = measurement
     software = (one.driver, one.cuda, one.cudnn, one.torch, one.allocator_settings, one.protocol)
     return (one.job, one.architecture, one.options, one.gpu, *software)
-
-
-def duplicates(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Measurements whose :func:`identity` occurred earlier in ``measurements``."""
-    seen: set[tuple[object, ...]] = set()
-    repeated = []
-    for one in measurements:
-        key = identity(one)
-        if key in seen:
-            repeated.append(one)
-        seen.add(key)
-    return repeated
 
 
 assert not set(JOB_FIELDS) & set(MEASUREMENT_FIELDS)

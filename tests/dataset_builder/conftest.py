@@ -64,7 +64,10 @@ def measurement(job: TrainingJob) -> Measurement:
         seconds=1.25,
         seed=7,
         neighbours=2,
+        protocol="step-1",
         driver="580.1",
+        cuda="12.8",
+        cudnn="91002",
         torch="2.11.0",
         allocator_settings="",
     )
@@ -73,5 +76,11 @@ def measurement(job: TrainingJob) -> Measurement:
 @pytest.fixture
 def oom(measurement: Measurement) -> Measurement:
     return replace(
-        measurement, status="oom", reason="out of memory", peak_process_bytes=None, peak_device_bytes=None, context_bytes=None
+        measurement,
+        status="oom",
+        reason="out of memory",
+        peak_process_bytes=None,
+        peak_device_bytes=None,
+        context_bytes=None,
+        neighbours=0,
     )

@@ -6,16 +6,20 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.planned import PlannedJob
 from dataset_builder.recipe import load_recipe
 from dataset_builder.sampling import sample_jobs
 from gpumemnet.dataset import write_dataset
@@ -29,6 +33,12 @@ LABEL_BYTES = 464 * MIB
 CARD_BYTES = 5 * GIB
 
 
+@cache
+def _sample() -> list[PlannedJob]:
+    """Drawn once for all tests."""
+    return sample_jobs(load_recipe("mlp"), 300, 0, CARD_BYTES)
+
+
 class Rehearsal:
     """A campaign folder and the command that works on it."""
 
@@ -36,23 +46,28 @@ class Rehearsal:
         (folder / "held").mkdir(parents=True)
         self.folder = folder
         self.jobs = jobs
-        recipe = load_recipe("mlp")
-        planned = sample_jobs(recipe, jobs, 0, CARD_BYTES)
+        recipe, planned = load_recipe("mlp"), _sample()[:jobs]
         self.keys = [each.key for each in planned]
         (folder / "behaviour.json").write_text(json.dumps(dict(zip(self.keys, behaviours or [], strict=False))))
         with Journal(folder) as journal:
             journal.keep_plan(Settings(recipe.name, recipe.digest, 0, jobs), planned)
 
-    def start(self, mode: str = "process", *extra: object) -> subprocess.Popen[str]:
+    def start(self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None) -> subprocess.Popen[str]:
         command = [sys.executable, str(REHEARSAL / "rehearse.py"), str(self.folder), mode, str(self.jobs), *map(str, extra)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "STAND_IN_FOLDER": str(self.folder)}
         return subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=limits,
         )
 
-    def run(self, mode: str = "process", *extra: object) -> str:
+    def run(self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None) -> str:
         """Run to the end; what it wrote to standard error."""
-        _, errors = self.start(mode, *extra).communicate(timeout=60)
+        _, errors = self.start(mode, *extra, limits=limits).communicate(timeout=60)
         return errors
 
     def rows(self) -> list[Measurement]:
@@ -159,6 +174,21 @@ def test_a_lost_gpu_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     rehearsal.run()
     assert sorted(rehearsal.by_key()) == sorted(rehearsal.keys)
+
+
+def test_a_full_disk_is_one_sentence_and_loses_no_row(tmp_path: Path) -> None:
+    """The kernel's limit on file sizes stands in for the end of the disk: the same failing write."""
+    rehearsal = Rehearsal(tmp_path / "c", 8)
+    room_bytes = 12_000  # for a few rows
+    errors = rehearsal.run(limits=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, room_bytes)))
+    assert "cannot be written" in errors
+    assert "every finished row is kept" in errors
+    assert "Traceback" not in errors
+    kept = set(rehearsal.by_key())
+    assert 0 < len(kept) < 8
+    assert not rehearsal.living_children()
+    rehearsal.run()
+    assert kept < set(rehearsal.by_key()) == set(rehearsal.keys)
 
 
 def test_kill_nine_at_random_moments_then_resume_finishes_every_job_once(tmp_path: Path) -> None:

@@ -41,12 +41,23 @@ def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path, command:
     assert not (tmp_path / "c").exists()
 
 
-def test_a_wrong_recipe_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text("family: mlp\nfetures: {}\n")
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("family: mlp\nfetures: {}\n", "fetures: is no known key: did you mean 'features'?"),
+        (
+            (ROOT / "dataset_builder/recipes/mlp.yaml").read_text().replace("batch_size: {from: 1,", "batch_size: {from: 70000,"),
+            "options.batch_size: is an impossible range",
+        ),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "r.yaml").write_text(text)
     done = run("measure", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "c")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "fetures: is no known key: did you mean 'features'?" in done.stderr
+    assert sentence in done.stderr
     assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "c").exists()
 
 
 def test_collect_and_validate(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
@@ -59,10 +70,15 @@ def test_collect_and_validate(tmp_path: Path, measurement: Measurement, oom: Mea
     assert [row.status for row in read_dataset(out)] == ["ok", "oom"]
     done = run("validate", out)
     assert (done.returncode, done.stdout) == (0, "2 rows, 0 findings\n")
+    done = run("split", out, "--folds", 3, "--out", tmp_path / "s.json")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"1 architectures in 3 folds, 0 for testing only, written to {tmp_path / 's.json'}\n",
+    )
     write_dataset(out, [measurement, measurement])
     done = run("validate", out)
-    assert done.returncode == 1
-    assert "row 2: duplicate" in done.stdout
+    assert done.returncode == 3
+    assert done.stdout.startswith("row 2: duplicate: the same job on the same GPU and software as row 1\n")
 
 
 def test_missing_files_are_one_sentence(tmp_path: Path) -> None:

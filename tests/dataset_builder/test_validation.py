@@ -3,45 +3,95 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from dataset_builder.validation import validate
+from dataset_builder.published import read_published
+from dataset_builder.validation import training_state_bytes, validate
 from gpumemnet.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
+TINY = {"peak_device_bytes": None, "peak_reserved_bytes": 900, "peak_allocated_bytes": 800}
+
+
+def batch(measurement: Measurement, batch_size: int, **changes: object) -> Measurement:
+    job = replace(measurement.job, batch_size=batch_size)
+    return replace(measurement, job=job, options=f'{{"batch_size": {batch_size}}}', **changes)  # type: ignore[arg-type]
+
 
 def test_a_sound_dataset_has_no_finding(measurement: Measurement, oom: Measurement) -> None:
-    larger = replace(
-        measurement, job=replace(measurement.job, batch_size=64), peak_process_bytes=590 * MIB, peak_reserved_bytes=95 * MIB
-    )
-    assert validate([measurement, replace(oom, job=replace(oom.job, batch_size=9_999)), larger]) == []
+    larger = batch(measurement, 64, peak_process_bytes=590 * MIB, peak_reserved_bytes=95 * MIB)
+    failed = replace(oom, job=replace(oom.job, gradient_accumulation=1), status="error", reason="crash", torch=None, driver=None)
+    assert validate([measurement, batch(oom, 9_999), larger, failed]) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "rule"),
+    ("changes", "rule", "sentence"),
     [
-        ({"peak_process_bytes": 1_000, "peak_reserved_bytes": None}, "below-weights"),
-        ({"peak_reserved_bytes": GIB}, "reserved-above-label"),
-        ({"peak_allocated_bytes": 500 * MIB}, "allocated-above-reserved"),
-        ({"capacity_bytes": 500 * MIB}, "above-capacity"),
+        ({"peak_process_bytes": 1_000} | TINY, "below-weights", "the weights take"),
+        ({"peak_process_bytes": 1_200} | TINY, "below-training-state", "weights, gradients and optimizer state take"),
+        ({"peak_reserved_bytes": GIB}, "reserved-above-label", "peak_reserved_bytes is 1,024 MiB, above the label, 600 MiB"),
+        (
+            {"label_source": "nvml_device_difference", "peak_process_bytes": 99 * MIB, "peak_device_bytes": 340 * MIB},
+            "reserved-above-process",
+            "above peak_process_bytes, 99 MiB",
+        ),
+        ({"peak_allocated_bytes": 500 * MIB}, "allocated-above-reserved", "above reserved, 100 MiB"),
+        ({"capacity_bytes": 500 * MIB}, "above-capacity", "above the capacity, 500 MiB"),
+        ({"peak_device_bytes": 900 * MIB}, "device-far-from-process", "900 MiB, the process's reading 600 MiB"),
+        ({"driver": None, "protocol": None}, "missing-provenance", "a measured row without driver, protocol"),
+        ({"phases": (), "context_bytes": None}, "missing-provenance", "without context_bytes, phases"),
+        ({"status": "oom", "reason": None}, "no-reason", "the status is oom"),
+        ({"status": "oom", "reason": "full", "capacity_bytes": 0}, "oom-without-capacity", "out of how much"),
+        ({"status": "oom", "reason": "full", "neighbours": 3}, "oom-in-company", "beside 3 other jobs"),
     ],
 )
-def test_an_impossible_row_is_found(measurement: Measurement, changes: dict[str, int | None], rule: str) -> None:
-    other = replace(measurement, gpu="another")
-    [finding] = validate([other, replace(measurement, **changes)])  # type: ignore[arg-type]
-    assert (finding.row, finding.rule) == (2, rule)
-    assert "\n" not in finding.sentence
+def test_an_impossible_row_is_found(measurement: Measurement, changes: dict[str, object], rule: str, sentence: str) -> None:
+    quiet = replace(measurement, neighbours=0)
+    findings = validate([replace(quiet, gpu="another"), replace(quiet, **changes)])  # type: ignore[arg-type]
+    assert [(finding.row, finding.rule) for finding in findings] == [(2, rule)]
+    finding = findings[0]
+    assert sentence in finding.sentence
+    assert str(finding) == f"row 2: {rule}: {finding.sentence}"
+    assert "\n" not in str(finding)
+
+
+def test_training_state_counts_what_the_optimizer_keeps(measurement: Measurement) -> None:
+    weights, state = training_state_bytes(measurement)  # AdamW in fp32, 63 of 283 parameters trained
+    assert (weights, state) == (4 * 283, 4 * (283 + 3 * 63))
+    plain = replace(measurement, job=replace(measurement.job, optimizer="sgd", precision="bf16"))
+    assert training_state_bytes(plain) == (2 * 283, 2 * (283 + 63))
 
 
 def test_a_repeated_row_is_found(measurement: Measurement) -> None:
-    findings = validate([measurement, replace(measurement, gpu="another"), measurement])
+    findings = validate([measurement, replace(measurement, gpu="another"), replace(measurement, seconds=9.0)])
     assert [(finding.row, finding.rule) for finding in findings] == [(3, "duplicate")]
+    assert findings[0].sentence.endswith("as row 1")
 
 
-def test_less_memory_for_a_larger_batch_is_found(measurement: Measurement) -> None:
-    larger = replace(measurement, job=replace(measurement.job, batch_size=64), peak_process_bytes=500 * MIB)
+def test_less_memory_for_a_larger_batch_is_found(measurement: Measurement, oom: Measurement) -> None:
+    larger = batch(measurement, 64, peak_process_bytes=500 * MIB, peak_device_bytes=None)
     [finding] = validate([larger, measurement])
     assert (finding.row, finding.rule) == (1, "not-monotone")
-    other_stack = replace(larger, torch="2.12.0")
-    assert validate([other_stack, measurement]) == []
+    assert finding.sentence == "batch 64 took 500 MiB, a smaller batch 600 MiB (row 2)"
+    assert validate([replace(larger, torch="2.12.0"), measurement]) == []
+    full = replace(oom, neighbours=0)
+    [finding] = validate([larger, full])
+    assert finding.sentence == "batch 64 took 500 MiB, a smaller batch did not fit 80.0 GiB (row 2)"
+
+
+def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
+    alike = [batch(measurement, 100 + number, context_bytes=(500 + number % 7) * MIB) for number in range(40)]
+    odd = replace(alike[30], context_bytes=900 * MIB)
+    [finding] = validate([*alike[:30], odd, *alike[31:]])
+    assert (finding.row, finding.rule) == (31, "odd-context")
+    assert "900 MiB, those of alike rows 500 MiB to 506 MiB" in finding.sentence
+    assert validate([*alike[:10], odd]) == [], "too few to compare"
+
+
+def test_published_labels_that_missed_their_peak_are_found(published_csv: Path) -> None:
+    """Four of the 3,000 one-second readings lie below what every other job needed before its first tensor."""
+    findings = validate(list(read_published(published_csv)))
+    assert {finding.rule for finding in findings} == {"below-floor"}
+    assert [finding.row for finding in findings] == [83, 178, 656, 2372]

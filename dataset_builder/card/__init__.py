@@ -1,0 +1,65 @@
+"""The data card: what a dataset holds, how it was measured and where it is thin, written from the file alone.
+
+After Gebru et al., "Datasheets for Datasets" (arXiv 1803.09010).  Every number in it is counted anew from the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpumemnet.errors import DatasetError
+from gpumemnet.job import FAMILIES
+from gpumemnet.measurement import Measurement
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CARD_NAME = "README.md"
+"""What code hosts show for a folder."""
+_DPI = 110
+
+
+def write_card(dataset: Path, out: Path) -> list[Path]:
+    """Write the card of ``dataset`` and its pictures into the folder ``out``; returns their paths, the card first.
+
+    Raises:
+        DatasetError: when the dataset cannot be read or is empty, or the folder cannot be written.
+    """
+    from dataset_builder.card import coverage, figures, text
+    from gpumemnet.dataset import read_dataset
+
+    measurements = read_dataset(dataset)
+    if not measurements:
+        raise DatasetError(f"{dataset} holds no row: there is nothing to describe")
+    families = by_family(measurements)
+    sampled = {family: kept for family, rows in families.items() if (kept := text.sampled_rows(rows))}
+    spreads = {family: coverage.spreads(rows) for family, rows in sampled.items()}
+    told = {family: rows for family, rows in families.items() if any(one.status in ("ok", "oom") for one in rows)}
+    labelled = {family: rows for family, rows in families.items() if any(one.label_bytes for one in rows)}
+    pictures: dict[str, Figure | None] = {
+        "labels": figures.label_figure(told) if told else None,
+        "growth": figures.growth_figure(labelled) if labelled else None,
+        "context": figures.context_figure(labelled),
+        **{f"coverage_{family}": figures.coverage_figure(family, each) for family, each in spreads.items() if each},
+        **{f"map_{family}": figures.map_figure(family, rows) for family, rows in labelled.items()},
+    }
+    drawn = {name: figure for name, figure in pictures.items() if figure is not None}
+    digest = hashlib.sha256(dataset.read_bytes()).hexdigest()
+    page = text.card_text(dataset.name, digest, families, spreads, set(drawn))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, figure in drawn.items():
+            figure.savefig(out / f"{name}.png", dpi=_DPI, metadata={"Software": None})
+        (out / CARD_NAME).write_text(page, "utf-8")
+    except OSError as error:
+        raise DatasetError(f"{out} cannot be written: {error.strerror}") from None
+    return [out / CARD_NAME, *(out / f"{name}.png" for name in drawn)]
+
+
+def by_family(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """Rows of each family that occurs, in the order of :data:`~gpumemnet.job.FAMILIES`."""
+    families = {family: [one for one in measurements if one.job.family == family] for family in FAMILIES}
+    return {family: rows for family, rows in families.items() if rows}

@@ -1,0 +1,248 @@
+"""The pictures of a data card: labels, coverage, growth, contexts and maps, in colours that colour-blind readers can tell apart.
+
+Figures are made without pyplot, so nothing is kept between them; colours are those of Okabe & Ito and of cividis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.card.coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread
+from dataset_builder.card.embedding import principal_components, standardised_features, tsne
+from dataset_builder.validation import training_state_bytes
+from gpumemnet.measurement import Measurement
+from gpumemnet.physics import ELEMENT_BYTES
+from gpumemnet.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Families = Mapping[str, Sequence[Measurement]]
+
+COLOURS: Final[Mapping[str, str]] = {"mlp": "#0072B2", "cnn": "#E69F00", "transformer": "#009E73"}
+OOM_COLOUR: Final = "#D55E00"
+MAP_ROWS: Final = 1_000
+_FEW_OCTAVES: Final = 4
+_ZOOM_BYTES: Final = 128 * MIB
+_ZOOM_ROWS: Final = 50
+_MAX_POINTS: Final = 5_000
+_MOST_BARS: Final = 12
+
+
+def label_figure(families: Families) -> Figure:
+    """Labels of every family by quarter octaves, and the jobs that ran out of memory at what they had."""
+    figure, panels = _stack(families, 2.3)
+    amounts = [amount for rows in families.values() for one in rows if (amount := one.label_bytes or _bound(one))]
+    bins = np.arange(np.floor(np.log2(min(amounts))), np.ceil(np.log2(max(amounts)) + 0.01) + 0.125, 0.25)
+    for axes, (family, rows) in zip(panels, families.items(), strict=True):
+        labels = [np.log2(one.label_bytes) for one in rows if one.label_bytes]
+        bounds = [np.log2(_bound(one)) for one in rows if _bound(one)]
+        kinds = [(labels, COLOURS[family], "", "label"), (bounds, OOM_COLOUR, "////", "out of memory: more than this")]
+        below = np.zeros(len(bins) - 1)
+        for values, colour, hatch, name in kinds:
+            counts, _ = np.histogram(values, bins)
+            style = (
+                {"facecolor": "white", "edgecolor": colour, "hatch": hatch}
+                if hatch
+                else {"facecolor": colour, "edgecolor": "white"}
+            )
+            if values:
+                axes.bar(bins[:-1], counts, 0.25, below, align="edge", label=f"{name} ({len(values):,})", linewidth=0.5, **style)
+            below += counts
+        axes.set(title=family, ylabel="rows", ylim=(0, 1.05 * max(1.0, below.max())))
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    panels[-1].set_xlabel("GPU memory")
+    _memory_axis(panels[-1], bins[0], bins[-1])
+    return figure
+
+
+def coverage_figure(family: str, spreads: Sequence[Spread]) -> Figure:
+    """Left: share of the rows in every tenth of every number's range.  Right: the commonest choice against its even share."""
+    ranges = [each for each in spreads if each.is_range]
+    choices = [each for each in spreads if not each.is_range]
+    columns = [choices] if len(choices) <= _MOST_BARS else [choices[: -(-len(choices) // 2)], choices[-(-len(choices) // 2) :]]
+    figure = _figure(13.0 + 3.0 * (len(columns) - 1), max(2.4, 1.3 + 0.36 * max(len(ranges), *map(len, columns))))
+    left, *others = figure.subplots(
+        1, 1 + len(columns), width_ratios=(1.25, *[1.0 if len(columns) == 1 else 0.55] * len(columns))
+    )
+    if ranges:
+        _draw_tenths(left, ranges)
+    left.set(title=f"{family}: % of the rows in each tenth of the range (white: above {100 * TENTH_LIMIT:g})", xlabel="tenth")
+    longest = 1.1 * max([CHOICE_LIMIT, *(CHOICE_LIMIT * each.crowding for each in choices)])
+    for axes, some in zip(others, columns, strict=True):
+        _draw_choices(axes, some, COLOURS[family], longest)
+    return figure
+
+
+def _draw_tenths(axes: Axes, ranges: Sequence[Spread]) -> None:
+    shares = 100 * np.array([each.cells for each in ranges])
+    axes.imshow(shares, cmap="cividis_r", vmin=0, vmax=2 * 100 * TENTH_LIMIT, aspect=0.6)
+    axes.set_anchor("N")
+    for (row, tenth), share in np.ndenumerate(shares):
+        over = share > 100 * TENTH_LIMIT
+        colour, weight = ("white", "bold") if over else ("black", "normal")
+        axes.text(tenth, row, f"{share:.0f}", ha="center", va="center", fontsize=9, color=colour, weight=weight)
+    axes.set_xticks(range(10), [str(tenth) for tenth in range(1, 11)])
+    axes.set_yticks(range(len(ranges)), [f"{each.feature}\n{each.ends}" for each in ranges], fontsize=8)
+
+
+def _draw_choices(axes: Axes, choices: Sequence[Spread], colour: str, longest: float) -> None:
+    colours = [colour if each.within else OOM_COLOUR for each in choices]
+    hatches = ["" if each.within else "////" for each in choices]
+    axes.barh(range(len(choices)), [CHOICE_LIMIT * each.crowding for each in choices], color=colours, hatch=hatches)
+    axes.axvline(CHOICE_LIMIT, color="black", linestyle="--", linewidth=1)
+    names = [f"{each.feature}\n{each.fullest}: {max(each.cells):.0%}, {len(each.cells)} values" for each in choices]
+    axes.set_yticks(range(len(choices)), names, fontsize=8)
+    axes.set(ylim=(len(choices) - 0.4, -0.6), xlim=(0, longest))
+    axes.set(title=f"commonest choice (limit {CHOICE_LIMIT:g}, dashed)", xlabel="times its even share")
+
+
+def growth_figure(families: Families) -> Figure:
+    """Left: labels against the weights' bytes.  Right: the smallest jobs, where whole segments of the allocator make stairs."""
+    figure = _figure(13.0, 3.6 * len(families))
+    grid = figure.subplots(len(families), 2, squeeze=False)
+    for (left, right), (family, everything) in zip(grid, families.items(), strict=True):
+        rows = [one for one in _thinned(everything) if one.label_bytes]
+        weights = [training_state_bytes(one)[0] for one in rows]
+        left.scatter(
+            weights, [one.label_bytes for one in rows], s=6, alpha=0.5, color=COLOURS[family], linewidth=0, rasterized=True
+        )
+        left.set_xscale("log", base=2)
+        left.set_yscale("log", base=2)
+        left.set(title=f"{family}: label against weights", xlabel="bytes of the weights", ylabel="label")
+        _log_memory(left.xaxis, left.get_xlim())
+        _log_memory(left.yaxis, left.get_ylim())
+        reserved = all(one.peak_reserved_bytes is not None for one in rows)
+        sizes = np.array([_tensor_bytes(one) for one in rows]) / MIB
+        limit = max(
+            _ZOOM_BYTES / MIB, float(np.partition(sizes, min(_ZOOM_ROWS, len(sizes)) - 1)[min(_ZOOM_ROWS, len(sizes)) - 1])
+        )
+        near = [(size, one) for size, one in zip(sizes, rows, strict=True) if size <= limit]
+        amounts = [((one.peak_reserved_bytes if reserved else one.label_bytes) or 0) / MIB for _, one in near]
+        right.scatter([size for size, _ in near], amounts, s=6, alpha=0.6, color=COLOURS[family], linewidth=0, rasterized=True)
+        if amounts:
+            low, high = min(amounts), float(np.quantile(amounts, 0.95))
+            right.set_ylim(low - 0.05 * (high - low) - 1, high + 0.1 * (high - low) + 1)
+        kind = "peak_reserved_bytes" if reserved else "label"
+        right.set(title=f"{family}: the smallest jobs", ylabel=f"{kind}, MiB")
+        right.set_xlabel("weights, gradients, optimizer state and activations, MiB")
+        right.grid(axis="y", linewidth=0.4)
+    return figure
+
+
+def context_figure(families: Families) -> Figure | None:
+    """Context bytes of every family, or ``None`` where no row tells them."""
+    known = {family: [one.context_bytes / MIB for one in rows if one.context_bytes] for family, rows in families.items()}
+    known = {family: values for family, values in known.items() if values}
+    if not known:
+        return None
+    figure, panels = _stack(known, 1.9)
+    edges = np.histogram_bin_edges(np.concatenate([np.asarray(each) for each in known.values()]), bins=60)
+    for axes, (family, values) in zip(panels, known.items(), strict=True):
+        axes.hist(values, bins=edges, color=COLOURS[family])
+        axes.axvline(float(np.median(values)), color="black", linestyle="--", linewidth=1)
+        axes.set(title=f"{family}: median {np.median(values):,.0f} MiB (dashed)", ylabel="rows")
+    panels[-1].set_xlabel("context_bytes: process less reserved after the last step, MiB")
+    return figure
+
+
+def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figure:
+    """Principal components and t-SNE of the feature vectors of at most 1,000 rows, coloured by bin; out of memory are crosses."""
+    from matplotlib import colormaps
+    from matplotlib.lines import Line2D
+
+    chosen = [one for one in rows if one.status in ("ok", "oom")]
+    if len(chosen) > MAP_ROWS:
+        picked = np.random.default_rng(seed).choice(len(chosen), MAP_ROWS, replace=False)
+        chosen = [chosen[index] for index in sorted(picked)]
+    labels = np.array([one.label_bytes or 0 for one in chosen], dtype=np.float64)
+    fits = labels > 0
+    edges = map_edges(labels[fits]) if fits.any() else np.array([GIB, 2.0 * GIB])
+    bins = np.digitize(labels[fits], edges) - 1
+    points = standardised_features([one.job for one in chosen])
+    components, shares = principal_components(points)
+    figure = _figure(13.0, 5.4)
+    titles = (f"{family}: principal components ({shares.sum():.0%} of the variance)", f"{family}: t-SNE")
+    top = len(edges) - 2
+    for axes, places, title in zip(figure.subplots(1, 2), (components, tsne(points, seed)), titles, strict=True):
+        axes.scatter(*places[fits].T, c=bins, cmap="cividis", vmin=0, vmax=max(1, top), s=10, linewidth=0)
+        axes.scatter(*places[~fits].T, marker="x", color=OOM_COLOUR, s=14, linewidth=0.9)
+        axes.set(title=title, xticks=[], yticks=[])
+    colour = colormaps["cividis"]
+    keys = [
+        Line2D(
+            [],
+            [],
+            marker="o",
+            linestyle="",
+            color=colour(each / max(1, top)),
+            label=f"{_amount(edges[each])} – {_amount(edges[each + 1])}",
+        )
+        for each in sorted(set(bins.tolist()))
+    ]
+    if not fits.all():
+        keys.append(Line2D([], [], marker="x", linestyle="", color=OOM_COLOUR, label="out of memory"))
+    figure.legend(handles=keys, loc="outside right upper", frameon=False, title="label")
+    return figure
+
+
+def map_edges(label_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Edges of bins that double in width, or grow by the square root of two where that gives fewer than four."""
+    low, high = np.floor(np.log2(label_bytes.min())), np.log2(label_bytes.max())
+    step = 1.0 if high - low > _FEW_OCTAVES else 0.5
+    edges: NDArray[np.float64] = 2.0 ** np.arange(low, high + step, step)
+    return edges
+
+
+def _bound(one: Measurement) -> int:
+    """What a job that ran out of memory was seen to exceed; 0 for all others."""
+    return one.capacity_bytes if one.status == "oom" else 0
+
+
+def _tensor_bytes(one: Measurement) -> int:
+    job = one.job
+    assert job.total_activations is not None
+    return training_state_bytes(one)[1] + job.total_activations * job.batch_size * ELEMENT_BYTES[job.precision].activation
+
+
+def _thinned(rows: Sequence[Measurement]) -> Sequence[Measurement]:
+    return rows[:: -(-len(rows) // _MAX_POINTS)] if rows else rows
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _stack(families: Mapping[str, object], height: float) -> tuple[Figure, NDArray[Any]]:
+    """One panel per family, one below the other, on a shared horizontal axis."""
+    figure = _figure(13.0, 0.7 + height * len(families))
+    return figure, figure.subplots(len(families), 1, sharex=True, squeeze=False)[:, 0]
+
+
+def _memory_axis(axes: Axes, low: float, high: float) -> None:
+    """Octaves written out on an axis that counts in binary logarithms."""
+    octaves = range(int(np.ceil(low)), int(np.floor(high)) + 1)
+    axes.set_xticks(list(octaves), [_amount(2.0**octave) for octave in octaves])
+
+
+def _log_memory(axis: Any, limits: tuple[float, float]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    few = limits[1] < 16 * limits[0]
+    axis.set_major_locator(LogLocator(base=2, subs=(1.0, 1.25, 1.5) if few else (1.0,), numticks=9))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _amount(value)))
+
+
+def _amount(value_bytes: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
+        if value_bytes >= unit:
+            return f"{value_bytes / unit:.3g} {name}"
+    return f"{value_bytes:g} B"

@@ -1,0 +1,205 @@
+"""Joins datasets of several GPUs, hosts and campaigns into one, so that every job stands in it once and nothing is averaged.
+
+A row that is there twice is taken once.  A job that was measured again with the same outcome keeps its most telling row.
+Two rows that contradict each other are never settled silently: the caller says what to keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import STATUSES, Measurement, identity
+from gpumemnet.units import MIB, format_bytes
+
+LABEL_TOLERANCE_BYTES: Final = 2 * MIB
+"""Labels of the same job on the same GPU and software agree within this: one small segment of the caching allocator."""
+HISTORY_FOLDER: Final = "history"
+
+
+class Keep(StrEnum):
+    """What is kept of rows that contradict each other."""
+
+    FIRST = "first"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measurement and the place that it was read from; ``number`` counts from 1."""
+
+    source: Path
+    number: int
+    measurement: Measurement
+
+    def __str__(self) -> str:
+        return f"{self.source} row {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two rows of one job, GPU and software that cannot both be true."""
+
+    first: Row
+    second: Row
+
+    def __str__(self) -> str:
+        return f"{self.first} ({_outcome(self.first)}) contradicts {self.second} ({_outcome(self.second)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        read, written: rows of the sources, and of the result.
+        exact: rows left out because they were there already, in every field.
+        repeats: rows left out because the same job was measured again and they tell nothing else.
+        conflicts: contradictions that ``keep`` settled.
+        histories: recorded allocator histories that came along.
+        lost_histories: rows whose recorded history did not lie beside their dataset; they name none any more.
+    """
+
+    read: int
+    written: int
+    exact: int
+    repeats: int
+    conflicts: tuple[Conflict, ...]
+    histories: int
+    lost_histories: int
+
+
+class ConflictError(DatasetError):
+    """Rows contradict each other, and nobody has said which to keep; ``conflicts`` lists them."""
+
+    def __init__(self, conflicts: Sequence[Conflict]) -> None:
+        self.conflicts = tuple(conflicts)
+        super().__init__(
+            f"{len(conflicts):,} rows contradict another measurement of the same job, GPU and software, nothing was written: "
+            "measure those jobs again, or give --keep first or --keep all"
+        )
+
+
+def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None) -> Merged:
+    """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and holds the old file or the new.
+
+    Rows of the same job, GPU model and software (:func:`~gpumemnet.measurement.identity`) contradict each other when their
+    labels are more than 2 MiB apart, or when one ran out of memory where another needed less.
+
+    Args:
+        sources: datasets; all are read before anything is written.
+        out: Parquet file to write; recorded histories go to ``history/`` beside it, named by their content.
+        keep: ``None`` refuses contradictions; :attr:`Keep.FIRST` takes the row that comes first; :attr:`Keep.ALL` keeps
+            these and also repeats that agree.
+
+    Raises:
+        ConflictError: on contradictions, when ``keep`` is ``None``.
+        DatasetError: when a source cannot be read, or the result cannot be written.
+    """
+    rows = [Row(path, number, one) for path in sources for number, one in enumerate(read_dataset(path), start=1)]
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(identity(row.measurement), []).append(row)
+    kept: set[int] = set()
+    conflicts: list[Conflict] = []
+    exact = 0
+    for group in groups.values():
+        distinct = _distinct(group)
+        exact += len(group) - len(distinct)
+        best = min(distinct, key=_rank)
+        against = [row for row in distinct if _contradicts(best.measurement, row.measurement)]
+        conflicts += [Conflict(best, row) for row in against]
+        first = next(row for row in distinct if row is best or row in against)
+        kept.update(id(row) for row in (distinct if keep is Keep.ALL else [first]))
+    if conflicts and keep is None:
+        raise ConflictError(conflicts)
+    histories = _Histories(out.parent)
+    written = write_dataset(out, (histories.carry(row) for row in rows if id(row) in kept))
+    repeats = len(rows) - exact - written - (len(conflicts) if keep is Keep.FIRST else 0)
+    return Merged(len(rows), written, exact, repeats, tuple(conflicts), histories.carried, histories.lost)
+
+
+def _distinct(group: Iterable[Row]) -> list[Row]:
+    """Rows without those that equal an earlier one in all but the place of their history; one that has a history stays."""
+    distinct: list[Row] = []
+    seen: list[Measurement] = []
+    for row in group:
+        bare = replace(row.measurement, history=None)
+        if bare not in seen:
+            seen.append(bare)
+            distinct.append(row)
+        elif row.measurement.history and not distinct[seen.index(bare)].measurement.history:
+            distinct[seen.index(bare)] = row
+    return distinct
+
+
+def _rank(row: Row) -> tuple[int, int]:
+    """Smallest for the row that tells most: a label, then the highest bound that a job was seen to break."""
+    one = row.measurement
+    return STATUSES.index(one.status), -one.capacity_bytes if one.status == "oom" else 0
+
+
+def _contradicts(best: Measurement, other: Measurement) -> bool:
+    """Whether ``other``, which tells no more than ``best``, cannot be true beside it."""
+    label = best.label_bytes
+    if label is None:
+        return False
+    if other.label_bytes is not None:
+        return abs(other.label_bytes - label) > LABEL_TOLERANCE_BYTES
+    return other.status == "oom" and label + LABEL_TOLERANCE_BYTES < other.capacity_bytes
+
+
+def _outcome(row: Row) -> str:
+    one = row.measurement
+    if one.label_bytes is not None:
+        return format_bytes(one.label_bytes)
+    return f"out of memory with {format_bytes(one.capacity_bytes)} free" if one.status == "oom" else one.status
+
+
+class _Histories:
+    """Copies recorded allocator histories to the merged dataset's folder and counts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.carried = 0
+        self.lost = 0
+        self._folder = folder
+
+    def carry(self, row: Row) -> Measurement:
+        """The row's measurement, naming its history at its new place."""
+        one = row.measurement
+        if one.history is None:
+            return one
+        home = row.source.parent.resolve()
+        path = (home / one.history).resolve()
+        if not path.is_relative_to(home):
+            raise DatasetError(f"{row} names a history outside its folder: {one.history[:100]!r}")
+        try:
+            data = path.read_bytes()
+        except OSError:
+            self.lost += 1
+            return replace(one, history=None)
+        name = f"{HISTORY_FOLDER}/{hashlib.sha256(data).hexdigest()[:16]}.json.gz"
+        self._write(self._folder / name, data)
+        self.carried += 1
+        return replace(one, history=name)
+
+    def _write(self, target: Path, data: bytes) -> None:
+        if target.exists():
+            return
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            target.parent.mkdir(exist_ok=True)
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except OSError as error:
+            raise DatasetError(f"{target} cannot be written: {error.strerror}") from None

@@ -1,0 +1,212 @@
+"""Measures on all GPUs of a Ray cluster: one actor per GPU, each running the local engine on its share of the jobs.
+
+Measurements travel back as they are finished, and only the process that was started by the user writes the campaign's
+folder; so a host that is lost costs no finished row, and the next run measures what was left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import dataset_builder
+import gpumemnet
+from dataset_builder.campaign import Tally
+from dataset_builder.engines import LocalEngine, MeterSource, Show
+from dataset_builder.forkserver import CHILD
+from dataset_builder.nvml import visible_meters
+from dataset_builder.planned import PlannedJob, parse_planned
+from dataset_builder.pool import Record, RunSettings
+from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError, MissingExtraError
+from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
+
+_START_SECONDS: Final = 60.0
+_POLL_SECONDS: Final = 0.2
+_GRACE_SECONDS: Final = 15.0
+_LOG_BYTES: Final = 2**16
+
+
+class RayEngine:
+    """The free GPUs of the Ray cluster that ``RAY_ADDRESS`` names, of the one running here, or of a new one on this machine.
+
+    Args:
+        enable_accounting, meters, child: as for :class:`~dataset_builder.engines.LocalEngine`, on every host.
+
+    Raises:
+        MissingExtraError: when Ray is not installed.
+        MeasurementError: when the cluster has no free GPU, or the readings of one cannot be trusted.
+    """
+
+    def __init__(self, enable_accounting: bool = False, meters: MeterSource = visible_meters, child: str = CHILD) -> None:
+        self._ray = _ray()
+        self._connected = not self._ray.is_initialized()
+        if self._connected:
+            self._connect()
+        self._actors: list[Any] = []
+        self._bytes: list[int] = []
+        try:
+            self._hold_gpus(enable_accounting, meters, child)
+        except BaseException:
+            self._release()
+            raise
+
+    def _connect(self) -> None:
+        packages = [str(Path(each).parent) for each in (dataset_builder.__file__, gpumemnet.__file__) if each]
+        environment = {"py_modules": packages, "excludes": ["datasets"]}
+        try:
+            self._ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise MeasurementError(
+                f"the Ray cluster cannot be reached ({reason[0][:200]}): RAY_ADDRESS names it, and a cluster with token "
+                "authentication wants its token on this machine too"
+            ) from None
+
+    def _hold_gpus(self, enable_accounting: bool, meters: MeterSource, child: str) -> None:
+        count = int(self._ray.cluster_resources().get("GPU", 0))
+        if count == 0:
+            raise MeasurementError("nothing can be measured here: the Ray cluster has no GPU")
+        worker = self._ray.remote(num_gpus=1, num_cpus=0)(_GpuWorker)
+        self._actors = [worker.remote(enable_accounting, meters, child) for _ in range(count)]
+        asked = {actor.total_bytes.remote(): actor for actor in self._actors}
+        ready, late = self._ray.wait(list(asked), num_returns=count, timeout=_START_SECONDS)
+        for each in late:  # another user of the cluster has this GPU
+            self._ray.kill(asked[each])
+        self._actors = [asked[each] for each in ready]
+        answers = [self._answer(each) for each in ready]
+        self._bytes = [each for each in answers if isinstance(each, int)]
+        if len(self._bytes) < len(answers):
+            raise MeasurementError(str(next(each for each in answers if not isinstance(each, int))))
+        if not self._bytes:
+            raise MeasurementError(f"none of the Ray cluster's {count} GPUs became free in {_START_SECONDS:.0f} s")
+
+    def __enter__(self) -> RayEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for actor in self._actors:
+            self._ray.kill(actor)  # its fork server and children die with it
+        if self._connected:
+            self._ray.shutdown()
+
+    def smallest_bytes(self) -> int:
+        """Memory of the smallest GPU."""
+        return min(self._bytes)
+
+    def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
+        """Measure ``planned``; see :meth:`~dataset_builder.engines.Engine.measure`.  The tally's running jobs are GPUs here."""
+        from ray.util.queue import Queue
+
+        results = Queue(actor_options={"num_cpus": 0})
+        jobs = {job.key: job for job in planned}
+        left = None if tally.budget_seconds is None else tally.budget_seconds - tally.elapsed_seconds
+        end = None if left is None else time.time() + left
+        shards = [[job.to_dict() for job in planned[index :: len(self._actors)]] for index in range(len(self._actors))]
+        pending = [
+            actor.measure.remote(shard, settings, end, results)
+            for actor, shard in zip(self._actors, shards, strict=True)
+            if shard
+        ]
+        count = len(pending)
+        troubles: list[str] = []
+        while pending and (end is None or time.time() < end + _GRACE_SECONDS):
+            done, pending = self._ray.wait(pending, timeout=_POLL_SECONDS)
+            while not results.empty():  # a worker's rows are all in here before its task is done
+                key, row, history = results.get()
+                measurement = measurement_from_dict(row)
+                _keep_history(settings.folder, measurement, history)
+                record(jobs[key], measurement)
+                tally.statuses[measurement.status] += 1
+            troubles += [trouble for each in done if (trouble := self._finish(each, settings.folder)) is not None]
+            tally.running = len(pending)
+            show(tally)
+        if troubles:
+            raise MeasurementError(f"{len(troubles)} of {count} GPUs stopped early: {troubles[0]}")
+
+    def _finish(self, task: Any, folder: Path) -> str | None:
+        """Keep the log of an ended task; what went wrong with it, if anything did."""
+        answer = self._answer(task)
+        if isinstance(answer, str):
+            return f"{answer}; every finished measurement is kept: run the same command again"
+        trouble, log = answer
+        if log:
+            with (folder / "children.log").open("ab") as file:
+                file.write(log)
+        return None if trouble is None else str(trouble)
+
+    def _answer(self, reference: Any) -> Any:
+        """The result of a call, or a sentence when its host or process is lost."""
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            return f"a process of the Ray cluster was lost ({type(error).__name__})"
+
+
+class _GpuWorker:
+    """The actor that holds one GPU; Ray sets ``CUDA_VISIBLE_DEVICES`` for it."""
+
+    def __init__(self, enable_accounting: bool, meters: MeterSource, child: str) -> None:
+        self._make: Callable[[], LocalEngine] = lambda: LocalEngine(enable_accounting, meters, child)
+
+    def total_bytes(self) -> int | str:
+        """The GPU's memory, or the sentence that says why it cannot be used."""
+        try:
+            return self._make().smallest_bytes()
+        except GpumemnetError as error:
+            return str(error)
+
+    def measure(
+        self, shard: list[dict[str, Any]], settings: RunSettings, end: float | None, results: Any
+    ) -> tuple[str | None, bytes]:
+        """Measure ``shard``, and put key, row and recorded history of every finished job into ``results``.
+
+        Returns the sentence that says why it stopped early, if it did, and the end of its children's log.
+        """
+        planned = [parse_planned(each) for each in shard]
+        budget = None if end is None else end - time.time()
+        tally = Tally(len(planned), 0, time.monotonic(), budget)
+        with tempfile.TemporaryDirectory(prefix="campaign-") as name:
+            folder = Path(name)
+
+            def record(job: PlannedJob, measurement: Measurement) -> None:
+                history = None if measurement.history is None else (folder / measurement.history).read_bytes()
+                results.put((job.key, measurement_to_dict(measurement), history))
+
+            trouble = None
+            try:
+                with self._make() as engine:
+                    engine.measure(planned, record, replace(settings, folder=folder), tally, lambda _: None)
+            except GpumemnetError as error:
+                trouble = str(error)
+            log = folder / "children.log"
+            return trouble, log.read_bytes()[-_LOG_BYTES:] if log.exists() else b""
+
+
+def _keep_history(folder: Path, measurement: Measurement, history: bytes | None) -> None:
+    if measurement.history is None or history is None:
+        return
+    path = folder / measurement.history
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(history)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "--engine ray") from None
+    return ray

@@ -1,0 +1,88 @@
+"""Splits a dataset by architecture, never by row: rows of one network that differ in batch alone would tell the answer.
+
+A fold is a hash of the architecture's key and a seed, so it never changes when rows are added, on whatever host they were
+measured.  Real models (recipe ``zoo``) test how estimators generalise and belong to no fold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import Measurement
+
+TEST_ONLY_RECIPES: Final = frozenset({"zoo"})
+SPLIT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which fold every architecture of a dataset belongs to.
+
+    Attributes:
+        folds: number of folds.
+        seed: of the hash.
+        fold_of: ``architecture_key`` → fold, from 0.
+        test_only: keys of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no fold.
+    """
+
+    folds: int
+    seed: int
+    fold_of: dict[str, int]
+    test_only: frozenset[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "version": SPLIT_VERSION,
+            "folds": self.folds,
+            "seed": self.seed,
+            "fold_of": dict(sorted(self.fold_of.items())),
+            "test_only": sorted(self.test_only),
+        }
+
+
+def split_by_architecture(measurements: Iterable[Measurement], folds: int, seed: int) -> Split:
+    """The fold of every architecture; sizes are even up to chance, as befits a hash.
+
+    Args:
+        measurements: rows of a dataset.
+        folds: how many, at least 2.
+        seed: another seed is another split.
+
+    Raises:
+        DatasetError: when there are fewer than two folds.
+    """
+    if folds < 2:
+        raise DatasetError(f"a split needs at least 2 folds, not {folds}")
+    keys: set[str] = set()
+    test_only: set[str] = set()
+    for one in measurements:
+        (test_only if one.recipe in TEST_ONLY_RECIPES else keys).add(one.architecture_key)
+    return Split(folds, seed, {key: fold_of(key, folds, seed) for key in keys - test_only}, frozenset(test_only))
+
+
+def fold_of(architecture_key: str, folds: int, seed: int) -> int:
+    """The fold of one architecture, from 0."""
+    digest = hashlib.sha256(f"{seed}:{architecture_key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % folds
+
+
+def write_split(split: Split, path: Path) -> None:
+    """Write ``split`` as JSON, atomically.
+
+    Raises:
+        DatasetError: when it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(split.to_dict(), indent=1) + "\n", "utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,142 @@
+"""Datasets of several GPUs and hosts become one: nothing twice, nothing lost, no contradiction settled in silence."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dataset_builder.merge import ConflictError, Keep, merge_datasets
+from dataset_builder.validation import validate
+from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import Measurement
+from gpumemnet.units import GIB, MIB
+
+ROOT = Path(__file__).parents[2]
+
+
+def dataset(folder: Path, name: str, *rows: Measurement) -> Path:
+    path = folder / name / "dataset.parquet"
+    path.parent.mkdir(exist_ok=True)
+    write_dataset(path, rows)
+    return path
+
+
+def larger(measurement: Measurement, by_bytes: int) -> Measurement:
+    return replace(measurement, peak_process_bytes=(measurement.peak_process_bytes or 0) + by_bytes)
+
+
+def test_two_gpus_and_what_is_there_twice(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+    other_gpu = larger(replace(measurement, gpu="another"), 100 * MIB)
+    other_batch = replace(oom, job=replace(oom.job, batch_size=999))
+    again = replace(larger(measurement, 2 * MIB), seconds=9.0, neighbours=0)
+    one = dataset(tmp_path, "one", measurement, other_batch)
+    two = dataset(tmp_path, "two", measurement, other_gpu, again)
+    merged = merge_datasets([one, two], tmp_path / "all.parquet")
+    assert read_dataset(tmp_path / "all.parquet") == [measurement, other_batch, other_gpu]
+    assert (merged.read, merged.written, merged.exact, merged.repeats) == (5, 3, 1, 1)
+    assert not [finding for finding in validate(read_dataset(tmp_path / "all.parquet")) if finding.rule == "duplicate"]
+
+
+def test_it_is_idempotent_and_may_write_onto_a_source(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+    one, two = dataset(tmp_path, "one", measurement), dataset(tmp_path, "two", replace(oom, gpu="another"))
+    out = tmp_path / "all.parquet"
+    merge_datasets([one, two], out)
+    first = out.read_bytes()
+    merge_datasets([out, one, two, two], out)
+    assert out.read_bytes() == first
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(Keep.FIRST, [0, 2]), (Keep.ALL, [0, 1, 2])])
+def test_contradictions_are_refused_until_the_caller_decides(
+    tmp_path: Path, measurement: Measurement, keep: Keep, kept: list[int]
+) -> None:
+    rows = [measurement, larger(measurement, 2 * MIB + 1), replace(measurement, torch="2.12.0")]
+    one, two = dataset(tmp_path, "one", rows[0], rows[2]), dataset(tmp_path, "two", rows[1])
+    out = tmp_path / "all.parquet"
+    with pytest.raises(ConflictError, match="nothing was written") as caught:
+        merge_datasets([one, two], out)
+    assert not out.exists()
+    [conflict] = caught.value.conflicts
+    assert str(conflict) == f"{one} row 1 (600 MiB) contradicts {two} row 1 (602 MiB)"
+    merged = merge_datasets([one, two], out, keep)
+    assert sorted(map(rows.index, read_dataset(out))) == kept
+    assert merged.repeats == 0
+    assert len(merged.conflicts) == 1
+
+
+def test_out_of_memory_beside_a_label(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+    fits_elsewhere = replace(oom, capacity_bytes=GIB // 2)
+    timeout = replace(oom, status="timeout", reason="slow")
+    merged = merge_datasets([dataset(tmp_path, "a", timeout, fits_elsewhere, measurement)], tmp_path / "all.parquet")
+    assert read_dataset(tmp_path / "all.parquet") == [measurement], "the label tells most"
+    assert merged.repeats == 2
+    higher = replace(oom, capacity_bytes=70 * GIB)
+    merge_datasets([dataset(tmp_path, "b", timeout, fits_elsewhere, higher)], tmp_path / "all.parquet")
+    assert read_dataset(tmp_path / "all.parquet") == [higher], "the highest bound"
+    with pytest.raises(ConflictError, match="1 rows contradict") as caught:
+        merge_datasets([dataset(tmp_path, "c", measurement, oom)], tmp_path / "all.parquet")
+    assert "(600 MiB) contradicts" in str(caught.value.conflicts[0])
+    assert "out of memory with 80.0 GiB free" in str(caught.value.conflicts[0])
+
+
+def test_recorded_histories_come_along(tmp_path: Path, measurement: Measurement) -> None:
+    with_history = replace(measurement, history="history/k.json.gz")
+    elsewhere = replace(with_history, gpu="another")
+    gone = replace(with_history, gpu="a third")
+    one, two = dataset(tmp_path, "one", replace(measurement, seed=7), gone), dataset(tmp_path, "two", with_history, elsewhere)
+    (tmp_path / "two/history").mkdir()
+    (tmp_path / "two/history/k.json.gz").write_bytes(gzip.compress(b"{}", mtime=0))
+    out = tmp_path / "out" / "all.parquet"
+    out.parent.mkdir()
+    merged = merge_datasets([one, two], out)
+    assert (merged.exact, merged.histories, merged.lost_histories) == (1, 2, 1)
+    rows = {row.gpu: row for row in read_dataset(out)}
+    for gpu in ("NVIDIA Example", "another"):
+        assert gzip.decompress((out.parent / str(rows[gpu].history)).read_bytes()) == b"{}"
+    assert rows["a third"].history is None
+    again = merge_datasets([out, two], out)
+    assert (again.written, again.histories, again.lost_histories) == (3, 2, 0)
+    assert len(list((out.parent / "history").iterdir())) == 1
+
+
+@pytest.mark.parametrize("history", ["../secret", "/etc/hostname"])
+def test_a_history_outside_its_folder_is_refused(tmp_path: Path, measurement: Measurement, history: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    source = dataset(tmp_path, "one", replace(measurement, history=history))
+    with pytest.raises(DatasetError, match="row 1 names a history outside its folder"):
+        merge_datasets([source], tmp_path / "all.parquet")
+    assert not (tmp_path / "all.parquet").exists()
+
+
+def test_sources_that_cannot_be_read_leave_the_old_file(tmp_path: Path, measurement: Measurement) -> None:
+    out = tmp_path / "all.parquet"
+    write_dataset(out, [measurement])
+    before = out.read_bytes()
+    (tmp_path / "bad.parquet").write_bytes(before[:-20])
+    with pytest.raises(DatasetError, match="no whole Parquet file"):
+        merge_datasets([out, tmp_path / "bad.parquet"], out)
+    assert out.read_bytes() == before
+
+
+def test_the_command(tmp_path: Path, measurement: Measurement) -> None:
+    one, two = dataset(tmp_path, "one", measurement), dataset(tmp_path, "two", larger(measurement, GIB))
+    out = tmp_path / "all.parquet"
+
+    def run(*extra: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dataset_builder", "merge", str(one), str(two), "--out", str(out), *extra]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    refused = run()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    conflict, error = refused.stderr.splitlines()
+    assert conflict.startswith(f"{one} row 1")
+    assert error.startswith("error: 1 rows contradict")
+    done = run("--keep", "first")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"1 of 2 rows written to {out}: 0 were there already, 0 repeated a job, 1 contradicted another")
