@@ -125,7 +125,7 @@ def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("style", space.STYLES)
 def test_the_job_is_what_the_network_runs(style: str) -> None:
-    @settings(max_examples=4, deadline=None)
+    @settings(max_examples=3, deadline=None)
     @given(architectures(style), st.floats(0.0, 0.99), st.booleans(), st.integers(1, 2))
     def check(architecture: CnnArchitecture, frozen_share: float, channels_last: bool, samples: int) -> None:
         options = Options(batch_size=samples, frozen_share=frozen_share, channels_last=channels_last)
@@ -159,7 +159,7 @@ def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[
 
 def test_sampled_networks_are_what_they_say(jobs: list[PlannedJob]) -> None:
     short = [job for job in jobs if len(training_job(job).layers) < 100]
-    for job in short[:6]:
+    for job in short[:4]:
         check_job(replace(job, options=replace(job.options, batch_size=2)))
 
 
@@ -218,11 +218,13 @@ def test_no_choice_is_overcrowded(jobs: list[PlannedJob]) -> None:
         assert counts.most_common(1)[0][1] <= 1.5 * len(values) / choices, (name, counts)
 
 
+# No strided 1 × 1 convolution in bf16 and channels_last: on some CPUs oneDNN's backward writes past its buffer.
 RUNS = {
     "fp32": ({"norm": "batch_norm", "activation": "relu6", "downsampling": "strided"}, {"frozen_share": 0.25}),
     "amp_bf16": (
-        {"norm": "layer_norm", "activation": "silu", "squeeze_excitation": True, "head": "hidden", "upsampling": "nearest"},
-        {"checkpointing": "every_block", "channels_last": True, "gradient_accumulation": 2},
+        {"norm": "layer_norm", "activation": "silu", "squeeze_excitation": True, "head": "hidden", "upsampling": "nearest"}
+        | {"stem": "patch", "downsampling": "avg_pool"},
+        {"checkpointing": "every_block", "channels_last": True},
     ),
     "bf16": (
         {"norm": "none", "activation": "elu", "stem": "pooled", "downsampling": "max_pool", "head": "flattened"}
@@ -288,7 +290,7 @@ def test_checkpointing_gives_the_same_gradients() -> None:
         assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6), style
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_an_architecture_survives_json(data: st.DataObject) -> None:
     architecture = data.draw(architectures(data.draw(st.sampled_from(space.STYLES))))
