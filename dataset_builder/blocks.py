@@ -39,7 +39,13 @@ class Residual(nn.Module):
 
 
 def checkpoint_blocks(network: nn.Module) -> None:
-    """Recompute every block of ``network`` in the backward pass."""
-    for module in network.modules():
-        if isinstance(module, Blocks):
-            module.checkpointing = True
+    """Recompute every block of ``network`` in the backward pass.
+
+    Raises:
+        RuntimeError: when it has none, as a network of somebody else's: its row would say ``every_block`` and mean nothing.
+    """
+    stacks = [module for module in network.modules() if isinstance(module, Blocks)]
+    if not stacks:
+        raise RuntimeError("this network has no blocks to checkpoint: leave checkpointing 'none' in its recipe")
+    for stack in stacks:
+        stack.checkpointing = True

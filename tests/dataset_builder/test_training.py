@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from dataset_builder.blocks import checkpoint_blocks
 from dataset_builder.families import mlp
 from dataset_builder.options import Options, option_obstacle
 from dataset_builder.planned import PlannedJob
@@ -27,6 +28,11 @@ ARCHITECTURE = mlp.MlpArchitecture(
 
 def planned(**options: object) -> PlannedJob:
     return PlannedJob("mlp", ARCHITECTURE, Options(**{"batch_size": 4, **options}))  # type: ignore[arg-type]
+
+
+def test_a_network_without_blocks_is_not_called_checkpointed() -> None:
+    with pytest.raises(RuntimeError, match="has no blocks to checkpoint"):
+        checkpoint_blocks(torch.nn.Sequential(torch.nn.Linear(2, 2)))
 
 
 COMBINATIONS = [
