@@ -44,33 +44,40 @@ def _packed(size: float) -> tuple[int, float]:
     return (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
 
 
-def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
-    """One row of :func:`gpumemnet.features.feature_matrix`."""
-    element = ELEMENT_BYTES[job.precision]
-    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-    parameters, share, activations = job.total_parameters, job.trainable_share, job.total_activations
-    assert parameters is not None
-    assert activations is not None
-    trainable_bytes = parameters * share * element.weight
-    input_bytes = job.batch_size * job.input_elements * element.inputs
-    row = [
+def known_amounts(job: TrainingJob) -> list[float]:
+    """The columns of :data:`gpumemnet.features.TOTAL_COLUMNS` that the job states, up to ``is_cudnn_benchmark``."""
+    assert job.total_parameters is not None
+    assert job.total_activations is not None
+    return [
         job.batch_size,
         job.input_elements,
-        parameters,
-        share,
-        activations,
+        job.total_parameters,
+        job.trainable_share,
+        job.total_activations,
         job.sequence_length or 0,
         job.gradient_accumulation,
         job.checkpointing != "none",
         job.channels_last,
         job.cudnn_benchmark,
+    ]
+
+
+def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
+    """One row of :func:`gpumemnet.features.feature_matrix`."""
+    element = ELEMENT_BYTES[job.precision]
+    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    row = known_amounts(job)
+    _, _, parameters, share, activations, *_ = row
+    trainable_bytes = parameters * share * element.weight
+    input_bytes = job.batch_size * job.input_elements * element.inputs
+    row += (
         parameters * (element.weight + element.weight_copy),
         trainable_bytes,
         trainable_bytes * copies.state,
         trainable_bytes * copies.temporary,
         input_bytes,
         activations * job.batch_size * element.activation,
-    ]
+    )
     return row + (_layer_features(job, input_bytes, blas_workspace_bytes) if job.layers else _NO_LAYERS)
 
 

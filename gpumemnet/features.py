@@ -25,7 +25,7 @@ from gpumemnet.closed_form import (
     closed_form,
     job_columns,
 )
-from gpumemnet.feature_row import feature_row
+from gpumemnet.feature_row import feature_row, known_amounts
 from gpumemnet.job import TrainingJob
 from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
@@ -121,21 +121,7 @@ def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> N
 
 
 def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], columns: NDArray[np.float64]) -> None:
-    matrix[:, :10] = [
-        (
-            job.batch_size,
-            job.input_elements,
-            job.total_parameters,
-            job.trainable_share,
-            job.total_activations,
-            job.sequence_length or 0,
-            job.gradient_accumulation,
-            job.checkpointing != "none",
-            job.channels_last,
-            job.cudnn_benchmark,
-        )
-        for job in jobs
-    ]
+    matrix[:, :10] = [known_amounts(job) for job in jobs]
     batch_size, _, weight_bytes, activation_bytes, copy_bytes, state_copies, temporary_copies, _, _, input_bytes = columns
     matrix[:, 10] = matrix[:, 2] * (weight_bytes + copy_bytes)
     matrix[:, 11] = matrix[:, 2] * matrix[:, 3] * weight_bytes
