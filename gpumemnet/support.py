@@ -29,6 +29,7 @@ class Support:
     def __init__(self, card: BundleCard) -> None:
         self._options = tuple((field, frozenset(values)) for field, values in card.options.items())
         self._kinds = card.kinds
+        self._inside_kinds = card.kinds | ALIASES
         self._ranges = card.ranges
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
@@ -59,9 +60,10 @@ class Support:
         )
 
     def _kind_reasons(self, job: TrainingJob) -> tuple[str, ...]:
-        unseen = {layer.kind for layer in job.layers} - self._kinds - ALIASES
-        if not unseen:
+        kinds = {layer.kind for layer in job.layers}
+        if kinds <= self._inside_kinds:
             return ()
+        unseen = kinds - self._inside_kinds
         return (f"layers of kind {', '.join(sorted(unseen))[:200]}; the model was trained on {', '.join(sorted(self._kinds))}",)
 
     def _range_reasons(self, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> tuple[str, ...]:
