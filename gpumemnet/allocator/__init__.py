@@ -1,0 +1,25 @@
+"""PyTorch's CUDA caching allocator as a simulator: what a job reserves, from what it allocates and frees."""
+
+from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from gpumemnet.allocator.limit import smallest_limit
+from gpumemnet.allocator.replay import EMPTY_CACHE, Replay, replay
+from gpumemnet.allocator.report import Segment, SegmentBlock, Statistics
+from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings, parse_settings
+from gpumemnet.allocator.sizes import round_size, segment_size
+
+__all__ = [
+    "AllocatorSettings",
+    "CachingAllocator",
+    "DEFAULT_SETTINGS",
+    "EMPTY_CACHE",
+    "OutOfMemory",
+    "Replay",
+    "Segment",
+    "SegmentBlock",
+    "Statistics",
+    "parse_settings",
+    "replay",
+    "round_size",
+    "segment_size",
+    "smallest_limit",
+]

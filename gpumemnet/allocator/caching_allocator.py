@@ -1,0 +1,377 @@
+"""PyTorch's CUDA caching allocator without a GPU: the same blocks, segments and statistics for the same requests.
+
+A model of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.13).  Not modelled, because a single
+training process without them behaves the same: private pools (CUDA graphs, ``MemPool``), blocks that wait for another stream
+after ``record_stream``, a change of settings while it runs, and the fragmentation of physical memory below the driver.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+
+from gpumemnet.allocator.addresses import AddressSpace, LowestFreeAddress
+from gpumemnet.allocator.blocks import ADDRESS_BITS, GONE, IN_USE, Block, Pool, edge_block
+from gpumemnet.allocator.expandable import ExpandableSegments
+from gpumemnet.allocator.report import Segment, Statistics, segments_of
+from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+from gpumemnet.allocator.sizes import MINIMUM_BLOCK_BYTES, SMALL_BYTES, round_size, segment_size
+from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.units import format_bytes
+
+_UNLIMITED = 1 << 62
+
+
+class OutOfMemory(GpumemnetError):
+    """A request does not fit, not even after the cache has been released.
+
+    Attributes:
+        requested_bytes: what was asked for.
+        reserved_bytes: what all segments hold.
+        allocated_bytes: what all allocated blocks hold.
+        event: in a replay, the index of the event that failed.
+    """
+
+    def __init__(self, requested_bytes: int, reserved_bytes: int, allocated_bytes: int, event: int | None = None) -> None:
+        self.requested_bytes = requested_bytes
+        self.reserved_bytes = reserved_bytes
+        self.allocated_bytes = allocated_bytes
+        self.event = event
+        super().__init__(
+            f"out of memory: {format_bytes(requested_bytes)} do not fit beside {format_bytes(reserved_bytes)} that are reserved, "
+            f"{format_bytes(allocated_bytes)} of them allocated"
+        )
+
+    def __reduce__(self) -> tuple[type[OutOfMemory], tuple[int, int, int, int | None]]:
+        return type(self), (self.requested_bytes, self.reserved_bytes, self.allocated_bytes, self.event)
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Args:
+        settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
+        capacity_bytes: how much memory the driver has for segments, or ``None`` without a limit.
+        device_bytes: total memory of the device, of which ``per_process_memory_fraction`` is taken; by default the capacity.
+        addresses: where segments lie, see :mod:`gpumemnet.allocator.addresses`.
+
+    Attributes:
+        allocated_bytes, requested_bytes, reserved_bytes: block sizes; what was asked for; segment sizes.
+        peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima since the last :meth:`reset_peaks`.
+        alloc_retries: how often the whole cache was released because a segment did not fit.
+        ooms: how often a request failed.
+
+    Raises:
+        InvalidRequestError: a memory fraction without a device of known size.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings = DEFAULT_SETTINGS,
+        capacity_bytes: int | None = None,
+        *,
+        device_bytes: int | None = None,
+        addresses: AddressSpace | None = None,
+    ) -> None:
+        device_bytes = capacity_bytes if device_bytes is None else device_bytes
+        fraction = settings.per_process_memory_fraction
+        if fraction < 1 and device_bytes is None:
+            raise InvalidRequestError(
+                "needs the device's memory: pass capacity_bytes or device_bytes", "per_process_memory_fraction"
+            )
+        self._capacity_bytes = capacity_bytes
+        self._allowed_bytes = int(fraction * device_bytes) if fraction < 1 and device_bytes is not None else None
+        self._throws_early = settings.throw_on_cudamalloc_oom
+        self._collect_above_bytes = (
+            int(settings.garbage_collection_threshold * self._allowed_bytes)
+            if settings.garbage_collection_threshold and self._allowed_bytes is not None and not settings.expandable_segments
+            else None
+        )
+        self._divisions = settings.roundup_power2_divisions
+        self._rounding_is_plain = max(self._divisions) <= 1
+        self._large_segment_bytes = settings.large_segment_bytes
+        self._max_split = settings.max_split_bytes or _UNLIMITED
+        self._non_split_slack = settings.max_non_split_rounding_bytes or settings.large_segment_bytes
+        self._addresses: AddressSpace = LowestFreeAddress() if addresses is None else addresses
+        self._pools: dict[int, tuple[Pool, Pool]] = {}
+        self._edge = edge_block()
+        self._expandable = (
+            ExpandableSegments(self._addresses, self._edge, device_bytes, settings.large_segment_bytes)
+            if settings.expandable_segments
+            else None
+        )
+        self._choice_is_plain = (
+            self._expandable is None and settings.max_split_bytes is None and self._collect_above_bytes is None
+        )
+        self._searches = 0  # in the large pools of all streams, counted for garbage collection
+        self._whole_free_bytes = 0  # free blocks that are whole segments: not "inactive split"
+        # PyTorch counts no block of an expandable segment as inactive split: a peak that nothing exceeds is never updated.
+        self._peak_inactive_split_bytes: float = math.inf if self._expandable else 0
+        self._small_segments = self._large_segments = 0
+        self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
+        self.alloc_retries = self.ooms = 0
+
+    # malloc and free run for every event of a trace: what Pool.add, Pool.remove and absorb_next do is written out in them.
+
+    def malloc(self, size_bytes: int, stream: int = 0) -> Block | None:
+        """Allocate; ``None`` for a request of zero bytes, which PyTorch answers without a block.
+
+        Raises:
+            OutOfMemory: capacity or memory fraction do not suffice.
+        """
+        if size_bytes <= 0:
+            if size_bytes < 0:
+                raise ValueError(f"size_bytes is negative: {size_bytes}")
+            return None
+        size = size_bytes + 511 & -512 if self._rounding_is_plain else round_size(size_bytes, self._divisions)
+        pools = self._pools.get(stream) or self._open_pools(stream)
+        pool = pools[size > SMALL_BYTES]
+        keys = pool.keys
+        position = bisect_left(keys, size << ADDRESS_BITS)
+        if not self._choice_is_plain:
+            position = self._choose(pool, size, position)
+        if position < len(keys):
+            block = pool.blocks.pop(keys[position])
+            del keys[position]
+            following = block.next
+            if block.previous is following:
+                self._whole_free_bytes -= block.size
+        else:
+            block = self._new_block(pool, size, size_bytes)
+            following = block.next
+        rest_size = block.size - size
+        if rest_size >= pool.least_rest and size < pool.split_below:
+            rest = Block(block.address + size, rest_size, pool)
+            rest.previous = block
+            rest.next = following
+            following.previous = block.next = rest
+            rest.key = key = rest_size << ADDRESS_BITS | rest.address
+            insort(keys, key)
+            pool.blocks[key] = rest
+            block.size = size
+        else:
+            size = block.size
+        block.key = IN_USE
+        block.requested_bytes = size_bytes
+        self.requested_bytes = requested = self.requested_bytes + size_bytes
+        if requested > self.peak_requested_bytes:
+            self.peak_requested_bytes = requested
+        self.allocated_bytes = allocated = self.allocated_bytes + size
+        if allocated > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = allocated
+        inactive_split = self.reserved_bytes - allocated - self._whole_free_bytes
+        if inactive_split > self._peak_inactive_split_bytes:
+            self._peak_inactive_split_bytes = inactive_split
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Give an allocation back; ``None`` (of zero bytes) is nothing to give back.
+
+        Raises:
+            ValueError: the block is not allocated.
+        """
+        if block is None:
+            return
+        if block.key:
+            raise ValueError("this block is not allocated")
+        size = block.size
+        self.allocated_bytes = allocated = self.allocated_bytes - size
+        self.requested_bytes -= block.requested_bytes
+        pool = block.pool
+        keys = pool.keys
+        blocks = pool.blocks
+        following = block.next
+        key = following.key
+        if key:
+            del keys[bisect_left(keys, key)], blocks[key]
+            following.key = GONE
+            size += following.size
+            block.next = following = following.next
+            following.previous = block
+        previous = block.previous
+        key = previous.key
+        if key:
+            del keys[bisect_left(keys, key)], blocks[key]
+            block.key = GONE
+            size += previous.size
+            previous.next = following
+            following.previous = previous
+            block = previous
+            previous = block.previous
+        block.size = size
+        block.born = self._searches
+        block.key = key = size << ADDRESS_BITS | block.address
+        insort(keys, key)
+        blocks[key] = block
+        if previous is following:
+            self._whole_free_bytes += size
+        inactive_split = self.reserved_bytes - allocated - self._whole_free_bytes
+        if inactive_split > self._peak_inactive_split_bytes:
+            self._peak_inactive_split_bytes = inactive_split
+
+    def empty_cache(self) -> None:
+        """Release every segment, and every page of an expandable segment, that holds no allocation."""
+        for large in (True, False):
+            for pools in self._pools.values():
+                pool = pools[large]
+                if self._expandable:
+                    self.reserved_bytes -= self._expandable.release(pool)
+                else:
+                    for block in [block for block in pool.blocks.values() if block.previous is block.next]:
+                        self._release(block)
+
+    def reset_peaks(self) -> None:
+        """Let every peak begin anew at the present value."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_requested_bytes = self.requested_bytes
+        self.peak_reserved_bytes = self.reserved_bytes
+        if self._expandable is None:
+            self._peak_inactive_split_bytes = self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes
+
+    def statistics(self) -> Statistics:
+        """All counters."""
+        expandable = self._expandable is not None
+        return Statistics(
+            allocated_bytes=self.allocated_bytes,
+            requested_bytes=self.requested_bytes,
+            reserved_bytes=self.reserved_bytes,
+            inactive_split_bytes=0 if expandable else self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes,
+            peak_allocated_bytes=self.peak_allocated_bytes,
+            peak_requested_bytes=self.peak_requested_bytes,
+            peak_reserved_bytes=self.peak_reserved_bytes,
+            peak_inactive_split_bytes=0 if expandable else int(self._peak_inactive_split_bytes),
+            segments=self._small_segments + self._large_segments,
+            small_segments=self._small_segments,
+            large_segments=self._large_segments,
+            alloc_retries=self.alloc_retries,
+            ooms=self.ooms,
+        )
+
+    def segments(self) -> list[Segment]:
+        """All reserved memory with its blocks, by address; of an expandable segment, each contiguous mapped piece."""
+        return segments_of((pool for pools in self._pools.values() for pool in pools), self._edge)
+
+    def _open_pools(self, stream: int) -> tuple[Pool, Pool]:
+        # Only large blocks outside of expandable segments keep slack of up to 1 MiB, and heed the largest size to split.
+        least_rest, split_below = (
+            (SMALL_BYTES + 1, self._max_split) if self._expandable is None else (MINIMUM_BLOCK_BYTES, _UNLIMITED)
+        )
+        pools = Pool(stream, True, MINIMUM_BLOCK_BYTES, _UNLIMITED), Pool(stream, False, least_rest, split_below)
+        self._pools[stream] = pools
+        return pools
+
+    def _choose(self, pool: Pool, size: int, position: int) -> int:
+        """Where in ``pool.keys`` the block for ``size`` is, from the best fit at ``position``; their number if there is none."""
+        if not pool.is_small:
+            self._searches += 1
+        keys, blocks = pool.keys, pool.blocks
+        none = len(keys)
+        if position == none:
+            return none
+        block = blocks[keys[position]]
+        if self._expandable:  # the last block of a segment counts as large as it could grow
+            while position + 1 < none:
+                larger = blocks[keys[position + 1]]
+                if _expandable_size(larger) >= _expandable_size(block):
+                    break
+                position += 1
+                block = larger
+        if size < self._max_split <= block.size:
+            return none
+        if size >= self._max_split and block.size >= size + self._non_split_slack:
+            return none
+        return position
+
+    def _new_block(self, pool: Pool, size: int, requested_bytes: int) -> Block:
+        """A block from new memory, in no list; PyTorch's order of attempts."""
+        if self._collect_above_bytes is not None:
+            self._collect_garbage(self._collect_above_bytes)
+        bytes_needed = segment_size(size, self._large_segment_bytes)
+        block = self._reserve(pool, size, bytes_needed)
+        if block is None and (self._is_allowed(bytes_needed) or not self._throws_early):
+            if self._release_oversize(pool, size):
+                block = self._reserve(pool, size, bytes_needed)
+            if block is None:
+                self.empty_cache()
+                self.alloc_retries += 1
+                block = self._reserve(pool, size, bytes_needed)
+        if block is None:
+            self.ooms += 1
+            raise OutOfMemory(requested_bytes, self.reserved_bytes, self.allocated_bytes)
+        return block
+
+    def _is_allowed(self, more_bytes: int) -> bool:
+        return self._allowed_bytes is None or self.reserved_bytes + more_bytes <= self._allowed_bytes
+
+    def _reserve(self, pool: Pool, size: int, bytes_needed: int) -> Block | None:
+        if not self._is_allowed(bytes_needed):
+            return None
+        room_bytes = None if self._capacity_bytes is None else self._capacity_bytes - self.reserved_bytes
+        block: Block | None
+        if self._expandable:
+            block, bytes_needed = self._expandable.take(pool, size, room_bytes)
+        elif room_bytes is not None and bytes_needed > room_bytes:
+            return None
+        else:
+            block = Block(self._addresses.take(bytes_needed), bytes_needed, pool)
+            block.previous = block.next = self._edge
+            pool.segments[block.address] = block
+            if pool.is_small:
+                self._small_segments += 1
+            else:
+                self._large_segments += 1
+        self.reserved_bytes += bytes_needed
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return block
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """Release cached blocks of ``max_split_size`` and more, as many as the request needs; whether they were enough."""
+        if self._max_split == _UNLIMITED or self._expandable:
+            return False
+        wanted = max(size, self._max_split)
+        position = bisect_left(pool.keys, wanted << ADDRESS_BITS)
+        if position < len(pool.keys):
+            self._release(pool.blocks[pool.keys[position]])
+            return True
+        released = 0
+        while released < wanted and pool.keys:
+            largest = pool.blocks[pool.keys[-1]]
+            if largest.size < self._max_split:
+                break
+            released += largest.size
+            self._release(largest)
+        return released >= wanted
+
+    def _collect_garbage(self, threshold_bytes: int) -> None:
+        """Release old cached segments of the large pools until no more than the threshold is reserved, if they suffice."""
+        if self.reserved_bytes <= threshold_bytes:
+            return
+        wanted = self.reserved_bytes - threshold_bytes
+        cached = [block for _, pool in self._pools.values() for block in pool.blocks.values() if block.previous is block.next]
+        while wanted > 0 and cached:
+            mean_age = sum(self._searches - block.born for block in cached) / len(cached)
+            old = [block for block in cached if self._searches - block.born >= mean_age]
+            cached = [block for block in cached if self._searches - block.born < mean_age]
+            for block in old:
+                wanted -= block.size
+                self._release(block)
+
+    def _release(self, block: Block) -> None:
+        """Return a free block that is a whole segment to the driver."""
+        pool = block.pool
+        pool.remove(block)
+        block.key = GONE
+        del pool.segments[block.address]
+        self._addresses.give_back(block.address, block.size)
+        self.reserved_bytes -= block.size
+        self._whole_free_bytes -= block.size
+        if pool.is_small:
+            self._small_segments -= 1
+        else:
+            self._large_segments -= 1
+
+
+def _expandable_size(block: Block) -> int:
+    following = block.next
+    return block.size if following.mapped else block.size + following.size

@@ -1,0 +1,48 @@
+"""The smallest memory limit under which a stream of allocations still runs.
+
+What PyTorch reserves when nothing limits it includes cache that it gives back under pressure, so a job may run on less.  How
+much less only the same events under a limit can tell.
+"""
+
+from __future__ import annotations
+
+from gpumemnet.allocator.caching_allocator import OutOfMemory
+from gpumemnet.allocator.replay import Integers, replay
+from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+from gpumemnet.units import MIB
+
+
+def smallest_limit(
+    events: Integers,
+    sizes: Integers,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    *,
+    device_bytes: int | None = None,
+    prefix: Integers = (),
+    step_bytes: int = 2 * MIB,
+) -> int:
+    """The least capacity, in whole steps, under which ``events`` run, found by bisection; 0 if they need no memory.
+
+    The stream runs under the answer and fails under one step less.  More memory can lead the allocator to other blocks, so below
+    the answer single capacities may exist that happen to work again; they are not looked for.
+
+    Args:
+        events, sizes, settings, device_bytes, prefix: as for :func:`~gpumemnet.allocator.replay.replay`.
+        step_bytes: precision of the answer; the driver maps memory in pages of 2 MiB.
+
+    Raises:
+        OutOfMemory: the memory fraction of the settings does not suffice, whatever the capacity.
+        ValueError: the stream is malformed.
+    """
+    unlimited = replay(events, sizes, settings, device_bytes=device_bytes, prefix=prefix)
+    works = -(-unlimited.peak_reserved_bytes // step_bytes)
+    fails = -(-unlimited.peak_requested_bytes // step_bytes) - 1  # what is asked for at one moment must be reserved
+    while works - fails > 1:
+        middle = (works + fails) // 2
+        try:
+            replay(events, sizes, settings, middle * step_bytes, device_bytes=device_bytes, prefix=prefix)
+        except OutOfMemory:
+            fails = middle
+        else:
+            works = middle
+    return works * step_bytes

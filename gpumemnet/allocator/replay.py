@@ -1,0 +1,145 @@
+"""Replays a stream of allocations and frees through the simulated allocator.
+
+A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees storage ``~e``.  The sizes of
+the storages stand beside it, because the same stream is replayed with the sizes of many batch sizes.  One more event,
+:data:`EMPTY_CACHE`, is no storage's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.allocator.blocks import GONE, Block
+from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+
+EMPTY_CACHE: Final = -(2**62)
+"""The event that stands for ``torch.cuda.empty_cache()``."""
+
+Integers = Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the allocator held.
+
+    Attributes:
+        allocated_bytes, requested_bytes, reserved_bytes: after the last event: block sizes; what was asked for; segment sizes.
+        peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima.
+        peak_inactive_split_bytes: maximum of the free bytes in segments that are partly in use.
+        peak_allocated_event, peak_reserved_event: index of the event that first reached the maximum; -1 for the prefix.
+        segments: segments after the last event.
+        alloc_retries: how often the cache had to be released to make room.
+        allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape ``[n_events]``, if asked for.
+    """
+
+    allocated_bytes: int
+    requested_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    peak_inactive_split_bytes: int
+    peak_allocated_event: int
+    peak_reserved_event: int
+    segments: int
+    alloc_retries: int
+    allocated_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
+    reserved_curve_bytes: NDArray[np.int64] | None = field(default=None, compare=False)
+
+
+def replay(
+    events: Integers,
+    sizes: Integers,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    capacity_bytes: int | None = None,
+    *,
+    device_bytes: int | None = None,
+    prefix: Integers = (),
+    with_curves: bool = False,
+) -> Replay:
+    """Run ``events`` through a fresh allocator.
+
+    Args:
+        events: the stream; every storage is freed at most once between two of its allocations.
+        sizes: bytes of every storage, by its number.
+        settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
+        capacity_bytes: memory for segments, or ``None`` without a limit.
+        device_bytes: total memory of the device; by default the capacity.
+        prefix: bytes of allocations that are made before the first event and kept, such as library workspaces.
+        with_curves: whether to keep the values after every event.
+
+    Raises:
+        OutOfMemory: the stream does not fit; its ``event`` says where (-1 in the prefix).
+        ValueError: an event allocates a storage that is allocated, or frees one that is not.
+    """
+    allocator = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes)
+    malloc, free = allocator.malloc, allocator.free
+    stream, bytes_of = _plain(events), _plain(sizes)
+    absent = _absent()
+    blocks: list[Block | None] = [absent] * len(bytes_of)
+    allocated_curve: list[int] = []
+    reserved_curve: list[int] = []
+    index = peak_allocated_event = peak_reserved_event = -1
+    try:
+        for size in _plain(prefix):
+            malloc(size)
+        peak_allocated, peak_reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+        for index, event in enumerate(stream):
+            if event < 0:
+                if event == EMPTY_CACHE:
+                    allocator.empty_cache()
+                else:
+                    free(blocks[~event])
+                    blocks[~event] = absent
+            else:
+                if blocks[event] is not absent:
+                    raise ValueError("it is allocated already")
+                blocks[event] = malloc(bytes_of[event])
+                if allocator.peak_allocated_bytes > peak_allocated:
+                    peak_allocated = allocator.peak_allocated_bytes
+                    peak_allocated_event = index
+                if allocator.peak_reserved_bytes > peak_reserved:
+                    peak_reserved = allocator.peak_reserved_bytes
+                    peak_reserved_event = index
+            if with_curves:
+                allocated_curve.append(allocator.allocated_bytes)
+                reserved_curve.append(allocator.reserved_bytes)
+    except OutOfMemory as error:
+        error.event = index
+        raise
+    except ValueError as error:
+        raise ValueError(f"event {index} of the stream: {error}") from None
+    statistics = allocator.statistics()
+    return Replay(
+        allocated_bytes=statistics.allocated_bytes,
+        requested_bytes=statistics.requested_bytes,
+        reserved_bytes=statistics.reserved_bytes,
+        peak_allocated_bytes=statistics.peak_allocated_bytes,
+        peak_requested_bytes=statistics.peak_requested_bytes,
+        peak_reserved_bytes=statistics.peak_reserved_bytes,
+        peak_inactive_split_bytes=statistics.peak_inactive_split_bytes,
+        peak_allocated_event=peak_allocated_event,
+        peak_reserved_event=peak_reserved_event,
+        segments=statistics.segments,
+        alloc_retries=statistics.alloc_retries,
+        allocated_curve_bytes=np.array(allocated_curve, dtype=np.int64) if with_curves else None,
+        reserved_curve_bytes=np.array(reserved_curve, dtype=np.int64) if with_curves else None,
+    )
+
+
+def _plain(numbers: Integers) -> Sequence[int]:
+    """Python integers: numpy's are slow one by one, and overflow in the keys of blocks."""
+    return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+
+
+def _absent() -> Block:
+    """Stands for a storage that is not allocated: freeing it raises."""
+    block = Block.__new__(Block)
+    block.key = GONE
+    return block

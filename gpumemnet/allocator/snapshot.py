@@ -1,0 +1,188 @@
+"""What PyTorch's allocator did on a real GPU, and whether the simulator does the same.
+
+Reads the history that ``torch.cuda.memory._record_memory_history`` keeps: out of ``torch.cuda.memory._snapshot()``, or out of
+the file that the dataset builder writes for a job (``--record-history``).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from gpumemnet.allocator.addresses import LowestFreeAddress
+from gpumemnet.allocator.blocks import Block
+from gpumemnet.allocator.caching_allocator import CachingAllocator
+from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
+from gpumemnet.errors import DatasetError
+
+HISTORY_VERSION: Final = 1
+_NEW_MEMORY: Final = frozenset({"segment_alloc", "segment_map"})
+_LESS_MEMORY: Final = frozenset({"segment_free", "segment_unmap"})
+_ABOVE_ALL_GPUS: Final = 1 << 55
+"""No GPU address lies here: for segments that the simulator makes and the GPU did not."""
+
+
+class HistoryEvent(NamedTuple):
+    """One entry of the history; the size of ``alloc`` and ``free_completed`` is what was asked for."""
+
+    action: str
+    address: int
+    size_bytes: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The simulator beside the GPU, over one history.
+
+    Attributes:
+        reserved_bytes, recorded_reserved_bytes: segments after the last event, simulated and on the GPU.
+        peak_reserved_bytes, recorded_peak_reserved_bytes: their maxima.
+        peak_allocated_bytes: maximum of the simulated block sizes.
+        first_difference: index of the first allocation that lies elsewhere on the GPU, or ``None``.  Up to there, segments are
+            where the driver put them.
+        different_addresses: how many allocations lie elsewhere.
+        unknown_frees: frees of memory from before the recording; with any, reserved bytes are incomplete.
+    """
+
+    reserved_bytes: int
+    recorded_reserved_bytes: int
+    peak_reserved_bytes: int
+    recorded_peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    first_difference: int | None
+    different_addresses: int
+    unknown_frees: int
+
+
+def read_history(path: Path) -> tuple[HistoryEvent, ...]:
+    """The events of a history file of the dataset builder (gzipped JSON).
+
+    Raises:
+        DatasetError: the file is missing, damaged, or of another version.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            document = json.load(file)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (EOFError, ValueError, zlib.error):
+        raise DatasetError(f"{path} is damaged: it is no gzipped JSON") from None
+    if not isinstance(document, dict) or document.get("version") != HISTORY_VERSION:
+        raise DatasetError(f"{path} is no allocator history of version {HISTORY_VERSION}")
+    try:
+        return tuple(_event(*entry[:4]) for entry in document["events"])
+    except (KeyError, TypeError):
+        raise DatasetError(f"{path} is damaged: its events are not all [action, address, size, stream, …]") from None
+
+
+def snapshot_history(snapshot: Mapping[str, Any], device: int = 0) -> tuple[HistoryEvent, ...]:
+    """The events of one device in what ``torch.cuda.memory._snapshot()`` returned.
+
+    Raises:
+        DatasetError: the snapshot has no history of this device.
+    """
+    try:
+        trace = snapshot["device_traces"][device]
+        return tuple(_event(one["action"], one.get("addr", 0), one.get("size", 0), one.get("stream", 0)) for one in trace)
+    except (KeyError, IndexError, TypeError):
+        raise DatasetError(f"the snapshot has no history of device {device}: record it before the job begins") from None
+
+
+def event_stream(history: Sequence[HistoryEvent]) -> tuple[list[int], list[int]]:
+    """Events and sizes for :func:`~gpumemnet.allocator.replay.replay`; frees of memory from before the recording are left out.
+
+    Raises:
+        DatasetError: the job used several CUDA streams, which a replay does not tell apart.
+    """
+    events: list[int] = []
+    sizes: list[int] = []
+    storages: dict[int, int] = {}
+    streams = set()
+    for event in history:
+        if event.action == "alloc":
+            streams.add(event.stream)
+            storages[event.address] = len(sizes)
+            events.append(len(sizes))
+            sizes.append(event.size_bytes)
+        elif event.action == "free_completed" and event.address in storages:
+            events.append(~storages.pop(event.address))
+    if len(streams) > 1:
+        raise DatasetError(f"the job used {len(streams)} CUDA streams: compare it, a replay has only one")
+    return events, sizes
+
+
+def compare(history: Sequence[HistoryEvent], settings: AllocatorSettings = DEFAULT_SETTINGS) -> Comparison:
+    """Do what the history says in the simulator, with segments where the driver put them, and compare.
+
+    Memory that the GPU's allocator gave back to the driver is given back by :meth:`CachingAllocator.empty_cache`.
+    """
+    places = _RecordedPlaces()
+    allocator = CachingAllocator(settings, addresses=places)
+    live: dict[int, Block | None] = {}
+    recorded = recorded_peak = different = unknown_frees = 0
+    first_difference = None
+    for index, event in enumerate(history):
+        if event.action in _LESS_MEMORY:
+            recorded -= event.size_bytes
+            allocator.empty_cache()
+        elif event.action in _NEW_MEMORY:
+            recorded += event.size_bytes
+            recorded_peak = max(recorded_peak, recorded)
+            places.offered = places.offered or event
+        elif event.action == "alloc":
+            block = live[event.address] = allocator.malloc(event.size_bytes, event.stream)
+            places.offered = None
+            if block is not None and block.address != event.address:
+                different += 1
+                first_difference = index if first_difference is None else first_difference
+        elif event.action == "free_completed":
+            if event.address in live:
+                allocator.free(live.pop(event.address))
+            else:
+                unknown_frees += 1
+    return Comparison(
+        reserved_bytes=allocator.reserved_bytes,
+        recorded_reserved_bytes=recorded,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        recorded_peak_reserved_bytes=recorded_peak,
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        first_difference=first_difference,
+        different_addresses=different,
+        unknown_frees=unknown_frees,
+    )
+
+
+class _RecordedPlaces:
+    """Puts a segment where the GPU's lies, if that got memory for the same allocation.
+
+    Attributes:
+        offered: the memory that the GPU's allocator got for the allocation to come.
+    """
+
+    def __init__(self) -> None:
+        self.offered: HistoryEvent | None = None
+        self._elsewhere = LowestFreeAddress(_ABOVE_ALL_GPUS)
+
+    def take(self, size_bytes: int) -> int:
+        """Address of the offered memory; the first page of an expandable segment says where the segment begins."""
+        offered, self.offered = self.offered, None
+        if offered is not None and (offered.size_bytes == size_bytes or offered.action == "segment_map"):
+            return offered.address
+        return self._elsewhere.take(size_bytes)
+
+    def give_back(self, address: int, size_bytes: int) -> None:
+        """The driver decides what becomes of its own."""
+        if address >= _ABOVE_ALL_GPUS:
+            self._elsewhere.give_back(address, size_bytes)
+
+
+def _event(action: object, address: object, size_bytes: object, stream: object) -> HistoryEvent:
+    if not (isinstance(action, str) and isinstance(address, int) and isinstance(size_bytes, int) and isinstance(stream, int)):
+        raise TypeError
+    return HistoryEvent(action, address, size_bytes, stream)

@@ -1,0 +1,129 @@
+"""Replays: peaks and where they are, curves, streams that are wrong or too large, and the smallest limit."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, Replay, parse_settings, replay, smallest_limit
+from tests.gpumemnet.allocator.streams import MIB, event_streams, unlimited_settings
+
+# Storages 0 and 1 are alive together, then 2 reuses 1's place; 3 is empty.
+EVENTS = [0, 1, ~1, 2, ~0, 3, ~3, ~2]
+SIZES = [4 * MIB, 30 * MIB + 1, 24 * MIB, 0]
+
+
+def test_a_replay_by_hand() -> None:
+    assert replay(EVENTS, SIZES) == Replay(
+        allocated_bytes=0,
+        requested_bytes=0,
+        reserved_bytes=52 * MIB,
+        peak_allocated_bytes=4 * MIB + 30 * MIB + 512,
+        peak_requested_bytes=34 * MIB + 1,
+        peak_reserved_bytes=52 * MIB,
+        peak_inactive_split_bytes=16 * MIB + 8 * MIB,  # beside storages 0 and 2
+        peak_allocated_event=1,
+        peak_reserved_event=1,
+        segments=2,
+        alloc_retries=0,
+    )
+
+
+def test_curves_have_a_value_for_every_event() -> None:
+    found = replay(np.array(EVENTS), np.array(SIZES), with_curves=True)
+    assert found.allocated_curve_bytes is not None
+    assert found.reserved_curve_bytes is not None
+    large = 30 * MIB + 512
+    expected = [4 * MIB, 4 * MIB + large, 4 * MIB, 28 * MIB, 24 * MIB, 24 * MIB, 24 * MIB, 0]
+    assert found.allocated_curve_bytes.tolist() == expected
+    assert found.reserved_curve_bytes.tolist() == [20 * MIB] + [52 * MIB] * 7
+    assert found.allocated_curve_bytes.dtype == np.int64
+
+
+def test_a_prefix_stays_allocated() -> None:
+    found = replay(EVENTS, SIZES, prefix=[8 * MIB, 40 * MIB])
+    assert found.allocated_bytes == 48 * MIB
+    assert found.peak_reserved_bytes == (20 + 40 + 32) * MIB  # storage 0 fits beside the first
+    assert replay([], [], prefix=[512]).peak_allocated_event == -1
+
+
+def test_the_same_stream_with_the_sizes_of_another_batch() -> None:
+    doubled = replay(EVENTS, [2 * size for size in SIZES])
+    assert doubled.peak_requested_bytes == 2 * replay(EVENTS, SIZES).peak_requested_bytes
+
+
+@pytest.mark.parametrize(
+    ("events", "sentence"),
+    [
+        ([0, ~0, ~0], "event 2 of the stream: this block is not allocated"),
+        ([0, ~0, 1, ~0], "event 3 of the stream: this block is not allocated"),  # though 1 lies where 0 lay
+        ([~1], "event 0 of the stream: this block is not allocated"),
+        ([0, 1, 0], "event 2 of the stream: it is allocated already"),
+    ],
+)
+def test_a_malformed_stream_is_refused(events: list[int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        replay(events, [MIB, MIB])
+
+
+def test_a_storage_can_come_back() -> None:
+    assert replay([0, ~0, 0], [MIB]).allocated_bytes == MIB
+
+
+def test_a_job_that_empties_the_cache() -> None:
+    found = replay([0, 1, ~1, EMPTY_CACHE, 2], SIZES, with_curves=True)
+    assert found.reserved_curve_bytes is not None
+    assert (found.reserved_curve_bytes // MIB).tolist() == [20, 52, 52, 20, 44]
+
+
+def test_out_of_memory_says_where() -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        replay(EVENTS, SIZES, capacity_bytes=50 * MIB)
+    assert caught.value.event == 1
+    with pytest.raises(OutOfMemory) as caught:
+        replay(EVENTS, SIZES, capacity_bytes=50 * MIB, prefix=[60 * MIB])
+    assert caught.value.event == -1
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.event, again.requested_bytes) == (str(caught.value), -1, 60 * MIB)
+
+
+def test_the_smallest_limit_by_hand() -> None:
+    events = [0, ~0, 1, ~1, 2]  # three that never live together, and of which none fits another's segment
+    sizes = [30 * MIB, 40 * MIB, 50 * MIB]
+    assert replay(events, sizes).peak_reserved_bytes == 120 * MIB
+    assert smallest_limit(events, sizes) == 50 * MIB
+    assert smallest_limit(events, sizes, prefix=[1]) == 52 * MIB
+    assert smallest_limit([], []) == 0
+    fraction = AllocatorSettings(per_process_memory_fraction=0.5)
+    assert smallest_limit(events, sizes, fraction, device_bytes=200 * MIB) == 50 * MIB
+    with pytest.raises(OutOfMemory):
+        smallest_limit(events, sizes, fraction, device_bytes=90 * MIB)
+
+
+@given(event_streams(max_storages=25), unlimited_settings)
+def test_one_step_less_than_the_smallest_limit_fails(stream: tuple[list[int], list[int]], chosen: AllocatorSettings) -> None:
+    limit = smallest_limit(*stream, chosen)
+    unlimited = replay(*stream, chosen)
+    limited = replay(*stream, chosen, limit)
+    assert limited.peak_reserved_bytes <= limit <= -(-unlimited.peak_reserved_bytes // (2 * MIB)) * 2 * MIB
+    assert limit >= limited.peak_requested_bytes == unlimited.peak_requested_bytes
+    if limit:
+        with pytest.raises(OutOfMemory):
+            replay(*stream, chosen, limit - 2 * MIB)
+
+
+def test_expandable_segments_need_less_where_sizes_grow() -> None:
+    sizes = [size * MIB for size in range(20, 60, 2)]  # each is more than the segments before it hold
+    events = [event for number in range(len(sizes)) for event in (number, ~number)]
+    assert replay(events, sizes).peak_reserved_bytes == sum(sizes)
+    assert replay(events, sizes, parse_settings("expandable_segments:True")).peak_reserved_bytes == 60 * MIB
+
+
+def test_importing_loads_no_torch() -> None:
+    script = "import sys, gpumemnet.allocator; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"
