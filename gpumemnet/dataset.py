@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DATASET_VERSION: Final = 1
 """Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
 VERSION_KEY: Final = b"gpumemnet.dataset_version"
+LATER_COLUMNS: Final = frozenset({"traced_peak_bytes"})
+"""Columns that joined version 1 after its first files; a file without one reads as if it were empty."""
 ROWS_PER_BATCH: Final = 2_000
 
 _STRINGS: Final = frozenset(
@@ -88,7 +90,8 @@ def read_dataset(path: str | Path) -> list[Measurement]:
     path = Path(path)
     with _opened(path) as file:
         check_dataset_schema(path, file.schema_arrow)
-        for row, document in _rows(path, file, dataset_schema().names, ROWS_PER_BATCH):
+        present = [name for name in dataset_schema().names if name in file.schema_arrow.names]
+        for row, document in _rows(path, file, present, ROWS_PER_BATCH):
             try:
                 measurements.append(measurement_from_dict(document))
             except (DatasetError, InvalidJobError) as error:
@@ -143,6 +146,8 @@ def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
         )
     for column in dataset_schema():
         if column.name not in schema.names:
+            if column.name in LATER_COLUMNS:
+                continue
             raise DatasetError(f"{path} lacks the column '{column.name}'")
         found = schema.field(column.name).type
         if found != column.type:

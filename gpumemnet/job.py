@@ -64,6 +64,7 @@ class TrainingJob:
         channels_last: whether model and images use the NHWC memory format.
         gradient_accumulation: forward-backward passes per optimizer step.
         cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
+        traced_peak_bytes: reserved bytes at the peak as :mod:`gpumemnet.trace` finds them (no CUDA context), where that was done.
 
     Raises:
         InvalidJobError: names the field and what it may be.
@@ -86,6 +87,7 @@ class TrainingJob:
     channels_last: bool = False
     gradient_accumulation: int = 1
     cudnn_benchmark: bool = False
+    traced_peak_bytes: int | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
     def __post_init__(self) -> None:
@@ -148,7 +150,7 @@ class TrainingJob:
 
 NULLABLE_FIELDS: Final = frozenset(
     {
-        *("activation_function", "sequence_length", "attention_kernel"),
+        *("activation_function", "sequence_length", "attention_kernel", "traced_peak_bytes"),
         *("total_activations", "total_parameters", "trainable_parameters"),
     }
 )
@@ -161,6 +163,7 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("trainable_parameters", 0, MAX_ELEMENTS),
     ("sequence_length", 1, MAX_ELEMENTS),
     ("gradient_accumulation", 1, MAX_BATCH_SIZE),
+    ("traced_peak_bytes", 1, MAX_ELEMENTS),
 )
 """Count field, its smallest and its largest value."""
 

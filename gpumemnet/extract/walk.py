@@ -22,7 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.extract.attention import AttentionStep, attention_steps, math_kernel_steps
 from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_function, kind_of_module
-from gpumemnet.extract.placement import parameters_on_meta, placement
+from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.placement import Unknowns, parameters_on_meta, placement
 
 _CHECKPOINT_FILE: Final = torch.utils.checkpoint.__file__
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})
@@ -99,13 +100,20 @@ class ForwardError(Exception):
         self.path = path
 
 
-def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object], math_attention: bool = False) -> Walk:
+def walk(
+    model: nn.Module,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    math_attention: bool = False,
+    unknowns: Unknowns | None = None,
+) -> Walk:
     """Run ``model`` once in training mode on meta tensors; its mode and the values of its buffers are put back.
 
     Args:
         model: the model.
         args, kwargs: what it is called with.
         math_attention: whether ``scaled_dot_product_attention`` runs as the math kernel, whose steps are then layers.
+        unknowns: see :func:`gpumemnet.extract.placement.placement`.
 
     Raises:
         ForwardError: when the forward pass raises.
@@ -114,7 +122,7 @@ def walk(model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object],
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)]
     path = ""
     try:
-        with torch.enable_grad(), placement():
+        with torch.enable_grad(), placement(unknowns):
             model.train()
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 model(*args, **kwargs)
@@ -141,7 +149,7 @@ class _Recorder:
     def __init__(self, model: nn.Module, stand_ins: Mapping[int, nn.Parameter], math_attention: bool) -> None:
         self._model = model
         self._math_attention = math_attention
-        self._paths = {module: name for name, module in model.named_modules()}
+        self._modules = ModulePath(model, self._enter, self._leave)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._unclaimed = {id(parameter): parameter for parameter in model.parameters() if not nn.parameter.is_lazy(parameter)}
         self._by_storage = {storage: frozenset({id(parameter)}) for storage, parameter in stand_ins.items()}
@@ -149,8 +157,7 @@ class _Recorder:
         for key, parameter in self._unclaimed.items():
             storage = parameter.untyped_storage()._cdata
             self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {key}
-        self._stack: list[tuple[nn.Module, str | None, int]] = []
-        self._opaque = 0
+        self._stack: list[tuple[str | None, int]] = []
         self._calls: list[Call] = []
         self._unseen: list[str] = []
         self._losses = 0
@@ -159,41 +166,31 @@ class _Recorder:
     @property
     def path(self) -> str:
         """Path of the innermost module that is running."""
-        return self._paths.get(self._stack[-1][0], "") if self._stack else ""
+        return self._modules.path
+
+    @property
+    def _opaque(self) -> bool:
+        """Whether a module with a kind of its own is running, inside which nothing is looked at."""
+        return any(kind is not None for kind, _ in self._stack)
 
     def run(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Call the model and look on; what it computes from these arguments are activations."""
         for tensor in tensors_in((args, kwargs)):
             self._marks[tensor] = _ACTIVATION
-        handles = [  # global hooks also see scripted modules, which take none of their own
-            nn.modules.module.register_module_forward_pre_hook(self._enter),
-            nn.modules.module.register_module_forward_hook(self._leave, with_kwargs=True),
-        ]
-        try:
-            with _FunctionWatch(self):
-                self._model(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self._modules, _FunctionWatch(self):
+            self._model(*args, **kwargs)
 
-    def _enter(self, module: nn.Module, args: object) -> None:
-        if module not in self._paths:
-            return
+    def _enter(self, module: nn.Module) -> None:
+        del self._stack[self._modules.depth - 1 :]  # what a module that raised has left behind
         kind = kind_of_module(module)
-        self._stack.append((module, kind, len(self._calls)))
-        self._opaque += kind is not None
+        self._stack.append((kind, len(self._calls)))
 
-    def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        if module not in self._paths:
-            return
-        while True:  # a module that raised, and whose caller went on, has left its entry behind
-            entered, kind, first_call = self._stack.pop()
-            self._opaque -= kind is not None
-            if entered is module:
-                break
+    def _leave(self, module: nn.Module, arguments: tuple[object, object], output: object) -> None:
+        kind, first_call = self._stack[self._modules.depth]
+        del self._stack[self._modules.depth :]
         if self._opaque:
             return
-        inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
+        inputs, outputs = tensors_in(arguments), tensors_in(output)
         unseen = [tensor for tensor in outputs if tensor not in self._marks and not self._parameters_in(tensor)]
         own = frozenset(id(parameter) for parameter in module.parameters()) & self._unclaimed.keys()
         if kind == LOSS:
@@ -202,7 +199,7 @@ class _Recorder:
         if kind is None and len(self._calls) == first_call and unseen and not _aliases(inputs, outputs):
             kind = "other"
         if kind == "other":
-            self._unseen.append(self._paths[module] or type(module).__name__)
+            self._unseen.append(self._modules.path_of(module) or type(module).__name__)
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
         if kind is not None and kind != NOT_A_LAYER and not passed_through:
             self._record(kind, module, outputs, own, inputs)
@@ -218,7 +215,7 @@ class _Recorder:
         used = frozenset[int]().union(*(mark.parameters for mark in marks))
         activation = any(mark.activation for mark in marks)
         mark = _Mark(activation, frozenset() if activation else used)
-        module = self._stack[-1][0] if self._stack else self._model
+        module = self._modules.running or self._model
         if activation and func is F.multi_head_attention_forward:
             self._record_attention(module, attention_steps(args, kwargs, self._math_attention))
         elif activation and self._math_attention and func is F.scaled_dot_product_attention:
@@ -284,7 +281,7 @@ class _Recorder:
         self._append(
             Call(
                 kind,
-                self._paths.get(module, ""),
+                self._modules.path_of(module),
                 tuple(numeric[0].shape) if numeric else (),
                 sum(tensor.numel() for tensor in numeric),
                 self._claim(used),
@@ -300,7 +297,7 @@ class _Recorder:
             self._append(
                 Call(
                     step.kind,
-                    self._paths.get(module, ""),
+                    self._modules.path_of(module),
                     step.shape,
                     math.prod(step.shape),
                     self._claim(used),

@@ -1,0 +1,83 @@
+"""Which module of a model is running: the one walk that the extractor and the trace share.
+
+Global module hooks also see scripted modules, which take none of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+
+class ModulePath:
+    """Context in which the modules of ``model`` that run are known.
+
+    Args:
+        model: the model.
+        entered: told of each module of the model before its forward pass.
+        left: told of each module after its forward pass, with its arguments and its output.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        entered: Callable[[nn.Module], None] | None = None,
+        left: Callable[[nn.Module, tuple[object, object], object], None] | None = None,
+    ) -> None:
+        self._names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+        self._entered = entered
+        self._left = left
+        self._stack: list[nn.Module] = []
+        self._handles: list[Any] = []
+
+    @property
+    def running(self) -> nn.Module | None:
+        """The innermost module that is running."""
+        return self._stack[-1] if self._stack else None
+
+    @property
+    def path(self) -> str:
+        """Dotted path of the innermost module that is running; empty for the model itself and outside of it."""
+        return self.path_of(self._stack[-1]) if self._stack else ""
+
+    @property
+    def depth(self) -> int:
+        """How many modules are running inside each other."""
+        return len(self._stack)
+
+    def path_of(self, module: nn.Module) -> str:
+        """Dotted path of ``module``; empty for one that is no part of the model."""
+        return self._names.get(module, "")
+
+    def forget(self) -> None:
+        """No module is running any more: one that raised, with nobody of the model to go on, has left its entry behind."""
+        self._stack.clear()
+
+    def __enter__(self) -> ModulePath:
+        self._handles = [
+            nn.modules.module.register_module_forward_pre_hook(self._enter),
+            nn.modules.module.register_module_forward_hook(self._leave, with_kwargs=True),
+        ]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        if module not in self._names:
+            return
+        self._stack.append(module)
+        if self._entered is not None:
+            self._entered(module)
+
+    def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        if module not in self._names:
+            return
+        while self._stack.pop() is not module:  # one that raised, and whose caller went on, has left its entry behind
+            pass
+        if self._left is not None:
+            self._left(module, (args, kwargs), output)
