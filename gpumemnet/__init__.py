@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpumemnet.layers import Layer
     from gpumemnet.predictor import Predictor
     from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
+    from gpumemnet.trace.answer import TraceAnswer
+    from gpumemnet.trace.tracing import trace_model as trace
 
 _MODULE_OF = {
     **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "bins"),
@@ -40,6 +42,7 @@ _MODULE_OF = {
     "GpumemnetError": "errors",
     "Layer": "layers",
     "Predictor": "predictor",
+    "TraceAnswer": "trace.answer",
     "TrainingJob": "job",
 }
 
@@ -58,6 +61,7 @@ __all__ = [
     "PUBLISHED_BINS",
     "Predictor",
     "SEQUENCE_COLUMNS",
+    "TraceAnswer",
     "TrainingJob",
     "bins_of_width",
     "device_profile",
@@ -71,10 +75,13 @@ __all__ = [
     "load_bundle",
     "named_bins",
     "shipped_bundles",
+    "trace",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "trace":
+        return importlib.import_module("gpumemnet.trace")  # the package is itself the function
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gpumemnet' has no attribute {name!r}")
     return getattr(importlib.import_module(f"gpumemnet.{_MODULE_OF[name]}"), name)

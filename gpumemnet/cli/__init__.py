@@ -16,9 +16,10 @@ from gpumemnet.cli.extract import extract
 from gpumemnet.cli.models import models
 from gpumemnet.cli.predict import predict
 from gpumemnet.cli.serve import serve
+from gpumemnet.cli.trace import trace
 from gpumemnet.errors import GpumemnetError
 
-COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, models)
+COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models)
 
 _USER_ERROR: Final = 2
 

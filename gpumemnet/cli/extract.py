@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, print_table, write_atomically
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import JobOptions
 from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
 from gpumemnet.extract.result import Extraction, extraction_to_dict
@@ -26,7 +25,6 @@ from gpumemnet.job import (
     PRECISIONS,
 )
 from gpumemnet.job_json import job_to_json
-from gpumemnet.layers import describe
 
 _SHOWN_LAYERS: Final = 10
 
@@ -90,7 +88,7 @@ def extract(
     extraction = extract_file(
         source,
         inputs=inputs or (),
-        arguments=_arguments(argument or ()),
+        arguments=factory_arguments(argument or ()),
         batch_size=batch_size,
         deadline_seconds=deadline,
         show_output=show_output,
@@ -131,23 +129,3 @@ def show_extraction(extraction: Extraction, console: Console) -> None:
             console.print(Text(f"{label:<27} {value:,}" if isinstance(value, int) else f"{label:<27} {value}"))
     for note in extraction.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
-
-
-def _arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Keyword arguments from ``name=value`` texts.
-
-    Raises:
-        InvalidRequestError: when a text has another form or a name comes twice.
-    """
-    arguments: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise InvalidRequestError(f"must look like depth=12, not {describe(text)}", "arg")
-        if name in arguments:
-            raise InvalidRequestError(f"'{name}' is given twice", "arg")
-        try:
-            arguments[name] = json.loads(value)
-        except ValueError:
-            arguments[name] = value
-    return arguments

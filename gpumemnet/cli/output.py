@@ -15,7 +15,7 @@ from rich.text import Text
 from gpumemnet.errors import InvalidRequestError
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, field: str = "out") -> None:
     """Refuse a file that cannot be written, before the work for it is done.
 
     Raises:
@@ -23,14 +23,14 @@ def check_writable(path: Path) -> None:
     """
     folder = path.parent
     if not folder.is_dir():
-        raise InvalidRequestError(f"the folder {folder} does not exist", "out")
+        raise InvalidRequestError(f"the folder {folder} does not exist", field)
     if path.is_dir():
-        raise InvalidRequestError(f"{path} is a folder", "out")
+        raise InvalidRequestError(f"{path} is a folder", field)
     if not os.access(folder, os.W_OK):
-        raise InvalidRequestError(f"the folder {folder} may not be written to", "out")
+        raise InvalidRequestError(f"the folder {folder} may not be written to", field)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, field: str = "out") -> None:
     """Write ``text`` to ``path`` so that no reader ever sees half of it, not even after a power cut.
 
     Raises:
@@ -49,7 +49,7 @@ def write_atomically(path: Path, text: str) -> None:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink()
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "out") from None
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", field) from None
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:

@@ -21,6 +21,8 @@ from gpumemnet.layers import Layer
 if TYPE_CHECKING:
     from torch import nn
 
+    from gpumemnet.extract.placement import Unknowns
+
 UNUSED: Final = "(unused)"
 """Name of the last layer, which holds the parameters that no layer uses."""
 
@@ -45,10 +47,11 @@ def extract_job(model: nn.Module, inputs: object, *, batch_size: int | None = No
     return extract_from(model, inputs_from_example(inputs, batch_size), options)
 
 
-def extract_from(model: nn.Module, inputs: ModelInputs, options: JobOptions) -> Extraction:
-    """As :func:`extract_job`, for inputs that are meta tensors already."""
+def extract_from(model: nn.Module, inputs: ModelInputs, options: JobOptions, unknowns: Unknowns | None = None) -> Extraction:
+    """As :func:`extract_job`, for inputs that are meta tensors already; ``unknowns`` as in :func:`placement`."""
+    math_attention = options.get("attention_kernel") == "math"
     try:
-        seen = walk(model, inputs.args, inputs.kwargs, math_attention=options.get("attention_kernel") == "math")
+        seen = walk(model, inputs.args, inputs.kwargs, math_attention, unknowns)
     except ForwardError as error:
         within = f" (in module '{error.path}')" if error.path else ""
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """What a factory returned.
+
+    Attributes:
+        model: the model.
+        inputs: what it is called with, if the factory says.
+        loss: a function of the model's output, if the factory says.
+    """
+
+    model: nn.Module
+    inputs: object | None = None
+    loss: Callable[[Any], Any] | None = None
 
 
 def split_source(source: str) -> tuple[Path, str]:
@@ -72,13 +88,14 @@ def load_module(file: Path, code: CodeType) -> ModuleType:
     return module
 
 
-def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any]) -> tuple[nn.Module, object | None]:
-    """The model that ``name`` in ``module`` builds, and the inputs that come with it, if any.
+def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any], *, with_loss: bool = False) -> Built:
+    """The model that ``name`` in ``module`` builds, and what comes with it.
 
     Args:
         module: from :func:`load_module`.
         name: a function, a class or a ready model; dots lead into attributes.
         arguments: keyword arguments of the call.
+        with_loss: whether the factory may also return a loss.
 
     Raises:
         ExtractError: when there is no such name, the call raises, or what it returns is no model.
@@ -93,19 +110,22 @@ def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any]) ->
         hint = f": did you mean '{close[0]}'?" if close else ""
         raise ExtractError(f"{where} has no '{name}'{hint}")
     if isinstance(factory, nn.Module):
-        return factory, None
+        return Built(factory)
     if not callable(factory):
         raise ExtractError(f"'{name}' in {where} is {describe(factory)}, not a function that returns a model")
     try:
         built = factory(**arguments)
     except Exception as error:
         raise ExtractError(f"{name}() failed: {fault_sentence(error)}") from error
-    model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
-    if not isinstance(model, nn.Module):
-        raise ExtractError(
-            f"{name}() in {where} must return a torch.nn.Module or (model, inputs), and returned {_described(built)}"
+    parts = built if isinstance(built, tuple) and len(built) in ((2, 3) if with_loss else (2,)) else (built,)
+    if not isinstance(parts[0], nn.Module):
+        wanted = (
+            "a torch.nn.Module, (model, inputs) or (model, inputs, loss)" if with_loss else "a torch.nn.Module or (model, inputs)"
         )
-    return model, inputs
+        raise ExtractError(f"{name}() in {where} must return {wanted}, and returned {_described(built)}")
+    if len(parts) == 3 and not callable(parts[2]):
+        raise ExtractError(f"{name}() in {where} must return a function as loss, and returned {_described(parts[2])}")
+    return Built(*parts)
 
 
 def _described(value: object) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Final
 
 import gpumemnet
@@ -42,19 +45,45 @@ def fault_sentence(error: BaseException) -> str:
 
 def user_location(error: BaseException) -> str:
     """``file.py line 12, in forward`` for the innermost frame of the user's code, or an empty text."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not _is_library(frame.filename):
-            function = "" if frame.name == "<module>" else f", in {frame.name}"
-            return f"{_short_path(frame.filename)} line {frame.lineno}{function}"
+    return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def running_line() -> str:
+    """As :func:`user_location`, for the code that runs now."""
+    return _innermost(traceback.walk_stack(None))
+
+
+def definition(function: object) -> str:
+    """`` (file.py line 12)`` for a function of the user's code, or an empty text."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or _is_library(code.co_filename):
+        return ""
+    return f" ({_short_path(code.co_filename)} line {code.co_firstlineno})"
+
+
+def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
+    for frame, line in frames:
+        code = frame.f_code
+        if not _is_library(code.co_filename):
+            function = "" if code.co_name == "<module>" else f", in {code.co_name}"
+            return f"{_short_path(code.co_filename)} line {line}{function}"
     return ""
 
 
 def _is_library(filename: str) -> bool:
+    return filename.startswith("<") or _lies_in(filename, _library_folders("torch" in sys.modules))
+
+
+@cache
+def _library_folders(with_torch: bool) -> frozenset[str]:
     paths = sysconfig.get_paths()
     folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *gpumemnet.__path__}
-    if (torch := sys.modules.get("torch")) is not None:
-        folders |= set(torch.__path__)
-    return filename.startswith("<") or any(Path(filename).is_relative_to(folder) for folder in folders)
+    return frozenset(folders | set(sys.modules["torch"].__path__) if with_torch else folders)
+
+
+@cache
+def _lies_in(filename: str, folders: frozenset[str]) -> bool:
+    return any(Path(filename).is_relative_to(folder) for folder in folders)
 
 
 def _short_path(filename: str) -> str:

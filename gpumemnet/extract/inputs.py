@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
@@ -69,6 +69,27 @@ class ModelInputs:
     def elements_per_sample(self) -> int:
         """Elements of all inputs per sample, at least 1."""
         return max(1, round(sum(tensor.numel() for tensor in self.tensors) / self.batch_size))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+        """The same inputs with ``change`` applied to every tensor."""
+        return ModelInputs(
+            tuple(_map_tensors(value, change) for value in self.args),
+            {name: _map_tensors(value, change) for name, value in self.kwargs.items()},
+            self.batch_size,
+            self.note,
+        )
+
+    def resized(self, batch_size: int) -> ModelInputs:
+        """The same inputs with ``batch_size`` samples; tensors that do not start with the batch dimension stay as they are."""
+        if batch_size == self.batch_size:
+            return self
+
+        def resize(tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0 or tensor.shape[0] != self.batch_size:
+                return tensor
+            return tensor.new_empty((batch_size, *tensor.shape[1:]))
+
+        return replace(self.mapped(resize), batch_size=batch_size)
 
 
 def parse_input(text: str) -> InputSpec:
@@ -136,12 +157,7 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
         kept = ", ".join(name for name, tensor in named if tensor.shape[0] != example_batch)
         note = f"The factory's inputs hold {example_batch} samples; at batch size {wanted}, resized: {grown}"
         note += f"; kept as they are: {kept}." if kept else "."
-    return ModelInputs(
-        tuple(_map_tensors(value, to_meta) for value in args),
-        {name: _map_tensors(value, to_meta) for name, value in kwargs.items()},
-        wanted,
-        note,
-    )
+    return ModelInputs(args, kwargs, wanted, note).mapped(to_meta)
 
 
 def _named_tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:

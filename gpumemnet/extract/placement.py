@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumemnet.extract.faults import UnknownValueError
+from gpumemnet.extract.triton_kernels import launches_do_nothing
 
 REAL_ELEMENTS: Final = 2**14
 """Largest tensor that is really allocated: above the usual tables of constants, below the usual weights."""
@@ -31,34 +32,70 @@ _READS_VALUE: Final = frozenset(
         *(_Tensor.__bool__, _Tensor.__int__, _Tensor.__float__, _Tensor.__index__, _Tensor.__complex__),
     }
 )
-_NEEDS_VALUES: Final = "needs the values of a tensor, and here no values are computed"
+NEEDS_VALUES: Final = "needs the values of a tensor, and here no values are computed"
 _NO_SHAPE: Final = "has an output whose shape depends on values, and here no values are computed"
+_NO_KERNEL: Final = "does not say what its output is like: register that with torch.library.register_fake"
 _READS_VALUE_BELOW: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 
+
+OnGpu = Callable[[torch.Tensor, str], None]
+"""Told of a tensor that comes to the GPU, and of the operator that brings it."""
 
 _CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
 """Functions whose values are known wherever they are put; code asks for them on its input's device and then reads them."""
 
 
-def placement() -> AbstractContextManager[object]:
+class Unknowns:
+    """What happens where code needs values that do not exist; here it is refused.  Others may go on with a guess."""
+
+    def value(self, function: str, tensor: torch.Tensor) -> Any:
+        """What the code gets that reads the values of ``tensor`` with ``function``.
+
+        Raises:
+            UnknownValueError: names the function.
+        """
+        raise UnknownValueError(function, NEEDS_VALUES)
+
+    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+        """What ``operator`` returns, whose output on meta tensors nobody knows.
+
+        Raises:
+            UnknownValueError: ``error``, which names the operator.
+        """
+        raise error
+
+    def copied_to_host(self, function: str) -> None:
+        """``function`` has asked for a tensor on the CPU, and got the one that it has."""
+
+
+def placement(unknowns: Unknowns | None = None, on_gpu: OnGpu | None = None) -> AbstractContextManager[object]:
     """Context in which PyTorch code runs with large tensors on meta.
 
-    Inside it an operator that needs values which do not exist raises :class:`UnknownValueError`, which names the operator.
+    Args:
+        unknowns: what happens where an operator needs values that do not exist; unless given, :class:`UnknownValueError` is
+            raised, which names the operator.
+        on_gpu: told of every tensor that the code asks for on a device other than the CPU, and of the operator.
     """
     stack = ExitStack()
-    values = _KnownValues()
+    stack.enter_context(launches_do_nothing())
+    values = _KnownValues(unknowns or Unknowns())
     stack.enter_context(values)
-    stack.enter_context(_DeviceBlind(values))
+    stack.enter_context(_DeviceBlind(values, unknowns or Unknowns(), on_gpu))
     return stack
 
 
 class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Decides for every operator whether it runs on real or on meta tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, unknowns: Unknowns) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._unknowns = unknowns
         self._overwritten: dict[int, torch.UntypedStorage] = {}
         """Real storages that a meta tensor was written into: their values are no longer known."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to tell Dynamo so would import it, which takes a second
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Whether nobody knows the tensor's values."""
@@ -80,13 +117,16 @@ class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return trial if elements > REAL_ELEMENTS else func(*args, **named)
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name
-        if name in _READS_VALUE_BELOW:
-            raise UnknownValueError(name.replace("::", "."), _NEEDS_VALUES)
+        name = func._schema.name.replace("::", ".")
+        if func._schema.name in _READS_VALUE_BELOW:
+            return self._unknowns.result(func, args, kwargs, UnknownValueError(name, NEEDS_VALUES))
         try:
             result = _call_on_meta(func, args, kwargs)
-        except NotImplementedError:
-            raise UnknownValueError(name.replace("::", "."), _NO_SHAPE) from None
+        except RuntimeError as error:
+            if not (isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))):
+                raise
+            reason = _NO_SHAPE if torch.Tag.dynamic_output_shape in func.tags else _NO_KERNEL
+            return self._unknowns.result(func, args, kwargs, UnknownValueError(name, reason))
         written = self._written(func, args, kwargs)
         if not written:
             return result
@@ -110,9 +150,11 @@ class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _DeviceBlind(TorchFunctionMode):
     """Ignores every device that the code asks for, and names the operator that asks for an unknown value."""
 
-    def __init__(self, values: _KnownValues) -> None:
+    def __init__(self, values: _KnownValues, unknowns: Unknowns, on_gpu: OnGpu | None) -> None:
         super().__init__()
         self._values = values
+        self._unknowns = unknowns
+        self._on_gpu = on_gpu
 
     def __torch_function__(
         self,
@@ -123,10 +165,17 @@ class _DeviceBlind(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         if func in _STAYS:
+            if func is _Tensor.cpu and args[0].is_meta:
+                self._unknowns.copied_to_host(_name_of(func))
+            self._tell(func, args[0], func is _Tensor.cuda)
             return args[0]
+        device = named.get("device")
         if func in _READS_VALUE and self._values.unknown(args[0]):
-            raise UnknownValueError(_name_of(func), _NEEDS_VALUES)
+            return self._unknowns.value(_name_of(func), args[0])
         if func is _Tensor.to:
+            device = _device_in(args[1:], named)
+            if args[0].is_meta and any(map(_is_host, (*args[1:], named.get("device")))):
+                self._unknowns.copied_to_host(_name_of(func))
             args = (args[0], *(_without_device(value) for value in args[1:]))
             named = {key: _without_device(value) if key == "other" else value for key, value in named.items()}
             if "other" in named:
@@ -136,9 +185,15 @@ class _DeviceBlind(TorchFunctionMode):
         if named.get("pin_memory"):
             named["pin_memory"] = False
         try:
-            return func(*args, **named)
+            result = func(*args, **named)
         except UnknownValueError as error:
             raise UnknownValueError(_name_of(func), error.reason) from None
+        self._tell(func, result, device is not None and torch.device(device).type != "cpu")
+        return result
+
+    def _tell(self, func: Callable[..., Any], result: object, goes_to_gpu: bool) -> None:
+        if goes_to_gpu and self._on_gpu is not None and isinstance(result, _Tensor):
+            self._on_gpu(result, _name_of(func))
 
 
 @contextmanager
@@ -171,11 +226,25 @@ def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
 
 
 def _name_of(func: Callable[..., Any]) -> str:
-    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.")
+    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.").removesuffix(".default")
 
 
 def _is_meta(device: object) -> bool:
     return device is not None and not isinstance(device, int) and torch.device(str(device)).type == "meta"
+
+
+def _is_host(value: object) -> bool:
+    return isinstance(value, str | torch.device) and torch.device(value).type == "cpu"
+
+
+def _device_in(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The device that a call of ``Tensor.to`` names: itself, or another tensor's."""
+    for value in (*args[:1], *(named.get(key) for key in ("device", "other"))):
+        if isinstance(value, torch.Tensor):
+            return value.device
+        if isinstance(value, str | torch.device) or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+    return None
 
 
 def _without_device(value: object) -> object:

@@ -30,6 +30,7 @@ def test_names_are_these() -> None:
         "PUBLISHED_BINS",
         "Predictor",
         "SEQUENCE_COLUMNS",
+        "TraceAnswer",
         "TrainingJob",
         "bins_of_width",
         "device_profile",
@@ -43,6 +44,7 @@ def test_names_are_these() -> None:
         "load_bundle",
         "named_bins",
         "shipped_bundles",
+        "trace",
     ]
     assert all(getattr(gpumemnet, name) is not None for name in gpumemnet.__all__)
     assert not hasattr(gpumemnet, "pandas")

@@ -1,0 +1,237 @@
+"""``gpumemnet trace``: a training job's memory, byte by byte, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+
+from gpumemnet.cli.arguments import factory_arguments
+from gpumemnet.cli.output import check_writable, write_atomically
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.layers import describe
+from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, ZERO_GRAD, Questions, TraceSettings
+from gpumemnet.units import MIB
+
+if TYPE_CHECKING:
+    from gpumemnet.devices import DeviceProfile
+    from gpumemnet.isolation.parent import Progress
+    from gpumemnet.trace.answer import TraceAnswer
+
+_MODEL: Final = "The model"
+_TRAINING: Final = "How it is trained"
+_MACHINE: Final = "Where it is trained"
+_ANSWER: Final = "What else to answer"
+_PLOTS: Final = (".png", ".html")
+
+
+def trace(
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE.py:FACTORY",
+            help="A function that returns a torch.nn.Module, (model, inputs) or (model, inputs, loss). "
+            "With --script instead: -- and the script's own arguments.",
+        ),
+    ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.py", rich_help_panel=_MODEL, help="Trace this training script, unmodified, up to its second step."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(rich_help_panel=_MODEL, help="Samples per step; needed unless the factory gives inputs.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="SHAPE",
+            rich_help_panel=_MODEL,
+            help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model.",
+        ),
+    ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg", metavar="NAME=VALUE", rich_help_panel=_MODEL, help="Keyword argument of the factory; JSON, or else text."
+        ),
+    ] = None,
+    best_effort: Annotated[
+        bool,
+        typer.Option(
+            "--best-effort", rich_help_panel=_MODEL, help="Go on with a guess where the values of tensors are needed, and say so."
+        ),
+    ] = False,
+    optimizer: Annotated[str, typer.Option(metavar="|".join(OPTIMIZERS), rich_help_panel=_TRAINING)] = "adamw",
+    precision: Annotated[str, typer.Option(metavar="|".join(PRECISIONS), rich_help_panel=_TRAINING)] = "fp32",
+    loss: Annotated[
+        str, typer.Option(metavar="|".join(LOSSES), rich_help_panel=_TRAINING, help="Unless the factory returns one.")
+    ] = "auto",
+    optimizer_implementation: Annotated[
+        str, typer.Option(metavar="|".join(OPTIMIZER_IMPLEMENTATIONS), rich_help_panel=_TRAINING)
+    ] = "default",
+    gradient_accumulation: Annotated[
+        int, typer.Option(rich_help_panel=_TRAINING, help="Forward and backward passes per optimizer step.")
+    ] = 1,
+    zero_grad: Annotated[
+        str, typer.Option(metavar="|".join(ZERO_GRAD), rich_help_panel=_TRAINING, help="Where the loop drops its gradients.")
+    ] = "before_forward",
+    checkpointing: Annotated[str, typer.Option(metavar="|".join(CHECKPOINTING), rich_help_panel=_TRAINING)] = "none",
+    attention_kernel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(ATTENTION_KERNELS), rich_help_panel=_TRAINING, help="Instead of the one that PyTorch picks."
+        ),
+    ] = None,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", rich_help_panel=_TRAINING, help="Model and images in the NHWC memory format.")
+    ] = False,
+    cudnn_benchmark: Annotated[
+        bool, typer.Option("--cudnn-benchmark", rich_help_panel=_TRAINING, help="torch.backends.cudnn.benchmark is on.")
+    ] = False,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE.json", rich_help_panel=_MACHINE, help="A GPU of the catalogue, or a profile of your own."
+        ),
+    ] = DEFAULT_GPU,
+    context_mib: Annotated[
+        int | None, typer.Option(metavar="MIB", rich_help_panel=_MACHINE, help="The CUDA context where you know yours.", min=1)
+    ] = None,
+    allocator_conf: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            rich_help_panel=_MACHINE,
+            help="The job's PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True; that of this shell is not looked at.",
+        ),
+    ] = "",
+    max_batch: Annotated[
+        bool, typer.Option("--max-batch", rich_help_panel=_ANSWER, help="The largest batch size that fits the GPU.")
+    ] = False,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N,N,…", rich_help_panel=_ANSWER, help="The memory at these batch sizes too.")
+    ] = None,
+    gpus: Annotated[
+        bool, typer.Option("--gpus", rich_help_panel=_ANSWER, help="On which GPUs of the catalogue it fits.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.png|FILE.html", rich_help_panel=_ANSWER, help="Draw the memory over a step, stacked by class."
+        ),
+    ] = None,
+    job_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json", rich_help_panel=_ANSWER, help="Write the job with its traced peak, for gpumemnet predict."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=_ANSWER, help="For programs: print the whole answer as JSON, no tables.")
+    ] = False,
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
+    show_output: Annotated[
+        bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
+    ] = False,
+) -> None:
+    """Say how much GPU memory training a model takes, and for what: the step is traced, no GPU is used, nothing is allocated."""
+    from gpumemnet.allocator.settings import parse_settings
+    from gpumemnet.trace.process import trace_file
+
+    if plot is not None and plot.suffix not in _PLOTS:
+        raise InvalidRequestError(f"must end in {' or '.join(_PLOTS)}, not {describe(plot.name)}", "plot")
+    for path, field in ((plot, "plot"), (job_out, "job-out")):
+        if path is not None:
+            check_writable(path, field)
+    settings: TraceSettings = {
+        "loss": loss,
+        "optimizer": optimizer,
+        "precision": precision,
+        "optimizer_implementation": optimizer_implementation,
+        "checkpointing": checkpointing,
+        "channels_last": channels_last,
+        "gradient_accumulation": gradient_accumulation,
+        "zero_grad": zero_grad,
+        "attention_kernel": attention_kernel,
+        "cudnn_benchmark": cudnn_benchmark,
+        "best_effort": best_effort,
+    }
+    questions = Questions(
+        batches=_batches(batches), max_batch=max_batch, gpus=gpus, curve=plot is not None, job=job_out is not None
+    )
+    if source is None or len(source) != 1:
+        raise InvalidRequestError("name one factory, such as train.py:build", "source")
+    device, allocator = _device(gpu, context_mib), parse_settings(allocator_conf)
+    with _progress(source[0], not show_output) as progress:
+        answer = trace_file(
+            source[0],
+            inputs=inputs or (),
+            arguments=factory_arguments(argument or ()),
+            batch_size=batch_size,
+            gpu=device,
+            allocator=allocator,
+            questions=questions,
+            deadline_seconds=deadline,
+            show_output=show_output,
+            progress=progress,
+            **settings,
+        )
+    _write(answer, plot, job_out)
+    if as_json:
+        from gpumemnet.trace.answer import answer_to_dict
+
+        typer.echo(json.dumps(answer_to_dict(answer)))
+        return
+    from gpumemnet.cli.trace_report import show_trace
+
+    show_trace(answer, f"{optimizer}, {precision}", Console())
+
+
+def _device(gpu: str, context_mib: int | None) -> DeviceProfile:
+    from gpumemnet.devices import find_profile
+
+    profile = find_profile(gpu)
+    if context_mib is None:
+        return profile
+    return replace(profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by --context-mib")
+
+
+def _batches(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    sizes = [size.strip() for size in text.split(",")]
+    if not all(size.isascii() and size.isdigit() and len(size) < 10 for size in sizes):
+        raise InvalidRequestError(f"must be batch sizes such as 1,2,4,8, not {describe(text)}", "batches")
+    return tuple(int(size) for size in sizes)
+
+
+@contextmanager
+def _progress(source: str, wanted: bool) -> Iterator[Progress | None]:
+    """What is being done, on standard error while it lasts, if somebody is there to read it."""
+    console = Console(stderr=True)
+    if not (wanted and console.is_terminal):
+        yield None
+        return
+    with console.status(f"{source}: starting") as status:
+        yield lambda step: status.update(f"{source}: {step}")
+
+
+def _write(answer: TraceAnswer, plot: Path | None, job_out: Path | None) -> None:
+    if job_out is not None:
+        from gpumemnet.job_json import job_from_dict, job_to_json
+
+        write_atomically(job_out, job_to_json(job_from_dict(answer.job)), "job-out")
+    if plot is not None:
+        from gpumemnet.trace.plot import plot as draw
+
+        draw(answer, plot)

@@ -1,0 +1,158 @@
+"""A trace's answer as people read it: the verdict first, then what the memory is made of, its peak, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpumemnet.cli.output import print_facts
+from gpumemnet.units import GIB, MIB, ceil_mib
+
+if TYPE_CHECKING:
+    from gpumemnet.trace.answer import TraceAnswer
+
+_TOP_MODULES: Final = 10
+_WIDE: Final = 110
+"""Columns from which there is room to say what each part is."""
+_PARTS: Final[Mapping[str, tuple[str, str]]] = {
+    "parameter": ("parameters", "the weights"),
+    "buffer": ("buffers", "running statistics and tables"),
+    "gradient": ("gradients", "of the trainable parameters"),
+    "optimizer_state": ("optimizer state", "what the optimizer keeps for each parameter"),
+    "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
+    "input": ("inputs", "the batch and its targets"),
+    "temporary": ("temporaries", "what operators need at that moment"),
+    "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
+    "fragmentation": ("fragmentation", "rounding, and cached blocks that fit nothing"),
+    "context": ("CUDA context", "driver, libraries and loaded kernels"),
+}
+
+
+def show_trace(answer: TraceAnswer, training: str, console: Console) -> None:
+    """Write ``answer`` to ``console``; ``training`` says in a few words how the model is trained."""
+    console.print(_verdict(answer))
+    console.print(Text(f"{answer.model}, batch size {answer.batch_size:,}, {training}, loss {answer.loss}", style="dim"))
+    if not answer.fits and answer.max_batch_size is None:
+        console.print(Text("--max-batch says which batch size would fit", style="dim"))
+    _show_parts(answer, console)
+    _show_peak(answer, console)
+    if answer.batches or answer.max_batch_size is not None:
+        _show_batches(answer, console)
+    if answer.gpus:
+        _show_gpus(answer, console)
+    for note in answer.notes:
+        console.print(Text.assemble(("note: ", "bold"), note))
+    if answer.not_included:
+        console.print(Text("Not included:", style="dim"))
+        bullets = Table.grid(padding=(0, 1))
+        for item in answer.not_included:
+            bullets.add_row(Text(" ·", style="dim"), Text(item, style="dim"))
+        console.print(bullets)
+
+
+def shown_mib(amounts: Sequence[int]) -> list[int]:
+    """Whole MiB of ``amounts`` that add up to the whole MiB that hold all of them: the largest remainders are rounded up."""
+    floors = [amount // MIB for amount in amounts]
+    order = sorted(range(len(amounts)), key=lambda index: -(amounts[index] % MIB))
+    for index in order[: ceil_mib(sum(amounts)) - sum(floors)]:
+        floors[index] += 1
+    return floors
+
+
+def _verdict(answer: TraceAnswer) -> Text:
+    word, style = "Fits", "bold green"
+    if not answer.fits:
+        word, style = "Does not fit", "bold red"
+        if answer.expected_bytes <= answer.capacity_bytes:
+            word, style = "May not fit", "bold yellow"
+    expected, safe = _amount(answer.expected_bytes), _amount(answer.safe_bytes)
+    return Text.assemble((f"{word} {answer.gpu}", style), f": {expected} expected, {safe} safe")
+
+
+def _amount(amount_bytes: int) -> str:
+    return f"{amount_bytes / GIB:,.2f} GiB ({ceil_mib(amount_bytes):,} MiB)"
+
+
+def _show_parts(answer: TraceAnswer, console: Console) -> None:
+    wide = console.width >= _WIDE
+    table = _table("memory at the peak", "MiB", "share", "")
+    if wide:
+        table.add_column("", style="dim")
+    amounts = shown_mib(list(answer.parts.values()))
+    for (part, size), mib in zip(answer.parts.items(), amounts, strict=True):
+        if not size:
+            continue
+        name, meaning = _PARTS.get(part, (part, ""))
+        table.add_row(name, f"{mib:,}", *_share(size, answer.expected_bytes), *([meaning] if wide else []))
+    table.add_section()
+    table.add_row(Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold"), "100.0 %")
+    console.print(table)
+
+
+def _show_peak(answer: TraceAnswer, console: Console) -> None:
+    peak = answer.peak
+    where = f"{peak.phase}, step {peak.step}" if peak.step else peak.phase
+    module = f" in {peak.module}" if peak.module else ""
+    facts = [
+        ("peak", f"{where}: {peak.operator}{module}"),
+        ("least", f"{_amount(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released"),
+        ("context", answer.context_source),
+        ("safe", answer.safe_basis),
+    ]
+    print_facts(console, "", facts)
+    table = _table("modules that hold most at the peak", "MiB", "share", "")
+    top = peak.modules[:_TOP_MODULES]
+    for name, size in top:
+        table.add_row(name or "(the model itself, loss)", f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))
+    rest = peak.modules[_TOP_MODULES:]
+    if rest:
+        size = sum(amount for _, amount in rest)
+        table.add_row(Text(f"{len(rest):,} others", style="dim"), f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))
+    console.print(table)
+
+
+def _show_batches(answer: TraceAnswer, console: Console) -> None:
+    if answer.batches:
+        table = _table("batch size", "expected MiB", "safe MiB", answer.gpu)
+        for point in answer.batches:
+            expected, safe = ceil_mib(point.expected_bytes), ceil_mib(point.safe_bytes)
+            table.add_row(f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", _fits(point.fits))
+        console.print(table)
+    if answer.max_batch_size is not None:
+        largest = (
+            "no batch size fits" if answer.max_batch_size == 0 else f"largest batch size that fits: {answer.max_batch_size:,}"
+        )
+        console.print(Text(f" {answer.gpu}: {largest}", style="bold"))
+
+
+def _show_gpus(answer: TraceAnswer, console: Console) -> None:
+    table = _table("GPU", "expected MiB", "safe MiB", "memory MiB", "")
+    for fit in answer.gpus:
+        amounts = (fit.expected_bytes, fit.safe_bytes, fit.capacity_bytes)
+        table.add_row(fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), _fits(fit.fits))
+    console.print(table)
+
+
+def _fits(fits: bool) -> Text:
+    return Text("fits", style="green") if fits else Text("does not fit", style="red")
+
+
+def _share(amount: int, whole: int) -> tuple[str, str]:
+    share = amount / whole
+    return f"{share:.1%}".replace("%", " %"), "█" * round(20 * share)
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for name in columns:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
+    return table
+
+
+_NUMBERS: Final = frozenset({"MiB", "share", "expected MiB", "safe MiB", "memory MiB"})

@@ -1,0 +1,52 @@
+"""A job's memory, byte by byte, without a GPU: ``gpumemnet.trace(model, inputs, optimizer="adamw", precision="bf16")``.
+
+The step is run on meta tensors with what CUDA would do differently corrected, every storage's birth and death is recorded, and
+the events are replayed through a simulator of PyTorch's caching allocator.  The package is itself the function, so that it reads
+in a user's program as in the sentence above; its parts are loaded on first use, so that importing it costs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from gpumemnet.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from gpumemnet.trace.answer import TraceAnswer
+    from gpumemnet.trace.options import Questions
+    from gpumemnet.trace.process import trace_file, trace_script
+    from gpumemnet.trace.tracing import trace_model
+
+__all__ = ["Questions", "TraceAnswer", "trace_file", "trace_model", "trace_script"]
+
+_HOMES: Final = {
+    "Questions": "options",
+    "TraceAnswer": "answer",
+    "trace_file": "process",
+    "trace_model": "tracing",
+    "trace_script": "process",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "extract", "tracing a model") from None
+
+
+class _CallableModule(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> TraceAnswer:
+        """See :func:`gpumemnet.trace.tracing.trace_model`."""
+        answer: TraceAnswer = __getattr__("trace_model")(*args, **kwargs)
+        return answer
+
+
+sys.modules[__name__].__class__ = _CallableModule

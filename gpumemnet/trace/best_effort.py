@@ -1,0 +1,200 @@
+"""What a trace does where code needs values that do not exist: it is refused, or with ``--best-effort`` goes on with a guess.
+
+A guess never hides: each is a note that names the operator and the line.  The guesses are few, so that they can be known by
+heart.  A value that is read is 1, a condition is true; whatever picks elements by their values picks all of them;
+an operator that is not PyTorch's own and says nothing about its output gives one like its first tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from gpumemnet.extract.faults import UnknownValueError, running_line
+from gpumemnet.extract.placement import NEEDS_VALUES, Unknowns
+
+_CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
+_ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
+_HINT: Final = "; --best-effort goes on with a guess"
+_MAX_VALUES: Final = 2**24
+"""Most values that are made up for one tensor: they are real, on the host."""
+_MAX_TIMES: Final = 10_000
+"""How often one line may ask for a condition: it may be a loop that waits for another answer."""
+
+
+class NotedUnknowns(Unknowns):
+    """Refuses, says where a guess would go on, and notes what goes to the host."""
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[str, str], str] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for each operator and line."""
+        return tuple(self._notes.values())
+
+    def value(self, function: str, tensor: Tensor) -> Any:
+        """Refused."""
+        raise UnknownValueError(function, f"{NEEDS_VALUES}{_HINT}")
+
+    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+        """Refused."""
+        hint = "" if _guess(operator, args, kwargs) is None else _HINT
+        raise UnknownValueError(error.operator, f"{error.reason}{hint}")
+
+    def copied_to_host(self, function: str) -> None:
+        """Note it."""
+        self._note(function, "copies a tensor to the host; what is computed from the copy is counted as if it were on the GPU")
+
+    def _note(self, operator: str, what: str) -> str:
+        where = running_line()
+        self._notes.setdefault((operator, where), f"{operator}{f' at {where},' if where else ''} {what}.")
+        return where
+
+
+class BestEffort(NotedUnknowns):
+    """Goes on with a guess where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: Counter[str] = Counter()
+
+    def value(self, function: str, tensor: Tensor) -> Any:
+        """True, an array of ones, or 1."""
+        kind = function.rpartition(".")[2]
+        if kind in _CONDITIONS:
+            where = self._note(function, "was taken to be true")
+            self._asked[where] += 1
+            if self._asked[where] > _MAX_TIMES:
+                raise UnknownValueError(function, f"was taken to be true {_MAX_TIMES:,} times, and the code does not go on")
+            return True
+        if kind in _ARRAYS:
+            if tensor.numel() > _MAX_VALUES:
+                raise UnknownValueError(function, NEEDS_VALUES)
+            self._note(function, f"was taken to give {tensor.numel():,} ones")
+            ones = np.ones(tensor.shape, _numpy_type(tensor.dtype))
+            return ones.tolist() if kind == "tolist" else ones
+        self._note(function, "was taken to be 1")
+        return {"__int__": 1, "__index__": 1, "__float__": 1.0, "__complex__": 1 + 0j}.get(kind, _one(tensor.dtype))
+
+    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+        """An output of the largest shape that there can be; where nobody knows that, ``error`` is raised."""
+        guess = _guess(operator, args, kwargs)
+        if guess is None:
+            raise error
+        result, what = guess(*args, **kwargs)
+        self._note(error.operator, what)
+        return result
+
+
+_Guess = Callable[..., tuple[Any, str]]
+"""Called with the operator's arguments; gives its output, and in words what it was taken to be."""
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.long, device="meta")
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _one(dtype: torch.dtype) -> bool | int | float | complex:
+    if dtype == torch.bool:
+        return True
+    return 1 + 0j if dtype.is_complex else 1.0 if dtype.is_floating_point else 1
+
+
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype("float32" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
+
+
+def _scalar(tensor: Tensor, *others: Any) -> tuple[Any, str]:
+    return _one(tensor.dtype), "was taken to be 1"
+
+
+def _true(*tensors: Any) -> tuple[Any, str]:
+    return True, "was taken to be true"
+
+
+def _nonzero(tensor: Tensor) -> tuple[Any, str]:
+    return _empty(tensor.numel(), tensor.ndim), f"was taken to find all {tensor.numel():,} elements"
+
+
+def _masked_select(tensor: Tensor, mask: Tensor) -> tuple[Any, str]:
+    elements = torch.broadcast_shapes(tensor.shape, mask.shape).numel()  # type: ignore[no-untyped-call]
+    return torch.empty(elements, dtype=tensor.dtype, device="meta"), f"was taken to keep all {elements:,} elements"
+
+
+def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> tuple[Any, str]:
+    """Indexing with masks: each stands for the indices of all its elements."""
+    numbers: list[Tensor | None] = []
+    elements = 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            elements = index.numel()
+            numbers += [_empty(elements) for _ in range(index.ndim)]
+        else:
+            numbers.append(None if index is None else _meta(index))
+    return torch.ops.aten.index.Tensor(_meta(tensor), numbers), f"was taken to pick all {elements:,} elements of its mask"
+
+
+def _unique(tensor: Tensor, sorted: bool = True, inverse: bool = False, counts: bool = False) -> tuple[Any, str]:
+    values = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
+    outputs = (values, _empty(*tensor.shape) if inverse else _empty(0), _empty(tensor.numel()) if counts else _empty(0))
+    return outputs, _distinct(tensor.numel())
+
+
+def _unique_consecutive(tensor: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None) -> tuple[Any, str]:
+    return _unique(tensor, True, inverse, counts) if dim is None else _unique_dim(tensor, dim, True, inverse, counts)
+
+
+def _unique_dim(tensor: Tensor, dim: int, sorted: bool = True, inverse: bool = False, counts: bool = False) -> tuple[Any, str]:
+    length = tensor.shape[dim]
+    return (_meta(tensor), _empty(length if inverse else 0), _empty(length if counts else 0)), _distinct(length)
+
+
+def _distinct(elements: int) -> str:
+    return f"was taken to find all {elements:,} elements different"
+
+
+def _all_boxes(boxes: Tensor, *others: Any) -> tuple[Any, str]:
+    return _empty(boxes.shape[0]), f"was taken to keep all {boxes.shape[0]:,} boxes"
+
+
+_GUESSES: Final[Mapping[str, _Guess]] = {
+    "aten::_local_scalar_dense": _scalar,
+    "aten::is_nonzero": _true,
+    "aten::equal": _true,
+    "aten::nonzero": _nonzero,
+    "aten::masked_select": _masked_select,
+    "aten::index": _indexed,
+    "aten::_unique2": _unique,
+    "aten::unique_dim": _unique_dim,
+    "aten::unique_consecutive": _unique_consecutive,
+    "torchvision::nms": _all_boxes,
+}
+
+
+def _guess(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
+    """The guess for an operator, if there is one."""
+    guess = _GUESSES.get(operator._schema.name)
+    return guess if guess or operator.namespace in ("aten", "prims") else _foreign(operator, args, kwargs)
+
+
+def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
+    """The guess for an operator that is not PyTorch's: none where it returns several tensors, or numbers."""
+    returns = [str(value.type) for value in operator._schema.returns]
+    first = next((leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)), None)
+    if not returns:
+        return lambda *args, **kwargs: (None, "was taken to allocate nothing, and to write into its arguments")
+    if returns != ["Tensor"] or first is None:
+        return None
+    shape = list(first.shape)
+    return lambda *args, **kwargs: (_meta(first), f"was taken to return a tensor like its first, of shape {shape}")

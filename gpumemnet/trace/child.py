@@ -1,0 +1,34 @@
+"""The child process of a trace, ``python -m gpumemnet.trace.child``."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, Final
+
+from gpumemnet.extract.source import build, source_code
+from gpumemnet.isolation.child import serve
+from gpumemnet.trace.answer import answer_to_dict
+from gpumemnet.trace.question import asked_from_dict
+
+_LOG: Final = logging.getLogger("gpumemnet.trace")
+
+
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
+    what, code = asked_from_dict(question), source_code(question)
+    _LOG.info("importing torch")
+    from gpumemnet.trace.best_effort import BestEffort, NotedUnknowns
+    from gpumemnet.trace.tracing import trace_model
+
+    _LOG.info("building the model")
+    unknowns = BestEffort() if what.settings.get("best_effort") else NotedUnknowns()
+    built, inputs = build(question, code, unknowns=unknowns, with_loss=True)
+    settings: dict[str, Any] = dict(what.settings)
+    if built.loss is not None:
+        settings["loss"] = built.loss
+    answer = trace_model(built.model, inputs, **settings, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
+    return answer_to_dict(replace(answer, notes=(*unknowns.notes, *answer.notes)))
+
+
+if __name__ == "__main__":
+    serve(_answer)

@@ -1,0 +1,63 @@
+"""Lets an operator do on meta tensors what it does on CUDA, ahead of autograd, so that autograd saves what it would save there.
+
+The kernels are registered with PyTorch's dispatcher under the autograd key of meta tensors, so they are met from Python and
+from C++ alike, inside ``multi_head_attention_forward`` as well as in the model's own code; other tensors never come by.  The
+operator's own kernel is then reached through the autograd key that no device uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+
+Operator = Any
+"""An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""
+
+Kernel = Callable[..., Any]
+"""Called as ``kernel(original, *args, **kwargs)``; ``original(*args, **kwargs)`` is the operator without this override."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One operator's kernel.
+
+    Attributes:
+        operator: the ``OpOverload``.
+        kernel: what runs instead.
+    """
+
+    operator: Operator
+    kernel: Kernel
+
+
+@contextmanager
+def overriding(overrides: Sequence[Override]) -> Iterator[None]:
+    """Context in which the kernels are in force; of several for one operator, each sees the ones after it as the original."""
+    by_operator: dict[Operator, list[Kernel]] = {}
+    for override in overrides:
+        by_operator.setdefault(override.operator, []).append(override.kernel)
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for operator, kernels in by_operator.items():
+            library.impl(operator, _chained(operator, kernels), "AutogradMeta", with_keyset=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def _chained(operator: Operator, kernels: Sequence[Kernel]) -> Callable[..., Any]:
+    def run(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        # No device has this key, but PyTorch's autograd kernels are registered for it as for all the others.
+        other_keys = keys.remove(DispatchKey.AutogradMeta).add(DispatchKey.AutogradOther)
+        call: Callable[..., Any] = partial(operator.redispatch, other_keys)
+        for kernel in reversed(kernels):
+            call = partial(kernel, call)
+        return call(*args, **kwargs)
+
+    return run

@@ -1,0 +1,111 @@
+"""The optimizer as it would run on CUDA: named ones by their usual settings, a user's own rebuilt over the stand-ins.
+
+PyTorch picks the foreach or the fused path only for parameters on a GPU; :func:`gpu_optimizers` lets it pick them here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.layers import describe
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+_SWITCHES: Final[Mapping[str, dict[str, Any]]] = {
+    "default": {},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "for_loop": {"foreach": False},
+}
+_CLASSES: Final[Mapping[str, tuple[type[Optimizer], dict[str, Any]]]] = {
+    "sgd": (torch.optim.SGD, {"lr": 1e-3}),
+    "sgd_momentum": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "rmsprop": (torch.optim.RMSprop, {}),
+    "adagrad": (torch.optim.Adagrad, {}),
+    "adafactor": (torch.optim.Adafactor, {}),
+}
+
+
+def named_optimizer(name: str, implementation: str = "default") -> OptimizerFactory:
+    """A factory of the optimizer called ``name`` (:data:`gpumemnet.job.OPTIMIZERS`) in that implementation.
+
+    Raises:
+        InvalidRequestError: when PyTorch has no such implementation of it.
+    """
+    made, settings = _CLASSES[name]
+    switches = _SWITCHES[implementation]
+    missing = switches.keys() - inspect.signature(made).parameters.keys()
+    if missing:
+        raise InvalidRequestError(f"PyTorch's {made.__name__} has no {implementation} implementation", "optimizer_implementation")
+    return lambda parameters: made(parameters, **settings, **switches)
+
+
+def same_optimizer(optimizer: Optimizer, stand_ins: Mapping[int, nn.Parameter]) -> OptimizerFactory:
+    """A factory of an optimizer like ``optimizer``, whose parameters are replaced by their stand-ins.
+
+    Raises:
+        InvalidRequestError: when it holds parameters that are not the model's.
+    """
+
+    def build(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        groups = []
+        for group in optimizer.param_groups:
+            foreign = [p for p in group["params"] if id(p) not in stand_ins]
+            if foreign:
+                raise InvalidRequestError(f"{type(optimizer).__name__} holds parameters that are not the model's", "optimizer")
+            groups.append({**group, "params": [stand_ins[id(p)] for p in group["params"]]})
+        accepted = inspect.signature(type(optimizer)).parameters
+        defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+        return type(optimizer)(groups, **defaults)
+
+    return build
+
+
+def optimizer_factory(optimizer: object, implementation: str, stand_ins: Mapping[int, nn.Parameter]) -> OptimizerFactory:
+    """The factory for what a caller gave: a name, an optimizer over the model's own parameters, or a factory.
+
+    Raises:
+        InvalidRequestError: when it is none of these.
+    """
+    if isinstance(optimizer, str):
+        if optimizer not in _CLASSES:
+            raise InvalidRequestError(f"must be one of {', '.join(_CLASSES)}, not {describe(optimizer)}", "optimizer")
+        return named_optimizer(optimizer, implementation)
+    if isinstance(optimizer, Optimizer):
+        return same_optimizer(optimizer, stand_ins)
+    if callable(optimizer):
+        return optimizer
+    raise InvalidRequestError("must be a name, an optimizer, or a function from parameters to an optimizer", "optimizer")
+
+
+@contextmanager
+def gpu_optimizers() -> Iterator[None]:
+    """Context in which optimizers treat meta parameters as CUDA's: foreach by default, fused where asked for."""
+
+    def with_meta(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+        return lambda: [*original(), "cuda", "meta"]
+
+    homes = ("torch.optim.optimizer", "torch.utils._foreach_utils")
+    names = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
+    import torch.utils._foreach_utils as utils
+
+    originals = {name: getattr(utils, name) for name in names}
+    patches = [patch(f"{home}.{name}", with_meta(originals[name])) for home in homes for name in names]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()

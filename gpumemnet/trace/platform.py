@@ -1,0 +1,34 @@
+"""What a trace assumes of the machine that the job will run on: the GPU, and the switches that decide which kernels run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gpumemnet.devices import DeviceProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """The GPU and the process-wide switches that decide which kernels run.
+
+    Attributes:
+        device: profile of the GPU.
+        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the one that PyTorch would choose.
+        cudnn_benchmark: whether cuDNN tries every convolution algorithm (``torch.backends.cudnn.benchmark``).
+        tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``, on by default).
+    """
+
+    device: DeviceProfile
+    attention_kernel: str | None = None
+    cudnn_benchmark: bool = False
+    tf32: bool = True
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """Major and minor."""
+        return self.device.compute_capability
+
+
+HALF_TYPES: Final = ("float16", "bfloat16")
+"""Names of the 16-bit floating-point types."""

@@ -1,0 +1,61 @@
+"""Traces a user's file in a child process, so that the file meets nothing of the caller's and cannot harm it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Unpack
+
+from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.devices import DeviceProfile
+from gpumemnet.extract.source import factory_question
+from gpumemnet.isolation.parent import Child, Progress, ask
+from gpumemnet.trace.answer import TraceAnswer, answer_from_dict
+from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, Questions, TraceSettings
+from gpumemnet.trace.question import asked, asked_to_dict
+
+_CHILD: Final = Child(module="gpumemnet.trace.child", wanted="an answer", purpose="tracing a model")
+
+
+def trace_file(
+    source: str,
+    *,
+    inputs: Sequence[str] = (),
+    arguments: Mapping[str, Any] | None = None,
+    batch_size: int | None = None,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    questions: Questions | None = None,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    show_output: bool = False,
+    progress: Progress | None = None,
+    **settings: Unpack[TraceSettings],
+) -> TraceAnswer:
+    """The memory that training the model takes which ``source`` builds.
+
+    Args:
+        source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model, inputs)`` or
+            ``(model, inputs, loss)``, where ``loss`` is a function from the model's output to a scalar.
+        inputs: one sample's shape for each of the model's inputs, as :func:`gpumemnet.extract.inputs.parse_input` reads them;
+            none where the factory gives the inputs.
+        arguments: keyword arguments for the factory; anything that JSON can hold.
+        batch_size: samples per step; needed unless the factory gives the inputs.
+        gpu: name or alias of a GPU of the catalogue, path of a profile's ``.json`` file, or a profile.
+        allocator: settings of the caching allocator; PyTorch's defaults unless given.
+        questions: what else is wanted.
+        deadline_seconds: time for everything, the import of torch included.
+        show_output: let the file's own output through to standard error.
+        progress: told in a few words what is being done.
+        settings: how the model is trained, see :func:`gpumemnet.trace.tracing.trace_model`.
+
+    Raises:
+        ExtractError: one sentence that names the operator or the line of code that cannot be traced.
+        InvalidJobError, InvalidRequestError: when a setting or an input has no such value.
+        MissingExtraError: when torch is not installed.
+    """
+    question = {
+        "kind": "file",
+        **factory_question(source, inputs, arguments, batch_size),
+        **asked_to_dict(asked(settings, gpu, allocator, questions, batch_size)),
+    }
+    answer = ask(_CHILD, source, question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+    return answer_from_dict(answer)

@@ -1,0 +1,282 @@
+"""Records every storage on the GPU while PyTorch code runs on meta tensors: its birth, its death, its operator and its module.
+
+The recorder is a dispatch mode below autograd, so it sees each operator of the forward and of the backward pass once.  A storage
+is on the GPU when an operator made it from one that is, or when the code asked for it there; its death is the moment at which
+the last reference to it goes, which a weak reference tells (the way of ``torch/distributed/_tools/mem_tracker.py``).
+A module owns what its operators allocate; in the backward pass the autograd node that runs tells by its sequence number which
+module made it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.trace.convolution_scratch import result_layout
+from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.timeline import Phase, Storage, Timeline
+from gpumemnet.trace.workspaces import Scratch, blas_workspace, scratch, takes_scratch
+
+_UNKNOWN: Final = "temporary"
+_CONVOLUTION: Final = torch.ops.aten.convolution.default
+_FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
+"""Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
+
+
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows which storage it is of."""
+
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class _Open(NamedTuple):
+    """A storage before its class is settled."""
+
+    size_bytes: int
+    bound_bytes: int
+    operator: str
+    module: str
+    is_scratch: bool = False
+
+
+class Recorder(TorchDispatchMode):
+    """Collects storages and events while it is entered.
+
+    Args:
+        modules: which module is running.
+        platform: what the job will run on.
+    """
+
+    def __init__(self, modules: ModulePath, platform: Platform) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._modules = modules
+        self._platform = platform
+        self._kinds: dict[Any, bool] = {}
+        self._live: dict[int, int] = {}
+        self._references: dict[int, _StorageRef] = {}
+        self._storages: list[_Open] = []
+        self._classes: list[str] = []
+        self._events: list[int] = []
+        self._phases: list[Phase] = []
+        self._step_starts: list[int] = []
+        self._handles: set[bool] = set()
+        self._met: set[tuple[bool, Hashable]] = set()
+        self._nodes: list[tuple[int, str]] = []
+        self._sequence_numbers: list[int] = []
+        self._recomputed: list[int] = []
+        self._backward = False
+        self._steps = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to tell Dynamo so would import it, which takes a second
+
+    # What the training loop tells.
+
+    def begin_step(self) -> None:
+        """A new optimizer step starts."""
+        self._step_starts.append(len(self._events))
+        self._steps += 1
+
+    def begin(self, phase: str) -> None:
+        """A phase starts, see :class:`~gpumemnet.trace.timeline.Phase`."""
+        if self._phases and self._phases[-1].name == "forward":
+            self._keep_what_is_live()
+        self._settle_recomputed()
+        self._modules.forget()
+        self._backward = phase == "backward"
+        self._phases.append(Phase(phase, self._steps, len(self._events)))
+
+    def asked_for(self, tensor: Tensor, operator: str) -> None:
+        """The model's code asks for ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
+        if self._phases and tensor.untyped_storage()._cdata not in self._live:
+            self._birth(tensor.untyped_storage(), operator, self._modules.path)
+
+    def arrived(self, tensor: Tensor, memory_class: str = _UNKNOWN, module: str | None = None) -> None:
+        """``tensor`` has come to the GPU, unless it was there; its class is settled if one is given."""
+        storage = tensor.untyped_storage()
+        index = self._live.get(storage._cdata)
+        if index is None:
+            index = self._birth(storage, "to", self._modules.path if module is None else module)
+        if memory_class != _UNKNOWN:
+            self._classes[index] = memory_class
+
+    def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
+        """Settle class and module of those of ``tensors`` that are on the GPU and have no class yet."""
+        for tensor in tensors:
+            index = self._live.get(tensor.untyped_storage()._cdata)
+            if index is not None and self._classes[index] == _UNKNOWN:
+                self._classes[index] = memory_class
+                self._storages[index] = self._storages[index]._replace(module=module)
+
+    def entered_module(self, module: object) -> None:
+        """Callback for :class:`ModulePath`: nodes made from here on belong to the module that runs now."""
+        self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())
+        self._nodes.append((self._sequence_numbers[-1], self._modules.path))
+
+    def left_module(self, module: object, arguments: object, output: object) -> None:
+        """Callback for :class:`ModulePath`."""
+        self.entered_module(module)
+
+    def timeline(self) -> Timeline:
+        """What was recorded."""
+        storages = tuple(
+            Storage(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module, opened.is_scratch)
+            for opened, memory_class in zip(self._storages, self._classes, strict=True)
+        )
+        return Timeline(storages, tuple(self._events), tuple(self._phases), (*self._step_starts, len(self._events)))
+
+    def close(self) -> None:
+        """Look at deaths no longer."""
+        self._references.clear()
+        self._live.clear()
+
+    # What PyTorch tells.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        watched = self._kinds.get(func)
+        if watched is None:
+            watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
+        if not watched:
+            return None if func._opname in _FUSED else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._recomputed and not torch.is_grad_enabled():
+            self._settle_recomputed()
+        workspace = blas_workspace(func, self._platform)
+        if workspace is not None and self._backward not in self._handles:
+            self._handles.add(self._backward)
+            self._library_memory(workspace, workspace, func)
+        result = func(*args, **kwargs)
+        if func is _CONVOLUTION:
+            result = _laid_out(result, args[0], args[1])
+        outputs = [result] if isinstance(result, Tensor) else [t for t in _flat(result) if isinstance(t, Tensor)]
+        on_gpu: bool | None = None
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._live:
+                continue
+            if on_gpu is None:
+                on_gpu = self._any_live(args) or self._any_live(kwargs.values())
+            if not on_gpu:
+                return result
+            index = self._birth(storage, func, self._owner())
+            if self._backward and torch.is_grad_enabled():
+                self._recomputed.append(index)
+        pieces = scratch(func, args, kwargs, outputs, self._platform)
+        if pieces and self._any_live(args):
+            self._take(pieces, func)
+        return result
+
+    # How it is kept.
+
+    def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str) -> int:
+        index = len(self._storages)
+        size = storage.nbytes()
+        self._storages.append(_Open(size, size, _name(operator), module))
+        self._classes.append(_UNKNOWN)
+        self._events.append(index)
+        reference = _StorageRef(storage, self._died)
+        reference.index, reference.key = index, storage._cdata
+        self._references[index] = reference
+        self._live[reference.key] = index
+        return index
+
+    def _died(self, reference: _StorageRef) -> None:
+        if self._references.pop(reference.index, None) is not None:
+            self._events.append(~reference.index)
+            del self._live[reference.key]
+
+    def _take(self, pieces: Sequence[Scratch], operator: Any) -> None:
+        """Take scratch memory and give it back, as :class:`~gpumemnet.trace.scratch.Scratch` says."""
+        held = []
+        for piece in pieces:
+            if piece.once is not None:
+                if (self._backward, piece.once) in self._met:
+                    continue
+                self._met.add((self._backward, piece.once))
+            index = self._library_memory(piece.expected_bytes, piece.bound_bytes, operator, is_scratch=True)
+            if piece.held:
+                held.append(index)
+            else:
+                self._events.append(~index)
+            if piece.once is not None:
+                self._events.append(EMPTY_CACHE)
+        self._events += [~index for index in reversed(held)]
+
+    def _library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False) -> int:
+        index = len(self._storages)
+        self._events.append(index)
+        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch))
+        self._classes.append("workspace")
+        return index
+
+    def _any_live(self, values: Iterable[Any]) -> bool:
+        for value in values:
+            if isinstance(value, Tensor):
+                if value.untyped_storage()._cdata in self._live:
+                    return True
+            elif isinstance(value, list | tuple) and self._any_live(value):
+                return True
+        return False
+
+    def _owner(self) -> str:
+        """The module that the running operator belongs to."""
+        if not self._backward or torch.is_grad_enabled():  # with gradients in the backward pass: a recomputed forward pass
+            return self._modules.path
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        position = bisect_right(self._sequence_numbers, node._sequence_nr()) - 1
+        return self._nodes[position][1] if position >= 0 else ""
+
+    def _keep_what_is_live(self) -> None:
+        start = self._phases[-1].start
+        for index in {event for event in self._events[start:] if event >= 0} & self._references.keys():
+            if self._classes[index] == _UNKNOWN:
+                self._classes[index] = "saved_activation"
+
+    def _settle_recomputed(self) -> None:
+        for index in self._recomputed:
+            if index in self._references and self._classes[index] == _UNKNOWN:
+                self._classes[index] = "saved_activation"
+        self._recomputed.clear()
+
+
+def _laid_out(result: Tensor, given: Tensor, weight: Tensor) -> Tensor:
+    """The result of a convolution in the layout that it has on CUDA; on meta tensors it is always contiguous."""
+    layout = result_layout(given, weight)
+    if result.is_contiguous(memory_format=layout):
+        return result
+    return torch.empty(result.shape, dtype=result.dtype, device=result.device, memory_format=layout)
+
+
+def _allocates(func: Any) -> bool:
+    """Whether the operator may return memory of its own: not when all that it returns are views or what it wrote into."""
+    if func._opname in _FUSED:
+        return False
+    returns = func._schema.returns
+    return any(value.alias_info is None for value in returns) or func._opname in ("set_", "resize_")
+
+
+def _name(operator: Any) -> str:
+    return operator if isinstance(operator, str) else str(operator).rpartition(".")[0]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for entry in value:
+            yield from _flat(entry)
+    else:
+        yield value

@@ -1,0 +1,94 @@
+"""Puts meta tensors in the place of a model's parameters and buffers while it is traced, as ``module.to(device)`` puts CUDA's.
+
+The model itself is left as it was: its weights are neither read, nor copied, nor given gradients.  Small buffers keep their
+values, because models read them (position tables, masks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.extract.placement import REAL_ELEMENTS
+
+_IMAGE_DIMENSIONS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """What stands in for the model's tensors.
+
+    Attributes:
+        parameters: the stand-in of each parameter, by the ``id`` of the model's own.
+        moves: what goes to the GPU and the module that owns it, in the order of ``module.to(device)``.
+    """
+
+    parameters: dict[int, nn.Parameter]
+    moves: list[tuple[Tensor, str, bool]]
+
+
+@contextmanager
+def stand_ins(model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Iterator[StandIns]:
+    """Context in which the model's parameters and buffers are stand-ins.
+
+    Args:
+        model: the model.
+        dtype: floating-point type to convert to, as ``model.to(dtype)`` does.
+        channels_last: whether 4-dimensional parameters take the NHWC memory format.
+
+    Yields:
+        the stand-ins; ``moves`` holds ``(tensor, module path, whether it is a parameter)``.
+    """
+    parameters: dict[int, nn.Parameter] = {}
+    buffers: dict[int, Tensor] = {}
+    storages: dict[int, Tensor] = {}
+    moves: list[tuple[Tensor, str, bool]] = []
+    undo: list[tuple[dict[str, Any], str, Tensor]] = []
+
+    def convert(tensor: Tensor, real: bool) -> Tensor:
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if real:
+            return tensor.detach().to(wanted, copy=True)
+        shared = None if tensor.is_meta else storages.get(tensor.untyped_storage()._cdata)
+        if shared is not None and wanted == shared.dtype and shared.numel() >= tensor.storage_offset() + tensor.numel():
+            return shared.reshape(-1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        layout = torch.channels_last if channels_last and tensor.ndim == _IMAGE_DIMENSIONS else torch.preserve_format
+        converted = torch.empty_like(tensor, dtype=wanted, device="meta", memory_format=layout)
+        if not tensor.is_meta:
+            storages[tensor.untyped_storage()._cdata] = converted
+        return converted
+
+    def replace(module: nn.Module, path: str) -> None:
+        for name, child in module.named_children():
+            replace(child, f"{path}.{name}" if path else name)
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in parameters:
+                parameters[id(parameter)] = nn.Parameter(convert(parameter.detach(), False), parameter.requires_grad)
+                moves.append((parameters[id(parameter)], path, True))
+            undo.append((module._parameters, name, parameter))
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if id(buffer) not in buffers:
+                buffers[id(buffer)] = convert(buffer, not buffer.is_meta and buffer.numel() <= REAL_ELEMENTS)
+                moves.append((buffers[id(buffer)], path, False))
+            undo.append((module._buffers, name, buffer))
+
+    with torch.no_grad():
+        replace(model, "")
+    try:
+        for tensors, name, original in undo:
+            tensors[name] = parameters[id(original)] if id(original) in parameters else buffers[id(original)]
+        yield StandIns(parameters, moves)
+    finally:
+        for tensors, name, original in undo:
+            tensors[name] = original

@@ -1,0 +1,208 @@
+"""``gpumemnet trace`` as people and programs call it."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from gpumemnet.cli import main
+from gpumemnet.cli.trace_report import show_trace, shown_mib
+from gpumemnet.job_json import job_from_json
+from gpumemnet.trace.answer import BatchPoint, GpuFit, TraceAnswer, answer_from_dict
+from gpumemnet.trace.replayed import Peak
+from gpumemnet.units import GIB, MIB, ceil_mib
+
+EXAMPLES = Path(__file__).parent / "trace" / "examples"
+MODELS = Path(__file__).parent / "extract" / "examples"
+SMALL = [f"{MODELS}/small.py:sized", "--batch-size", "64", "--input", "8", "--arg", "width=3000"]
+
+
+def test_resnet50_is_explained(capfd, tmp_path):
+    options = ["--batch-size", "32", "--input", "3x224x224", "--optimizer", "adamw", "--precision", "bf16", "--gpu", "H200"]
+    more = ["--batches", "1,64", "--max-batch", "--job-out", str(tmp_path / "job.json")]
+    assert main(["trace", f"{MODELS}/resnet50.py:build", *options, *more]) == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    first = shown.out.splitlines()[0]
+    verdict = re.fullmatch(r"Fits NVIDIA H200: ([\d.]+) GiB \(([\d,]+) MiB\) expected, ([\d.]+) GiB \(([\d,]+) MiB\) safe", first)
+    assert verdict is not None
+    expected_mib, safe_mib = (int(verdict[group].replace(",", "")) for group in (2, 4))
+    assert 1500 < expected_mib < safe_mib < 4000
+    assert abs(float(verdict[1]) - expected_mib / 1024) < 0.01
+    assert "ResNet50, batch size 32, adamw, bf16, loss cross_entropy" in shown.out
+    assert _parts_shown(shown.out) == expected_mib
+    assert re.search(r"peak  \w+, step \d+: aten\.\w+ in \S+", shown.out)
+    assert re.search(r"NVIDIA H200: largest batch size that fits: [\d,]{5,}", shown.out)
+    job = job_from_json((tmp_path / "job.json").read_text())
+    assert job.total_parameters == 25_557_032
+    assert job.traced_peak_bytes < expected_mib * MIB
+
+
+def _parts_shown(text):
+    """The sum of the breakdown's rows, which must be the total in its last row."""
+    table = text.split("memory at the peak")[1].split("expected")
+    rows = [int(number.replace(",", "")) for number in re.findall(r"^ [A-Za-z ]+?\s+([\d,]+)\s+[\d.]+ %", table[0], re.MULTILINE)]
+    total = int(table[1].split()[0].replace(",", ""))
+    assert len(rows) >= 7
+    assert sum(rows) == total
+    return total
+
+
+def test_programs_get_the_answer_as_it_is(capfd):
+    assert main(["trace", *SMALL, "--context-mib", "321", "--gpus", "--json"]) == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    answer = answer_from_dict(json.loads(shown.out))
+    assert answer.context_bytes == 321 * MIB
+    assert "--context-mib" in answer.context_source
+    assert sum(answer.parts.values()) == answer.expected_bytes
+    assert answer.job is None
+    assert {fit.gpu for fit in answer.gpus} >= {answer.gpu, "NVIDIA H200"}
+
+
+def test_the_allocators_settings_are_the_jobs_and_not_the_shells(capfd, monkeypatch):
+    def reserved(*options):
+        assert main(["trace", *SMALL, *options, "--json"]) == 0
+        return json.loads(capfd.readouterr().out)["reserved_bytes"]
+
+    plain = reserved()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "large_segment_size_mb:64")
+    assert reserved() == plain
+    assert reserved("--allocator-conf", "large_segment_size_mb:64") > plain
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--optimizer", "lion"], "error: optimizer: must be one of sgd, "),
+        (["--loss", "hinge"], "error: loss: must be one of auto, "),
+        (["--zero-grad", "never"], "error: zero_grad: must be one of "),
+        (["--gpu", "Voodoo 2"], "error: gpu: no profile of 'Voodoo 2'"),
+        (["--gpu", "/none.json"], "error: gpu: /none.json cannot be read"),
+        (["--allocator-conf", "max_split_size_mb=1"], "error: allocator settings: 'max_split_size_mb=1' is not of the form"),
+        (["--batches", "1,two"], "error: batches: must be batch sizes such as 1,2,4,8, not '1,two'"),
+        (["--batches", "0"], "error: batches: must be at least 1, not 0"),
+        (["--plot", "memory.gif"], "error: plot: must end in .png or .html, not 'memory.gif'"),
+        (["--plot", "/no/such/folder/memory.png"], "error: plot: the folder /no/such/folder does not exist"),
+        (["--job-out", "/no/such/folder/job.json"], "error: job-out: the folder /no/such/folder does not exist"),
+        (["--deadline", "0"], "error: deadline: must be above 0"),
+        (["--arg", "width"], "error: arg: must look like depth=12"),
+        (["two:factories"], "error: source: name one factory"),
+    ],
+)
+def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, capfd):
+    assert main(["trace", f"{MODELS}/small.py:ModuleMLP", "--batch-size", "2", "--input", "8", *options]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(sentence)
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("factory", "how", "sentence"),
+    [
+        ("values.py:reads", "item", r"values\.py line \d+, in item: Tensor\.item needs the values"),
+        ("shapes.py:picks", "mask", r"shapes\.py line \d+, in mask: .* has an output whose shape depends on values"),
+        ("operators.py:calls", "scale", r"operators\.py line \d+, in forward: trace_example\.scale does not say"),
+        ("losses.py:with_loss", "per_sample", r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar"),
+    ],
+)
+def test_what_cannot_be_traced_is_one_sentence_and_exit_code_2(factory, how, sentence, capfd):
+    name = "loss" if factory.startswith("losses") else "how"
+    assert main(["trace", f"{EXAMPLES}/{factory}", "--arg", f"{name}={how}"]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {EXAMPLES}/{factory}: ")
+    assert re.search(sentence, shown.err)
+    assert shown.err.count("\n") == 1
+
+
+def test_best_effort_says_what_it_guessed(capfd):
+    assert main(["trace", f"{EXAMPLES}/shapes.py:picks", "--arg", "how=mask", "--best-effort"]) == 0
+    shown = capfd.readouterr()
+    assert "was taken to pick all 16,384 elements of its mask." in " ".join(shown.out.split())
+
+
+def test_somebody_at_a_terminal_sees_what_is_being_done():
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "gpumemnet", "trace", *SMALL]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # the other end has been closed
+                break
+            seen += piece
+        assert process.wait() == 0
+    os.close(ours)
+    assert b"small.py:sized: importing torch" in seen
+
+
+ANSWER = TraceAnswer(
+    model="Net",
+    gpu="NVIDIA A100-SXM4-40GB",
+    capacity_bytes=40 * GIB,
+    batch_size=8,
+    expected_bytes=30 * GIB,
+    safe_bytes=31 * GIB,
+    safe_basis="guesswork",
+    parts={"parameter": 10 * GIB, "buffer": 0, "fragmentation": 19 * GIB + MIB // 2, "context": GIB - MIB // 2},
+    reserved_bytes=29 * GIB,
+    allocated_bytes=29 * GIB,
+    requested_bytes=28 * GIB,
+    context_bytes=GIB,
+    context_source="measured",
+    smallest_bytes=25 * GIB,
+    peak=Peak(7, "backward", 2, "aten.mm", "a.b", tuple((f"blocks.{n}.attention.projection", 2 * GIB - n) for n in range(12))),
+    loss="mse",
+    notes=("Something [bold] was settled by a rule that is long enough to be wrapped in a terminal of eighty columns, surely.",),
+    not_included=("an evaluation loop", "a second batch that is on the GPU while the first is worked on, for all of the time"),
+    batches=(BatchPoint(batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, fits=True, traced=False),),
+    max_batch_size=9,
+    gpus=(GpuFit(gpu="Tesla T4", capacity_bytes=16 * GIB, expected_bytes=30 * GIB, safe_bytes=31 * GIB, fits=False),),
+)
+
+
+def shown(answer: TraceAnswer, width: int) -> str:
+    file = io.StringIO()
+    show_trace(answer, "adamw, fp32", Console(file=file, width=width))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_the_report_fits_the_terminal(width):
+    text = shown(ANSWER, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "buffers" in text
+    assert "2 others" in text
+    assert "Something [bold] was settled" in text
+    assert ("the weights" in text) == (width == 130)
+
+
+@pytest.mark.parametrize(
+    ("expected_gib", "safe_gib", "verdict"), [(30, 40, "Fits "), (40, 41, "May not fit "), (41, 42, "Does not fit ")]
+)
+def test_the_verdict_comes_first(expected_gib, safe_gib, verdict):
+    answer = replace(ANSWER, expected_bytes=expected_gib * GIB, safe_bytes=safe_gib * GIB, max_batch_size=None)
+    text = shown(answer, 130)
+    assert text.startswith(f"{verdict}NVIDIA A100-SXM4-40GB: {expected_gib}.00 GiB")
+    assert ("--max-batch says" in text) == (safe_gib > 40)
+
+
+@given(st.lists(st.integers(0, 2**44), min_size=1, max_size=12))
+def test_shown_mib_add_up_and_are_never_far_off(amounts):
+    shown = shown_mib(amounts)
+    assert sum(shown) == ceil_mib(sum(amounts))
+    assert all(abs(mib * MIB - amount) < MIB for mib, amount in zip(shown, amounts, strict=True))

@@ -1,0 +1,215 @@
+"""The catalogue of GPUs, what is said of their CUDA context, and profiles that users bring along."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.devices import (
+    PROFILE_FORMAT,
+    PROFILE_VERSION,
+    ContextReading,
+    DeviceProfile,
+    context,
+    device_profile,
+    device_profiles,
+    find_profile,
+    load_profile,
+)
+from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.units import GIB, MIB
+
+MEASURED = DeviceProfile(
+    name="NVIDIA Example",
+    aliases=(),
+    capacity_bytes=80 * GIB,
+    capacity_source="NVML",
+    context_bytes=500 * MIB,
+    context_source="probe-device",
+    blas_workspace_bytes=32 * MIB,
+    blas_workspace_source="probe-device",
+    compute_capability=(9, 0),
+    multiprocessors=132,
+)
+
+
+def written(folder: Path, profile: object, **more: object) -> Path:
+    path = folder / "profile.json"
+    path.write_text(json.dumps({"format": PROFILE_FORMAT, "version": PROFILE_VERSION, "profile": profile, "notes": [1]} | more))
+    return path
+
+
+def document(**changes: object) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(MEASURED))) | changes
+
+
+# The catalogue.
+
+
+def test_every_name_and_alias_means_one_gpu() -> None:
+    names = Counter(name.casefold() for profile in device_profiles() for name in (profile.name, *profile.aliases))
+    assert [name for name, count in names.items() if count > 1] == []
+    for profile in device_profiles():
+        for name in (profile.name, *profile.aliases):
+            assert device_profile(name.upper()) == device_profile(name.lower()) == profile
+
+
+@pytest.mark.parametrize("name", ["A100", "A100-80GB", "A10", "A30", "A40", "L4", "L40S", "T4", "V100", "H100", "H200", "B200"])
+def test_the_gpus_of_data_centres_are_known(name: str) -> None:
+    assert device_profile(name).name.startswith(("NVIDIA", "Tesla"))
+
+
+@pytest.mark.parametrize("name", ["RTX 3090", "RTX 4090", "RTX 5090", "RTX A6000", "RTX 6000 Ada"])
+def test_the_gpus_of_workstations_are_known(name: str) -> None:
+    assert device_profile(name).capacity_bytes > 23 * GIB
+
+
+def test_workspaces_follow_pytorch_s_rule() -> None:
+    for profile in device_profiles():
+        modern = profile.compute_capability >= (9, 0)
+        assert profile.blas_workspace_bytes == (32 * MIB if modern else 8_519_680), profile.name
+        assert 8 * GIB <= profile.capacity_bytes <= 300 * GIB
+        assert 32 <= profile.multiprocessors <= 200
+
+
+def test_no_reading_of_others_is_called_measured() -> None:
+    for profile in device_profiles():
+        assert (profile.context_bytes is None) == ("not measured" in profile.context_source)
+        for reading in profile.context_readings:
+            assert 50 * MIB < reading.context_bytes < 2 * GIB
+            assert len(reading.source) > 20
+
+
+# The context.
+
+
+def test_a_measured_context_comes_first() -> None:
+    reading = ContextReading(context_bytes=700 * MIB, is_typical=True, source="somebody")
+    estimate = context(replace(MEASURED, context_readings=(reading,)))
+    assert estimate.expected_bytes == 500 * MIB < estimate.bound_bytes
+    assert estimate.source == "measured: probe-device"
+
+
+def test_then_what_others_have_read_where_it_is_typical() -> None:
+    typical = ContextReading(context_bytes=700 * MIB, is_typical=True, source="somebody")
+    odd = ContextReading(context_bytes=1500 * MIB, is_typical=False, source="another, eager")
+    estimate = context(replace(MEASURED, context_bytes=None, context_readings=(odd, typical)))
+    assert estimate.expected_bytes == 700 * MIB < estimate.bound_bytes < 1500 * MIB
+    assert estimate.source == "published, not measured here: somebody"
+
+
+def test_then_what_gpus_take_in_general() -> None:
+    estimate = context(replace(MEASURED, context_bytes=None))
+    assert 300 * MIB < estimate.expected_bytes < estimate.bound_bytes == 600 * MIB
+    assert estimate.source.startswith("not measured on NVIDIA Example")
+
+
+def test_every_gpu_has_an_answer() -> None:
+    for profile in device_profiles():
+        estimate = context(profile)
+        assert 0 < estimate.expected_bytes < estimate.bound_bytes
+        assert not estimate.source.startswith("measured")
+
+
+# Profiles of one's own.
+
+
+def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
+    assert load_profile(written(tmp_path, document())) == MEASURED
+    assert find_profile(str(tmp_path / "profile.json")) == MEASURED
+    assert find_profile("a100") == device_profile("A100")
+
+
+def test_every_profile_of_the_catalogue_may_stand_in_a_file(tmp_path: Path) -> None:
+    for profile in device_profiles():
+        assert load_profile(written(tmp_path, asdict(profile))) == profile
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"capacity_bytes": 0}, "profile.capacity_bytes: must be a whole number above 0, not 0"),
+        ({"capacity_bytes": True}, "profile.capacity_bytes: must be a whole number above 0, not true"),
+        ({"context_bytes": "500"}, "profile.context_bytes: must be a whole number above 0, or null, not '500'"),
+        ({"name": ""}, "profile.name: must be a text, not ''"),
+        ({"aliases": "H100"}, "profile.aliases: must be a list of names, not 'H100'"),
+        ({"compute_capability": [9]}, "profile.compute_capability: must be two whole numbers such as [9, 0], not"),
+        ({"multiprocessors": 13.5}, "profile.multiprocessors: must be a whole number above 0, not 13.5"),
+        ({"contxt_bytes": 1}, "profile.contxt_bytes: is not a field: known fields are name, aliases"),
+        ({"context_readings": [3]}, "profile.context_readings[0]: must be an object, not 3"),
+        ({"context_readings": [{}]}, "profile.context_readings[0].context_bytes: is missing"),
+        (
+            {"context_readings": [{"context_bytes": 1, "is_typical": 1, "source": "x"}]},
+            "profile.context_readings[0].is_typical: must be true or false, not 1",
+        ),
+    ],
+)
+def test_a_wrong_field_is_one_sentence(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        load_profile(written(tmp_path, document(**changes)))
+    assert str(raised.value).startswith(sentence)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    profile = document()
+    del profile["blas_workspace_bytes"]
+    with pytest.raises(InvalidRequestError, match=r"^profile\.blas_workspace_bytes: is missing"):
+        load_profile(written(tmp_path, profile))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\xff\x00", "is no JSON file"),
+        (b"[" * 100_000, "is no JSON file"),
+        (b"[]", "is no device profile: its 'format' must be 'gpumemnet-device-profile'"),
+        (b'{"format": "gpumemnet-device-profile", "version": 2}', "has version 2, and this gpumemnet reads 1"),
+        (b" " * (2**20 + 1), "is larger than 1048576 bytes: no device profile"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequestError) as raised:
+        find_profile(str(path))
+    assert str(raised.value) == f"gpu: {path} {sentence}"
+
+
+def test_a_file_that_is_absent_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"absent\.json cannot be read: No such file or directory"):
+        find_profile(str(tmp_path / "absent.json"))
+    with pytest.raises(InvalidRequestError, match="cannot be read: Is a directory"):
+        load_profile(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from([*document(), "format", "version", "profile"]), value=JSON)
+def test_whatever_stands_in_a_file_is_a_profile_or_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: object
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    whole = {"format": PROFILE_FORMAT, "version": PROFILE_VERSION, "profile": document()}
+    changed = whole | ({name: value} if name in whole else {"profile": document(**{name: value})})
+    (folder / "profile.json").write_text(json.dumps(changed))
+    try:
+        profile = load_profile(folder / "profile.json")
+    except GpumemnetError as error:
+        sentence = str(error)
+    else:
+        sentence = context(profile).source
+    assert 0 < len(sentence) < 600
