@@ -21,6 +21,7 @@ import torch._dynamo  # every optimizer loads it on first use: loaded once here,
 import torch.utils.checkpoint
 
 from dataset_builder import channel
+from dataset_builder.device_stages import run_stage
 from dataset_builder.planned import parse_planned
 from dataset_builder.training import train
 
@@ -55,8 +56,9 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     """Measure the job of ``request`` and report over ``end``.
 
     Args:
-        request: ``planned`` (or ``probe_bytes``, an amount to allocate), ``seed``, ``visible`` (the GPU's UUID), and
-            ``history`` (a file for the allocator's history, or ``None``).
+        request: ``planned`` (or ``probe_bytes``, an amount to allocate, or ``stage``, see
+            :mod:`dataset_builder.device_stages`), ``seed``, ``visible`` (the GPU's UUID), and ``history`` (a file for the
+            allocator's history, or ``None``).
         end: the child's end of a channel; the parent answers every message when it has read NVML.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = request["visible"]
@@ -99,6 +101,10 @@ def _measure_on_gpu(request: Mapping[str, Any], end: socket.socket, allocator: d
         observe("probe")
         del held
         return {"status": "ok", "steps": 0}
+    if request.get("stage"):
+        found = run_stage(request["stage"], device)
+        observe(request["stage"])
+        return {"status": "ok", "steps": 0, "found": found}
     if request.get("history"):
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=10_000_000)
     steps = train(parse_planned(request["planned"]), device, request["seed"], observe)

@@ -84,10 +84,15 @@ def probe(server: ForkServer, meter: Meter) -> Trust:
     finally:
         for each in probes:
             each.end.close()  # it ends by itself
-        _wait_for_exit(server, probes)
-        settled = time.monotonic() + _SETTLE_SECONDS
-        while meter.device().used_bytes > idle.used_bytes + _TOLERANCE_BYTES and time.monotonic() < settled:
-            time.sleep(0.02)
+        wait_for_exit(server, {each.pid for each in probes})
+        settle(meter, idle.used_bytes)
+
+
+def settle(meter: Meter, idle_bytes: int) -> None:
+    """Wait until the driver has taken back the memory of children that have ended, for a while."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while meter.device().used_bytes > idle_bytes + _TOLERANCE_BYTES and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def recognise(pids: list[int], appeared: set[int], by_pid: bool) -> int | None:
@@ -105,23 +110,28 @@ def recognise(pids: list[int], appeared: set[int], by_pid: bool) -> int | None:
 
 def _hold(server: ForkServer, meter: Meter, size_bytes: int) -> _Probe:
     pid, end = server.start({"probe_bytes": size_bytes, "visible": meter.gpu.uuid, "seed": 0})
-    started = _expect(end, "started")
+    started = expect(end, "started")
     before = set(meter.processes())
     channel.send(end, {"go": True})
-    _expect(end, "phase")
+    expect(end, "phase")
     appeared = set(meter.processes()) - before
     channel.send(end, {"go": True})
-    held = _expect(end, "phase")
+    held = expect(end, "phase")
     return _Probe(pid, end, [int(each) for each in started["pids"]], appeared, int(held["reserved_bytes"]))
 
 
-def _expect(end: socket.socket, event: str) -> dict[str, Any]:
-    if not select.select([end], [], [], _PATIENCE_SECONDS)[0]:
-        raise MeasurementError(f"a first process on the GPU gave no answer for {_PATIENCE_SECONDS:.0f} s: is the GPU hanging?")
+def expect(end: socket.socket, event: str, patience_seconds: float = _PATIENCE_SECONDS) -> dict[str, Any]:
+    """The next message of a child, which must be of this kind; it waits for an answer before it goes on.
+
+    Raises:
+        MeasurementError: when it says something else, nothing for long, or has died.
+    """
+    if not select.select([end], [], [], patience_seconds)[0]:
+        raise MeasurementError(f"a probing process on the GPU gave no answer for {patience_seconds:.0f} s: is the GPU hanging?")
     message = channel.receive(end)
     if message is None or message["event"] != event:
         reason = "it died" if message is None else str(message.get("reason", "unexpected answer"))
-        raise MeasurementError(f"a first process could not use the GPU: {reason}")
+        raise MeasurementError(f"a probing process could not use the GPU: {reason}")
     return message
 
 
@@ -139,8 +149,9 @@ def _follows(source: str, by_pid: bool, probes: list[_Probe], meter: Meter) -> b
     return len(extra) == len(probes) and min(extra) >= 0 and max(extra) - min(extra) <= _TOLERANCE_BYTES
 
 
-def _wait_for_exit(server: ForkServer, probes: list[_Probe]) -> None:
-    waiting = {each.pid for each in probes}
+def wait_for_exit(server: ForkServer, pids: set[int]) -> None:
+    """Wait until children have ended, for a while; then kill them."""
+    waiting = set(pids)
     deadline = time.monotonic() + _SETTLE_SECONDS
     while waiting and time.monotonic() < deadline:
         waiting -= set(server.exits())
