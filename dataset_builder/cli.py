@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,12 +12,15 @@ import typer
 
 from dataset_builder.campaign import Tally, with_history
 from dataset_builder.engines import EngineName, open_engine
+from dataset_builder.forkserver import ForkServer
 from dataset_builder.journal import Journal, Settings, read_journal
 from dataset_builder.merge import ConflictError, Keep, merge_datasets
+from dataset_builder.nvml import visible_meters
 from dataset_builder.pool import RunSettings
 from dataset_builder.progress import ProgressLine
 from dataset_builder.recipe import Recipe, load_recipe
-from gpumemnet.errors import GpumemnetError
+from gpumemnet.errors import GpumemnetError, MeasurementError
+from gpumemnet.units import format_bytes
 
 FINDINGS_EXIT_CODE: Final = 3
 """Of ``validate`` on a dataset that can be read and holds rows that cannot be true."""
@@ -188,6 +192,39 @@ def card(
 
     paths = write_card(dataset, out)
     print(f"{paths[0]} written, with {len(paths) - 1} pictures")
+
+
+@app.command()
+def compare(
+    datasets: Annotated[list[Path], typer.Argument(help="Parquet files of datasets, all of one GPU.")],
+    rows: Annotated[int | None, typer.Option(min=10, help="Rows of each family, drawn at random; all unless given.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+) -> None:
+    """Trace measured jobs, and compare the traces with the measurements and with FakeTensor alone."""
+    from dataset_builder.compare.run import compare as run
+
+    run(datasets, rows, seed, workers, out)
+
+
+@app.command("probe-device")
+def probe_gpu(
+    out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
+) -> None:
+    """Measure the CUDA context and the workspaces of cuBLAS and cuDNN on the first visible GPU."""
+    from dataset_builder.device_probe import probe_device, write_profile
+
+    [meter, *_] = visible_meters()
+    if not out.absolute().parent.is_dir():
+        raise MeasurementError(f"{out} cannot be written: there is no such folder")
+    with closing(ForkServer(log=sys.stderr.buffer)) as server:
+        document = probe_device(server, meter)
+    write_profile(document, out)
+    for reading in document["contexts"]:
+        print(f"context after {reading['stage']}: {format_bytes(reading['context_bytes'])}")
+    print(f"cuBLAS workspace: {document['blas_workspaces']['forward_bytes']:,} bytes")
+    print(f"profile of {meter.gpu.name} written to {out}")
 
 
 @app.command("import-published")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -123,6 +123,13 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
         network = _apply_options(network, planned.options)
         _materialise(network, device, {})
     return network.train()
+
+
+def laid_out(planned: PlannedJob) -> nn.Module:
+    """The network on meta tensors, its options but precision and memory format applied, for those who only look at it."""
+    with torch.device("meta"):
+        network = family(planned.family).build(planned.architecture)
+    return _apply_options(network, replace(planned.options, precision="fp32", channels_last=False))
 
 
 def _apply_options(network: nn.Module, options: Options) -> nn.Module:

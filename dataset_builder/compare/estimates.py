@@ -1,0 +1,178 @@
+"""What each estimator says of each row: the trace, a trace without corrections, and lines through them.
+
+A line is fitted on the other folds by least squares, its bound is the ratio that covers 99 % of them; folds hold whole
+architectures.  "Raw FakeTensor" is the
+allocated peak of the run on plain meta tensors, which equals that of PyTorch's MemTracker under FakeTensorMode byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset_builder.compare.subjects import Subject
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.devices import DeviceProfile, context
+from gpumemnet.physics import ELEMENT_BYTES
+from gpumemnet.trace.memory import memory_of
+from gpumemnet.trace.step import record
+from gpumemnet.trace.timeline import peak_of, repeated
+
+FOLDS: Final = 5
+COVERAGE: Final = 0.99
+STEADY_STEPS: Final = 3
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRow:
+    """One measured row with what was traced of it, in bytes.
+
+    Attributes:
+        family, architecture_key, precision, optimizer, recipe: of the row.
+        label_bytes: measured process bytes.
+        measured_reserved_bytes: measured reserved bytes, where the row has them.
+        reserved_bytes: of the trace, with expected scratch memory.
+        bound_bytes: safe bytes of the trace, context included.
+        fake_tensor_bytes: allocated peak without corrections.
+        parameter_bytes, activation_bytes: the two numbers of calibrated physics.
+        seconds: of the trace.
+    """
+
+    family: str
+    architecture_key: str
+    precision: str
+    optimizer: str
+    recipe: str
+    label_bytes: int
+    measured_reserved_bytes: int | None
+    reserved_bytes: int
+    bound_bytes: int
+    fake_tensor_bytes: int
+    parameter_bytes: int
+    activation_bytes: int
+    seconds: float
+
+    @property
+    def fold(self) -> int:
+        """Fold of the row's architecture."""
+        return int(hashlib.sha256(self.architecture_key.encode()).hexdigest(), 16) % FOLDS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimates:
+    """One estimator's answers, shape ``[B]`` each.
+
+    Attributes:
+        name: of the estimator.
+        expected_bytes: its guess.
+        safe_bytes: its bound; NaN where it gives none.
+    """
+
+    name: str
+    expected_bytes: Array
+    safe_bytes: Array
+
+
+def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
+    """Trace ``subject`` with and without corrections.
+
+    Raises:
+        ExtractError: when it cannot be traced.
+    """
+    start = clock()
+    recording = record(subject.network, subject.inputs, subject.options, subject.platform)
+    run = repeated(recording.timeline, STEADY_STEPS)
+    timeline, device = recording.timeline, subject.platform.device
+    memory = memory_of(run, timeline.sizes, timeline.bounds, device, AllocatorSettings())
+    seconds = clock() - start
+    plain = replace(
+        subject.options,
+        optimizer_implementation="for_loop",
+        precision=_without_autocast(subject.options.precision),
+        last_batch_size=None,
+        forward_passes_first=0,
+    )
+    raw = record(subject.network, subject.inputs, plain, subject.platform, corrected=False).timeline
+    tensors = [0 if storage.memory_class == "workspace" else storage.size_bytes for storage in raw.storages]
+    measurement, job = subject.measurement, subject.measurement.job
+    assert measurement.label_bytes is not None
+    element = ELEMENT_BYTES[job.precision]
+    return TracedRow(
+        family=job.family,
+        architecture_key=measurement.architecture_key,
+        precision=job.precision,
+        optimizer=job.optimizer,
+        recipe=measurement.recipe,
+        label_bytes=measurement.label_bytes,
+        measured_reserved_bytes=measurement.peak_reserved_bytes,
+        reserved_bytes=memory.run.reserved_bytes,
+        bound_bytes=memory.safe_bytes,
+        fake_tensor_bytes=peak_of(raw, tensors)[0],
+        parameter_bytes=(job.total_parameters or 0) * element.weight,
+        activation_bytes=(job.total_activations or 0) * job.batch_size * element.activation,
+        seconds=seconds,
+    )
+
+
+def estimates(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Estimates]:
+    """Every estimator on ``rows`` of one family and one GPU; what is fitted is fitted on the other folds."""
+    columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in _COLUMNS}
+    folds = np.array([row.fold for row in rows])
+    labels, ones = columns["label_bytes"], np.ones(len(rows))
+    outside = context(device)
+    reserved = columns["reserved_bytes"]
+    return [
+        _fitted("median of the other folds", labels, folds, lambda train: np.full(len(rows), np.median(labels[train]))),
+        _line(
+            "calibrated physics: line in two numbers",
+            labels,
+            folds,
+            [columns["parameter_bytes"], columns["activation_bytes"], ones],
+        ),
+        Estimates("raw FakeTensor", columns["fake_tensor_bytes"], np.full(len(rows), np.nan)),
+        _line("FakeTensor, affine", labels, folds, [columns["fake_tensor_bytes"], ones]),
+        Estimates("trace", reserved + outside.expected_bytes, columns["bound_bytes"]),
+        _fitted(
+            "trace, context of the other folds", labels, folds, lambda train: reserved + np.median((labels - reserved)[train])
+        ),
+    ]
+
+
+_COLUMNS: Final = (*("label_bytes", "reserved_bytes", "bound_bytes", "fake_tensor_bytes", "parameter_bytes", "activation_bytes"),)
+
+
+def _line(name: str, labels: Array, folds: NDArray[np.int64], terms: list[Array]) -> Estimates:
+    inputs = np.stack(terms, axis=1)
+
+    def predict(train: NDArray[np.bool_]) -> Array:
+        slopes, *_ = np.linalg.lstsq(inputs[train], labels[train], rcond=None)
+        line: Array = inputs @ slopes
+        return line
+
+    return _fitted(name, labels, folds, predict)
+
+
+def _fitted(name: str, labels: Array, folds: NDArray[np.int64], predict: Callable[[NDArray[np.bool_]], Array]) -> Estimates:
+    """Answers for each fold from a fit on the others, with the ratio that covers 99 % of those others as the bound."""
+    expected, safe = np.empty(len(labels)), np.empty(len(labels))
+    for fold in range(FOLDS):
+        train, held = folds != fold, folds == fold
+        if not train.any() or not held.any():
+            train = np.ones(len(labels), dtype=bool) if not train.any() else train
+        answers = predict(train)
+        expected[held] = answers[held]
+        ratios = np.sort(labels[train] / np.maximum(answers[train], 1.0))
+        rank = min(len(ratios) - 1, int(np.ceil(COVERAGE * (len(ratios) + 1))) - 1)
+        safe[held] = answers[held] * ratios[rank]
+    return Estimates(name, expected, safe)
+
+
+def _without_autocast(precision: str) -> str:
+    return "bf16" if precision == "bf16" else "fp32"

@@ -1,0 +1,194 @@
+"""Traces the rows of datasets, one process per core, and puts every estimator's figures into one table."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dataset_builder.compare.estimates import TracedRow, estimates, traced_row
+from dataset_builder.compare.figures import Figures, figures, reserved_figures
+from dataset_builder.compare.subjects import subject
+from gpumemnet.dataset import read_dataset
+from gpumemnet.devices import DeviceProfile, device_profile
+from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
+
+_CHUNK: Final = 4
+_PROGRESS_SECONDS: Final = 5.0
+
+Outcome = TracedRow | str
+"""A traced row, or why it could not be traced."""
+
+
+def chosen_rows(paths: Sequence[Path], count: int | None, seed: int) -> list[Measurement]:
+    """The ``ok`` rows of the datasets, at most ``count`` of each family, drawn with ``seed``.
+
+    Raises:
+        DatasetError: when a file cannot be read, the rows are of several GPUs, or there is none.
+    """
+    rows = [row for path in paths for row in read_dataset(path) if row.label_bytes is not None]
+    if not rows:
+        raise DatasetError(f"{', '.join(map(str, paths))}: no row that ended 'ok', so there is nothing to compare with")
+    gpus = sorted({row.gpu for row in rows})
+    if len(gpus) > 1:
+        raise DatasetError(f"the rows are of several GPUs ({', '.join(gpus)}): compare one GPU at a time")
+    if count is None:
+        return rows
+    drawn: list[Measurement] = []
+    generator = np.random.default_rng(seed)
+    for family in sorted({row.job.family for row in rows}):
+        of_family = [row for row in rows if row.job.family == family]
+        picks = generator.permutation(len(of_family))[:count]
+        drawn += [of_family[pick] for pick in sorted(picks)]
+    return drawn
+
+
+def trace_rows(rows: Sequence[Measurement], workers: int) -> Iterator[Outcome]:
+    """Trace ``rows`` in ``workers`` processes; outcomes in order."""
+    documents = [measurement_to_dict(row) for row in rows]
+    if workers == 1:
+        yield from map(_trace_document, documents)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        yield from pool.map(_trace_document, documents, chunksize=_CHUNK)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _trace_document(document: dict[str, object]) -> Outcome:
+    measurement = measurement_from_dict(document)
+    try:
+        return traced_row(subject(measurement, device_profile(measurement.gpu)), time.monotonic)
+    except GpumemnetError as error:
+        return str(error)
+
+
+def compare(paths: Sequence[Path], count: int | None, seed: int, workers: int | None, out: Path | None) -> None:
+    """Print the table of every estimator against the measured rows; write it and the rows to ``out``.
+
+    Raises:
+        DatasetError: as :func:`chosen_rows`, or when no row could be traced.
+    """
+    rows = chosen_rows(paths, count, seed)
+    device = device_profile(rows[0].gpu)
+    traced: list[TracedRow] = []
+    refused: list[str] = []
+    shown = start = time.monotonic()
+    for done, outcome in enumerate(trace_rows(rows, workers or os.cpu_count() or 1), start=1):
+        if isinstance(outcome, str):
+            refused.append(outcome)
+        else:
+            traced.append(outcome)
+        if time.monotonic() - shown > _PROGRESS_SECONDS:
+            shown = time.monotonic()
+            left = (shown - start) / done * (len(rows) - done)
+            sys.stderr.write(f"{done:,} of {len(rows):,} rows traced, {left:.0f} s left\n")
+    if not traced:
+        raise DatasetError(f"none of the {len(rows):,} rows could be traced: {refused[0]}")
+    table = all_figures(traced, device)
+    show(table, traced, refused, device, Console())
+    if out is not None:
+        write_report(out, table, traced, refused, device)
+
+
+def all_figures(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Figures]:
+    """Figures of every estimator by family, whose lines are fitted within it, and by precision; real models stand apart."""
+    found: list[Figures] = []
+    for group in sorted({_group(row) for row in rows}):
+        members = [row for row in rows if _group(row) == group]
+        labels = np.array([row.label_bytes for row in members], dtype=np.float64)
+        answers = estimates(members, device)
+        found += [figures(group, labels, answer, np.ones(len(members), dtype=bool)) for answer in answers]
+        precisions = sorted({row.precision for row in members})
+        for precision in precisions if len(precisions) > 1 else ():
+            chosen = np.array([row.precision == precision for row in members])
+            found += [figures(f"{group}, {precision}", labels, answer, chosen) for answer in answers]
+        reserved = reserved_figures(group, members)
+        found += [reserved] if reserved else []
+    return found
+
+
+def _group(row: TracedRow) -> str:
+    return "real models" if row.recipe == "zoo" else row.family
+
+
+def show(
+    table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile, console: Console
+) -> None:
+    """The table for people."""
+    seconds = np.array([row.seconds for row in rows])
+    for group in dict.fromkeys(entry.group for entry in table):
+        entries = [entry for entry in table if entry.group == group]
+        drawn = Table(title=f"{group}: {entries[0].rows:,} measured rows on {device.name}", title_justify="left")
+        for heading in _HEADINGS:
+            drawn.add_column(heading, justify="left" if heading == "estimator" else "right")
+        for entry in entries:
+            drawn.add_row(*_cells(entry))
+        console.print(drawn)
+    console.print(f"one trace: median {np.median(seconds):.2f} s, slowest {seconds.max():.2f} s")
+    if refused:
+        console.print(f"{len(refused):,} rows could not be traced; the first: {refused[0]}", soft_wrap=True)
+
+
+_HEADINGS: Final = (
+    *("estimator", "median error", "p95", "MiB", "within 5 %", "too low", "above safe", "over-allocation", "1 GiB", "8,000 MiB"),
+)
+
+
+def _cells(entry: Figures) -> tuple[str, ...]:
+    return (
+        entry.estimator,
+        f"{entry.median_error:.2%}",
+        f"{entry.p95_error:.2%}",
+        f"{entry.median_error_mib:,.1f}",
+        f"{entry.within_5_percent:.1%}",
+        f"{entry.under_predicted:.1%}",
+        "-" if entry.safe_missed is None else f"{entry.safe_missed:.2%}",
+        "-" if entry.median_over_allocation is None else f"{entry.median_over_allocation:.1%}",
+        f"{entry.accuracy_1_gib:.3f}",
+        f"{entry.accuracy_8000_mib:.3f}",
+    )
+
+
+def write_report(
+    folder: Path, table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile
+) -> None:
+    """``comparison.json``, ``comparison.md`` and the traced rows under ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "gpu": device.name,
+        "figures": [asdict(entry) for entry in table],
+        "rows": [asdict(row) for row in rows],
+        "refused": list(refused),
+    }
+    _write(folder / "comparison.json", json.dumps(document, indent=1))
+    lines = [f"# Trace against measurement, {device.name}", ""]
+    for group in dict.fromkeys(entry.group for entry in table):
+        entries = [entry for entry in table if entry.group == group]
+        lines += [f"## {group}, {entries[0].rows:,} rows", "", "| " + " | ".join(_HEADINGS) + " |"]
+        lines += ["|" + "---|" * len(_HEADINGS)]
+        lines += ["| " + " | ".join(_cells(entry)) + " |" for entry in entries]
+        lines.append("")
+    _write(folder / "comparison.md", "\n".join(lines))
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,119 @@
+"""From a dataset row to what can be traced: the network, its batch, its loss and its options, as they were measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from dataset_builder.families import TensorSpec, family
+from dataset_builder.options import parse_options
+from dataset_builder.planned import PlannedJob
+from dataset_builder.published_networks import Rebuilds, published_family
+from dataset_builder.training import laid_out
+from gpumemnet.devices import DeviceProfile
+from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.measurement import Measurement
+from gpumemnet.trace.losses import TargetLoss
+from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.step import TraceOptions
+
+PUBLISHED_OPTIONS: Final[dict[str, Any]] = {"optimizer": "adam", "precision": "fp32"}
+"""What GPUMemNet held fixed (arXiv 2602.17817, section 4.1)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """One row, ready to be traced.
+
+    Attributes:
+        measurement: the row.
+        network: on meta tensors, its options applied.
+        inputs: its batch.
+        options: how it is trained.
+        platform: what it ran on.
+    """
+
+    measurement: Measurement
+    network: nn.Module
+    inputs: ModelInputs
+    options: TraceOptions
+    platform: Platform
+
+
+def subject(measurement: Measurement, device: DeviceProfile) -> Subject:
+    """``measurement`` made traceable.
+
+    Raises:
+        DatasetError: when its network cannot be rebuilt.
+    """
+    return _published(measurement, device) if measurement.provenance == "published" else _measured(measurement, device)
+
+
+def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
+    """A row of the builder's own."""
+    document = json.loads(measurement.architecture)
+    name = "zoo" if "model" in document else measurement.job.family
+    members = family(name)
+    options = parse_options(json.loads(measurement.options))
+    planned = PlannedJob(name, members.parse(document), options)
+    return Subject(
+        measurement,
+        laid_out(planned),
+        _batch(members, planned.architecture, options.batch_size),
+        TraceOptions(
+            optimizer=options.optimizer,
+            optimizer_implementation=options.optimizer_implementation,
+            precision=options.precision,
+            channels_last=options.channels_last,
+            gradient_accumulation=options.gradient_accumulation,
+            loss=_loss(members, planned.architecture, options.batch_size),
+        ),
+        Platform(
+            device=device,
+            attention_kernel=measurement.job.attention_kernel,
+            cudnn_benchmark=options.cudnn_benchmark,
+            tf32=options.precision == "tf32",
+        ),
+    )
+
+
+def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
+    """A row that was published: its script held the options fixed, and left PyTorch's switches as they are."""
+    members = published_family(measurement)
+    architecture = members.parse(json.loads(measurement.architecture))
+    with torch.device("meta"):
+        network = members.build(architecture)
+    batch_size = measurement.job.batch_size
+    last = getattr(architecture, "last_batch_size", batch_size)
+    return Subject(
+        measurement,
+        network,
+        _batch(members, architecture, batch_size),
+        TraceOptions(
+            **PUBLISHED_OPTIONS,
+            loss=_loss(members, architecture, batch_size),
+            keeps_names=True,
+            last_batch_size=last if last != batch_size else None,
+            forward_passes_first=getattr(architecture, "forward_passes_first", 0),
+        ),
+        Platform(device=device),
+    )
+
+
+def _batch(members: Rebuilds, architecture: Any, batch_size: int) -> ModelInputs:
+    inputs, _ = members.tensors(architecture)
+    return ModelInputs(tuple(_tensor(spec, batch_size) for spec in inputs), {}, batch_size)
+
+
+def _loss(members: Rebuilds, architecture: Any, batch_size: int) -> TargetLoss:
+    _, target = members.tensors(architecture)
+    return TargetLoss(members.loss, (_tensor(target, batch_size),))
+
+
+def _tensor(spec: TensorSpec, batch_size: int) -> Tensor:
+    dtype = torch.float32 if spec.high is None else torch.long
+    return torch.empty((batch_size, *spec.shape), dtype=dtype, device="meta")
