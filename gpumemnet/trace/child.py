@@ -18,15 +18,17 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     what, code = asked_from_dict(question), source_code(question)
     _LOG.info("importing torch")
     from gpumemnet.trace.best_effort import BestEffort, NotedUnknowns
+    from gpumemnet.trace.dynamo import without_dynamo
     from gpumemnet.trace.tracing import trace_model
 
     _LOG.info("building the model")
     unknowns = BestEffort() if what.settings.get("best_effort") else NotedUnknowns()
-    built, inputs = build(question, code, unknowns=unknowns, with_loss=True)
-    settings: dict[str, Any] = dict(what.settings)
-    if built.loss is not None:
-        settings["loss"] = built.loss
-    answer = trace_model(built.model, inputs, **settings, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
+    with without_dynamo():
+        built, inputs = build(question, code, unknowns=unknowns, with_loss=True)
+        settings: dict[str, Any] = dict(what.settings)
+        if built.loss is not None:
+            settings["loss"] = built.loss
+        answer = trace_model(built.model, inputs, **settings, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
     return answer_to_dict(replace(answer, notes=(*unknowns.notes, *answer.notes)))
 
 

@@ -45,7 +45,8 @@ def memory_of(
     if bounds != sizes:
         most = replay(run.timeline.events, [bounds[origin] for origin in run.origins], settings)
         bound = max(bound, most.peak_reserved_bytes)
-    return Memory(expected, expected.reserved_bytes + outside.expected_bytes, safe_bytes(bound, outside))
+    safe = safe_bytes(bound, outside, run.timeline.convolves)
+    return Memory(expected, expected.reserved_bytes + outside.expected_bytes, safe)
 
 
 def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> int:

@@ -50,8 +50,8 @@ class TraceOptions:
         gradient_accumulation: forward-backward passes per optimizer step.
         zero_grad: where the loop drops its gradients, one of :data:`~gpumemnet.trace.options.ZERO_GRAD`.
         loss: a name of :data:`~gpumemnet.trace.options.LOSSES`, or a function of the model's output.
-        keeps_names: whether batch, output and loss of a step live until the next step has its own, as in a loop without a function
-            of its own.
+        keeps_names: whether batch, output and loss of a step live until the next step has its own, as in a loop without a
+            function of its own.
         last_batch_size: samples in the last batch of an epoch, where it is smaller: two steps more are run, one of that size and
             one of the whole size again, because the allocator's cache holds blocks for both.
         forward_passes_first: forward passes in training mode before the optimizer exists, as a summary or a check of shapes runs.

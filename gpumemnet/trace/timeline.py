@@ -82,6 +82,11 @@ class Timeline:
         """The most that every storage may take."""
         return [storage.bound_bytes for storage in self.storages]
 
+    @property
+    def convolves(self) -> bool:
+        """Whether there are convolutions in it."""
+        return any(storage.operator.startswith("aten.convolution") for storage in self.storages)
+
     def phase_at(self, event: int) -> Phase:
         """The phase in which an event happens."""
         return next(phase for phase in reversed(self.phases) if phase.start <= event)

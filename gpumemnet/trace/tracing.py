@@ -27,7 +27,7 @@ from gpumemnet.trace.corrections import CORRECTIONS
 from gpumemnet.trace.memory import Memory, curve_of, memory_of, smallest_bytes
 from gpumemnet.trace.options import DEFAULT_GPU, Questions
 from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.safety import SAFE_BASIS
+from gpumemnet.trace.safety import safe_basis
 from gpumemnet.trace.step import Recording, TraceOptions, record
 from gpumemnet.trace.timeline import LongRun, Timeline, repeated
 
@@ -157,7 +157,7 @@ class _Tracer:
             batch_size=batch,
             expected_bytes=memory.expected_bytes,
             safe_bytes=memory.safe_bytes,
-            safe_basis=SAFE_BASIS,
+            safe_basis=safe_basis(timeline.convolves),
             parts={**memory.run.parts, "context": outside.expected_bytes},
             reserved_bytes=memory.run.reserved_bytes,
             allocated_bytes=memory.run.allocated_bytes,
