@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, write_atomically
@@ -30,9 +31,19 @@ _TRAINING: Final = "How it is trained"
 _MACHINE: Final = "Where it is trained"
 _ANSWER: Final = "What else to answer"
 _PLOTS: Final = (".png", ".html")
+_OF_SCRIPTS: Final = frozenset(
+    {
+        *("source", "script", "gpu", "context_mib", "allocator_conf", "attention_kernel"),
+        *("plot", "as_json", "deadline", "show_output"),
+    }
+)
+"""What can be said of a script, too."""
+_OPTIONS: Final = {"inputs": "input", "argument": "arg"}
+"""Parameters whose options have another name."""
 
 
 def trace(
+    call: typer.Context,
     source: Annotated[
         list[str] | None,
         typer.Argument(
@@ -44,7 +55,9 @@ def trace(
     script: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.py", rich_help_panel=_MODEL, help="Trace this training script, unmodified, up to its second step."
+            metavar="FILE.py",
+            rich_help_panel=_MODEL,
+            help="Run this training script, unmodified, on a GPU that is not there, up to its second step.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -146,13 +159,17 @@ def trace(
 ) -> None:
     """Say how much GPU memory training a model takes, and for what: the step is traced, no GPU is used, nothing is allocated."""
     from gpumemnet.allocator.settings import parse_settings
-    from gpumemnet.trace.process import trace_file
+    from gpumemnet.cli.trace_report import show_trace
+    from gpumemnet.trace.process import trace_file, trace_script
 
     if plot is not None and plot.suffix not in _PLOTS:
         raise InvalidRequestError(f"must end in {' or '.join(_PLOTS)}, not {describe(plot.name)}", "plot")
     for path, field in ((plot, "plot"), (job_out, "job-out")):
         if path is not None:
             check_writable(path, field)
+    words = source or []
+    what = _what(words, script, call)
+    device, allocator = _device(gpu, context_mib), parse_settings(allocator_conf)
     settings: TraceSettings = {
         "loss": loss,
         "optimizer": optimizer,
@@ -169,32 +186,60 @@ def trace(
     questions = Questions(
         batches=_batches(batches), max_batch=max_batch, gpus=gpus, curve=plot is not None, job=job_out is not None
     )
-    if source is None or len(source) != 1:
-        raise InvalidRequestError("name one factory, such as train.py:build", "source")
-    device, allocator = _device(gpu, context_mib), parse_settings(allocator_conf)
-    with _progress(source[0], not show_output) as progress:
-        answer = trace_file(
-            source[0],
-            inputs=inputs or (),
-            arguments=factory_arguments(argument or ()),
-            batch_size=batch_size,
-            gpu=device,
-            allocator=allocator,
-            questions=questions,
-            deadline_seconds=deadline,
-            show_output=show_output,
-            progress=progress,
-            **settings,
-        )
+    with _progress(what, not show_output) as progress:
+        if script is not None:
+            answer = trace_script(
+                script,
+                words,
+                gpu=device,
+                allocator=allocator,
+                attention_kernel=attention_kernel,
+                with_curve=questions.curve,
+                deadline_seconds=deadline,
+                show_output=show_output,
+                progress=progress,
+            )
+        else:
+            answer = trace_file(
+                what,
+                inputs=inputs or (),
+                arguments=factory_arguments(argument or ()),
+                batch_size=batch_size,
+                gpu=device,
+                allocator=allocator,
+                questions=questions,
+                deadline_seconds=deadline,
+                show_output=show_output,
+                progress=progress,
+                **settings,
+            )
     _write(answer, plot, job_out)
     if as_json:
         from gpumemnet.trace.answer import answer_to_dict
 
         typer.echo(json.dumps(answer_to_dict(answer)))
         return
-    from gpumemnet.cli.trace_report import show_trace
+    console = Console()
+    show_trace(answer, () if script is not None else (optimizer, precision), console)
+    if script is None and not answer.fits and not max_batch:
+        console.print(Text("--max-batch says which batch size would fit"), style="dim")
 
-    show_trace(answer, f"{optimizer}, {precision}", Console())
+
+def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str:
+    """What is to be traced, as it was named.
+
+    Raises:
+        InvalidRequestError: when nothing or too much was named, or options say what the script says itself.
+    """
+    if script is None:
+        if len(words) != 1:
+            raise InvalidRequestError("name one factory, such as train.py:build, or give --script train.py", "source")
+        return words[0]
+    for name in call.params:
+        given = call.get_parameter_source(name)
+        if name not in _OF_SCRIPTS and given is not None and given.name == "COMMANDLINE":
+            raise InvalidRequestError("does not go with --script: the script trains as it is written", _OPTIONS.get(name, name))
+    return str(script)
 
 
 def _device(gpu: str, context_mib: int | None) -> DeviceProfile:

@@ -33,12 +33,11 @@ _PARTS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-def show_trace(answer: TraceAnswer, training: str, console: Console) -> None:
-    """Write ``answer`` to ``console``; ``training`` says in a few words how the model is trained."""
+def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
+    """Write ``answer`` to ``console``; ``training`` holds words on how the model is trained."""
     console.print(_verdict(answer))
-    console.print(Text(f"{answer.model}, batch size {answer.batch_size:,}, {training}, loss {answer.loss}", style="dim"))
-    if not answer.fits and answer.max_batch_size is None:
-        console.print(Text("--max-batch says which batch size would fit", style="dim"))
+    job = (answer.model, f"batch size {answer.batch_size:,}", *training, f"loss: {answer.loss}")
+    console.print(Text(", ".join(job), style="dim"))
     _show_parts(answer, console)
     _show_peak(answer, console)
     if answer.batches or answer.max_batch_size is not None:

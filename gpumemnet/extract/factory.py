@@ -49,10 +49,19 @@ def split_source(source: str) -> tuple[Path, str]:
     path, colon, name = source.rpartition(":")
     if not colon or not path or not name.replace(".", "").isidentifier():
         raise ExtractError(f"{describe(source)} does not name a factory: write path/to/file.py:function")
+    return existing_file(path), name
+
+
+def existing_file(path: str) -> Path:
+    """The whole path of a file.
+
+    Raises:
+        ExtractError: when there is no such file.
+    """
     file = Path(path)
     if not file.is_file():
         raise ExtractError(f"there is no file {path}" if not file.exists() else f"{path} is no file")
-    return file.resolve(), name
+    return file.resolve()
 
 
 def compile_file(file: Path) -> CodeType:

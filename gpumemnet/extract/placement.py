@@ -78,18 +78,24 @@ def placement(unknowns: Unknowns | None = None, on_gpu: OnGpu | None = None) -> 
     """
     stack = ExitStack()
     stack.enter_context(launches_do_nothing())
-    values = _KnownValues(unknowns or Unknowns())
+    values = KnownValues(unknowns or Unknowns())
     stack.enter_context(values)
     stack.enter_context(_DeviceBlind(values, unknowns or Unknowns(), on_gpu))
     return stack
 
 
-class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Decides for every operator whether it runs on real or on meta tensors."""
+class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Decides for every operator whether it runs on real or on meta tensors.
 
-    def __init__(self, unknowns: Unknowns) -> None:
+    Args:
+        unknowns: what happens where an operator needs values that do not exist.
+        largest_real: most elements of a tensor that is made of real ones alone and is real itself; ``None`` for any number.
+    """
+
+    def __init__(self, unknowns: Unknowns, largest_real: int | None = REAL_ELEMENTS) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._unknowns = unknowns
+        self._largest_real = largest_real
         self._overwritten: dict[int, torch.UntypedStorage] = {}
         """Real storages that a meta tensor was written into: their values are no longer known."""
 
@@ -107,14 +113,14 @@ class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = dict(kwargs or {})
         if any(self.unknown(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)):
             return self._run_on_meta(func, args, named)
-        if any(argument.alias_info is not None for argument in func._schema.arguments):
+        if self._largest_real is None or any(argument.alias_info is not None for argument in func._schema.arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
         try:
             trial = _call_on_meta(func, args, named)
         except (NotImplementedError, RuntimeError):  # the operator needs values, and they exist
             return func(*args, **named)
         elements = sum(leaf.numel() for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor))
-        return trial if elements > REAL_ELEMENTS else func(*args, **named)
+        return trial if elements > self._largest_real else func(*args, **named)
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.replace("::", ".")
@@ -150,7 +156,7 @@ class _KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _DeviceBlind(TorchFunctionMode):
     """Ignores every device that the code asks for, and names the operator that asks for an unknown value."""
 
-    def __init__(self, values: _KnownValues, unknowns: Unknowns, on_gpu: OnGpu | None) -> None:
+    def __init__(self, values: KnownValues, unknowns: Unknowns, on_gpu: OnGpu | None) -> None:
         super().__init__()
         self._values = values
         self._unknowns = unknowns

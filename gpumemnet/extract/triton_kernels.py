@@ -24,5 +24,3 @@ def launches_do_nothing() -> Iterator[None]:
         yield
     finally:
         jit.KernelInterface.__getitem__ = original
-
-

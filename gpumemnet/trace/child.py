@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.extract.source import build, source_code
 from gpumemnet.isolation.child import serve
-from gpumemnet.trace.answer import answer_to_dict
-from gpumemnet.trace.question import asked_from_dict
+from gpumemnet.trace.answer import TraceAnswer, answer_to_dict
+from gpumemnet.trace.question import Asked, asked_from_dict
 
 _LOG: Final = logging.getLogger("gpumemnet.trace")
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    what, code = asked_from_dict(question), source_code(question)
+    answer = _of_script if question["kind"] == "script" else _of_file
+    return answer_to_dict(answer(question, asked_from_dict(question)))
+
+
+def _of_script(question: dict[str, Any], what: Asked) -> TraceAnswer:
+    _LOG.info("importing torch")
+    from gpumemnet.trace.platform import Platform
+    from gpumemnet.trace.script.run import trace_script
+
+    _LOG.info("running up to the second step")
+    platform = Platform(device=what.gpu, attention_kernel=what.settings.get("attention_kernel"))
+    return trace_script(
+        Path(question["script"]), question["arguments"], platform, what.allocator, with_curve=what.questions.curve
+    )
+
+
+def _of_file(question: dict[str, Any], what: Asked) -> TraceAnswer:
+    code = source_code(question)
     _LOG.info("importing torch")
     from gpumemnet.trace.best_effort import BestEffort, NotedUnknowns
     from gpumemnet.trace.dynamo import without_dynamo
@@ -29,7 +47,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         if built.loss is not None:
             settings["loss"] = built.loss
         answer = trace_model(built.model, inputs, **settings, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
-    return answer_to_dict(replace(answer, notes=(*unknowns.notes, *answer.notes)))
+    return replace(answer, notes=(*unknowns.notes, *answer.notes))
 
 
 if __name__ == "__main__":

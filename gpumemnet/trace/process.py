@@ -1,12 +1,14 @@
-"""Traces a user's file in a child process, so that the file meets nothing of the caller's and cannot harm it."""
+"""Traces a user's file or script in a child process, so that it meets nothing of the caller's and cannot harm it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Unpack
 
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.devices import DeviceProfile
+from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.source import factory_question
 from gpumemnet.isolation.parent import Child, Progress, ask
 from gpumemnet.trace.answer import TraceAnswer, answer_from_dict
@@ -58,4 +60,40 @@ def trace_file(
         **asked_to_dict(asked(settings, gpu, allocator, questions, batch_size)),
     }
     answer = ask(_CHILD, source, question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+    return answer_from_dict(answer)
+
+
+def trace_script(
+    script: Path | str,
+    arguments: Sequence[str] = (),
+    *,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    attention_kernel: str | None = None,
+    with_curve: bool = False,
+    deadline_seconds: float = DEADLINE_SECONDS,
+    show_output: bool = False,
+    progress: Progress | None = None,
+) -> TraceAnswer:
+    """The memory that an unmodified training script takes; it really runs, on a GPU that is not there, up to its second step.
+
+    Args:
+        script: the file.
+        arguments: what follows the script's name on its command line.
+        gpu, allocator, deadline_seconds, show_output, progress: as in :func:`trace_file`.
+        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the one that PyTorch would choose.
+        with_curve: whether the memory over a step is wanted.
+
+    Raises:
+        ExtractError: one sentence that names what cannot be traced, and the line of the script.
+        InvalidJobError, InvalidRequestError: when a setting has no such value.
+        MissingExtraError: when torch is not installed.
+    """
+    question = {
+        "kind": "script",
+        "script": str(existing_file(str(script))),
+        "arguments": list(arguments),
+        **asked_to_dict(asked({"attention_kernel": attention_kernel}, gpu, allocator, Questions(curve=with_curve))),
+    }
+    answer = ask(_CHILD, str(script), question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)

@@ -119,6 +119,18 @@ class Recorder(TorchDispatchMode):
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
 
+    def runs_on(self, platform: Platform) -> None:
+        """From here on another platform is assumed."""
+        self._platform = platform
+
+    def emptied(self) -> None:
+        """The allocator's cache is emptied."""
+        self._events.append(EMPTY_CACHE)
+
+    def live_bytes(self) -> int:
+        """Bytes of all tensors that are on the GPU now."""
+        return sum(self._storages[index].size_bytes for index in self._live.values())
+
     def entered_module(self, module: object) -> None:
         """Callback for :class:`ModulePath`: nodes made from here on belong to the module that runs now."""
         self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())

@@ -127,6 +127,53 @@ _OUTSIDE: Final = (
 )
 
 
+def answer_for(
+    run: LongRun,
+    timeline: Timeline,
+    device: DeviceProfile,
+    settings: AllocatorSettings,
+    *,
+    model: str,
+    batch_size: int,
+    loss: str,
+    notes: tuple[str, ...],
+    with_curve: bool,
+) -> TraceAnswer:
+    """The answer for one recorded run.
+
+    Args:
+        run: the run with its last step repeated.
+        timeline: the run as it was recorded.
+        device: the GPU.
+        settings: of the allocator.
+        model, batch_size, loss, notes: what the answer says of the job.
+        with_curve: whether the memory over a step is wanted.
+    """
+    memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
+    outside = context(device)
+    return TraceAnswer(
+        model=model,
+        gpu=device.name,
+        capacity_bytes=device.capacity_bytes,
+        batch_size=batch_size,
+        expected_bytes=memory.expected_bytes,
+        safe_bytes=memory.safe_bytes,
+        safe_basis=safe_basis(timeline.convolves),
+        parts={**memory.run.parts, "context": outside.expected_bytes},
+        reserved_bytes=memory.run.reserved_bytes,
+        allocated_bytes=memory.run.allocated_bytes,
+        requested_bytes=memory.run.requested_bytes,
+        context_bytes=outside.expected_bytes,
+        context_source=outside.source,
+        smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
+        peak=memory.run.peak,
+        loss=loss,
+        notes=notes,
+        not_included=not_included(timeline),
+        curve=curve_of(run, timeline.sizes, settings) if with_curve else None,
+    )
+
+
 class _Tracer:
     """Traces one model, and keeps what was traced."""
 
@@ -144,36 +191,25 @@ class _Tracer:
 
     def answer(self, questions: Questions, options: JobOptions) -> TraceAnswer:
         """The memory at the job's own batch size, and whatever else is asked."""
-        device, batch = self._platform.device, self._inputs.batch_size
-        timeline = self._traces.exact(batch)
+        timeline = self._traces.exact(self._inputs.batch_size)
         assert self._recording is not None
-        run = self._long(timeline)
-        memory = memory_of(run, timeline.sizes, timeline.bounds, device, self._settings)
-        outside = context(device)
-        return TraceAnswer(
+        answer = answer_for(
+            self._long(timeline),
+            timeline,
+            self._platform.device,
+            self._settings,
             model=type(self._model).__name__,
-            gpu=device.name,
-            capacity_bytes=device.capacity_bytes,
-            batch_size=batch,
-            expected_bytes=memory.expected_bytes,
-            safe_bytes=memory.safe_bytes,
-            safe_basis=safe_basis(timeline.convolves),
-            parts={**memory.run.parts, "context": outside.expected_bytes},
-            reserved_bytes=memory.run.reserved_bytes,
-            allocated_bytes=memory.run.allocated_bytes,
-            requested_bytes=memory.run.requested_bytes,
-            context_bytes=outside.expected_bytes,
-            context_source=outside.source,
-            smallest_bytes=smallest_bytes(run, timeline.sizes, device, self._settings),
-            peak=memory.run.peak,
+            batch_size=self._inputs.batch_size,
             loss=self._recording.loss,
             notes=(*([self._inputs.note] if self._inputs.note else []), *self._recording.notes),
-            not_included=not_included(timeline),
+            with_curve=questions.curve,
+        )
+        return replace(
+            answer,
             batches=tuple(self._point(size) for size in questions.batches),
             max_batch_size=self._max_batch() if questions.max_batch else None,
             gpus=self._gpus() if questions.gpus else (),
-            curve=curve_of(run, timeline.sizes, self._settings) if questions.curve else None,
-            job=job_to_dict(self._job(options, memory)) if questions.job else None,
+            job=job_to_dict(self._job(options, answer.reserved_bytes)) if questions.job else None,
         )
 
     def _timeline(self, batch_size: int) -> Timeline:
@@ -230,13 +266,15 @@ class _Tracer:
             )
         return tuple(fits)
 
-    def _job(self, options: JobOptions, memory: Memory) -> TrainingJob:
+    def _job(self, options: JobOptions, reserved_bytes: int) -> TrainingJob:
         unknowns = BestEffort() if self._options.best_effort else None
         job = extract_from(self._model, self._inputs, options, unknowns).job
-        return replace(job, traced_peak_bytes=memory.run.reserved_bytes)
+        return replace(job, traced_peak_bytes=reserved_bytes)
 
 
 def _kernels(platform: Platform) -> tuple[Any, ...]:
-    """What of a GPU decides which operators run and what they ask for."""
-    device = platform.device
-    return (device.compute_capability, device.blas_workspace_bytes, device.multiprocessors, device.capacity_bytes)
+    """What of a GPU decides which operators run and what they keep.
+
+    GPUs that differ in the number of their multiprocessors alone share a trace: it moves the scratch memory of sums by little.
+    """
+    return (platform.compute_capability, platform.device.blas_workspace_bytes)

@@ -1,0 +1,174 @@
+"""Watches a script train: which modules run, where forward, backward and optimizer begin, and when two steps are done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.walk import tensors_in
+from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.recorder import Recorder
+
+_STEPS: Final = 2
+
+
+class EnoughSteps(BaseException):
+    """Ends the script: what it would go on to do is what it has done."""
+
+
+class ScriptModules(ModulePath):
+    """The modules that a script runs, which nobody knows before: each outermost one is a model, called by its class.
+
+    Args:
+        starting: told before an outermost module runs.
+        entered, left: as for :class:`ModulePath`.
+    """
+
+    def __init__(
+        self, starting: Callable[[], None], entered: Callable[[nn.Module], None], left: Callable[[nn.Module, Any, Any], None]
+    ) -> None:
+        super().__init__(nn.Identity(), entered, left)
+        self._starting = starting
+        self._names.clear()
+        self.models: list[nn.Module] = []
+
+    def learn(self, module: nn.Module) -> None:
+        """``module`` is a model, unless it is known already as a part of one."""
+        if module in self._names:
+            return
+        self.models.append(module)
+        root = type(module).__name__
+        for name, child in module.named_modules():
+            self._names.setdefault(child, f"{root}.{name}" if name else root)
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        if not self._stack:
+            self._starting()
+            self.learn(module)
+        super()._enter(module, args)
+
+
+class Watch:
+    """What is known of a running script.
+
+    Args:
+        platform: the GPU that it believes in.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.modules = ScriptModules(self._model_starts, self._entered, self._left)
+        self.recorder = Recorder(self.modules, platform)
+        self.batch_size: int | None = None
+        self.loss = "the script's own"
+        self._platform = platform
+        self._parameters: dict[int, tuple[nn.Parameter, str]] = {}
+        self._boundary: Optimizer | None = None
+        self._boundaries = 0
+        self._stepped: Counter[int] = Counter()
+        self._started = False
+
+    # What the GPU tells; see ``gpu.Watcher``.
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The outermost modules with parameters that ran or went to the GPU."""
+        return [model for model in self.modules.models if next(model.parameters(), None) is not None]
+
+    def arrived(self, tensor: Tensor, operator: str) -> None:
+        """An input from the host, or what is made on the GPU."""
+        if operator == "to" and self.modules.running is None:
+            self.recorder.arrived(tensor, "input", "")
+            if self.batch_size is None and tensor.ndim and self._parameters:
+                self.batch_size = tensor.shape[0]
+        else:
+            self.recorder.asked_for(tensor, operator)
+
+    def module_arrived(self, module: nn.Module) -> None:
+        """A model, or a part of one, goes to the GPU."""
+        self.modules.learn(module)
+
+    def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
+        """A parameter or a buffer of ``owner`` has come."""
+        path = self.modules.path_of(owner)
+        if isinstance(tensor, nn.Parameter):
+            self._parameters.setdefault(id(tensor), (tensor, path))
+        self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
+
+    def live_bytes(self) -> int:
+        """What is allocated now."""
+        return self.recorder.live_bytes()
+
+    def emptied(self) -> None:
+        """``torch.cuda.empty_cache()``."""
+        self.recorder.emptied()
+
+    # What PyTorch tells.
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context in which backward passes and optimizer steps are noticed."""
+        backward = torch.autograd.backward
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            self._begin("backward")
+            backward(*args, **kwargs)
+            self._classify_gradients()
+            self._begin("forward")
+
+        handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
+        try:
+            with patch.object(torch.autograd, "backward", watched), self.modules:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _model_starts(self) -> None:
+        if not self._started and torch.is_grad_enabled() and self._parameters:
+            self._started = True
+            self.recorder.begin_step()
+            self._begin("forward")
+
+    def _entered(self, module: nn.Module) -> None:
+        self.recorder.entered_module(module)
+
+    def _left(self, module: nn.Module, arguments: object, output: object) -> None:
+        self.recorder.left_module(module, arguments, output)
+
+    def _begin(self, phase: str) -> None:
+        benchmark = torch.backends.cudnn.benchmark
+        self.recorder.runs_on(replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32))
+        if self._started:
+            self.recorder.begin(phase)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._begin("optimizer")
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._classify_gradients()
+        for parameter, state in optimizer.state.items():
+            self.recorder.classify(tensors_in(state), "optimizer_state", self._parameters.get(id(parameter), (None, ""))[1])
+        self._stepped[id(optimizer)] += 1
+        self._boundary = self._boundary or optimizer
+        if optimizer is self._boundary and self._started:
+            self._boundaries += 1
+            if self._boundaries >= _STEPS + (len(self._stepped) > 1):
+                self.recorder.close()
+                raise EnoughSteps
+            self.recorder.begin_step()
+        self._begin("forward")
+
+    def _classify_gradients(self) -> None:
+        for parameter, owner in self._parameters.values():
+            if parameter.grad is not None:
+                self.recorder.classify((parameter.grad,), "gradient", owner)

@@ -1,0 +1,155 @@
+"""Unmodified training scripts: each runs in a process of its own, as it does for a user."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.step import TraceOptions, record
+from gpumemnet.trace.timeline import peak_of
+
+SCRIPTS = Path(__file__).parent / "examples" / "scripts"
+TRACE = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.devices import device_profile
+from gpumemnet.errors import ExtractError
+from gpumemnet.trace.answer import answer_to_dict
+from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.script.run import trace_script
+try:
+    answer = trace_script(Path(sys.argv[1]), sys.argv[2:], Platform(device=device_profile("A100")), AllocatorSettings())
+    print("ANSWER" + json.dumps(answer_to_dict(answer)))
+except ExtractError as error:
+    print("ERROR" + str(error))
+"""
+
+
+def traced(script: Path | str, *arguments: str) -> Any:
+    path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
+    ran = subprocess.run([sys.executable, "-c", TRACE, str(path), *arguments], capture_output=True, text=True, check=True)
+    last = ran.stdout.strip().splitlines()[-1]
+    return json.loads(last.removeprefix("ANSWER")) if last.startswith("ANSWER") else last.removeprefix("ERROR")
+
+
+def test_a_plain_script_takes_what_its_model_takes(platform: Platform) -> None:
+    answer = traced("plain", "--batch-size", "128", "--width", "768")
+    model = nn.Sequential(nn.Linear(256, 768), nn.ReLU(), nn.Dropout(0.1), nn.Linear(768, 10))
+    options = TraceOptions(optimizer="adamw", loss="cross_entropy", keeps_names=True)
+    timeline = record(model, inputs_from_example(torch.zeros(128, 256), None), options, platform).timeline
+    assert answer["requested_bytes"] == peak_of(timeline, timeline.sizes)[0]
+    assert answer["batch_size"] == 128
+    assert answer["model"] == "plain.py (Sequential)"
+    assert any("plain.py line 30" in note and "taken to be 0" in note for note in answer["notes"])
+
+
+def test_autocast_scaler_accumulation_workers_and_clipping() -> None:
+    answer = traced("mixed")
+    assert answer["model"] == "mixed.py (Net)"
+    weights = 4 * (3 * 64 * 9 + 64 + 2 * 64 + 64 * 16 * 16 * 10 + 10)
+    assert answer["parts"]["parameter"] == weights
+    assert 0 <= answer["parts"]["gradient"] <= weights
+    assert answer["parts"]["workspace"] > 0
+
+
+def test_two_optimizers() -> None:
+    answer = traced("gan")
+    weights = 4 * (64 * 1024 + 1024 + 1024 * 784 + 784 + 784 * 512 + 512 + 512 + 1)
+    assert answer["parts"]["parameter"] == weights
+    assert answer["parts"]["optimizer_state"] == 2 * weights
+    assert answer["peak"]["step"] >= 2
+
+
+def test_what_a_script_keeps_is_said() -> None:
+    grows = [note for note in traced("leak")["notes"] if "grows by" in note]
+    assert grows == ["what is on the GPU grows by 4.0 MiB with every step: the script keeps something."]
+    assert not any("grows by" in note for note in traced("leak", "--mended")["notes"])
+
+
+def test_checkpointing_compile_fused_and_saving() -> None:
+    answer = traced("checkpointed")
+    weights = 2 * (5000 * 256 + 6 * (2 * 256 + 256 * 768 + 768 + 256 * 256 + 256))
+    assert answer["parts"]["parameter"] == weights  # the tied head is there once
+    assert answer["parts"]["optimizer_state"] >= 2 * weights
+    notes = " ".join(answer["notes"])
+    assert "torch.compile was left out" in notes
+    assert "torch.save was left out" in notes
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("cpu_only", "ended before its second optimizer step"),
+        ("shapes", "shapes.py line 10: aten.index has an output whose shape depends on values"),
+    ],
+)
+def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
+    assert sentence in traced(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
+        ("import sys\nsys.exit(3)", "sys.exit(3)"),
+        ("this is no python", "is no valid Python"),
+        ("import torch\ntorch.distributed.init_process_group('nccl')", "several GPUs"),
+        ("", "ended before its second optimizer step"),
+    ],
+)
+def test_scripts_that_do_not_train(text: str, sentence: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert sentence in traced(script)
+
+
+def test_a_model_of_any_size_can_be_built(tmp_path: Path) -> None:
+    script = tmp_path / "large.py"
+    script.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "model = nn.Sequential(*[nn.Linear(16384, 16384) for _ in range(40)]).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    model(torch.rand(2, 16384, device='cuda')).mean().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    assert traced(script)["parts"]["parameter"] == 40 * 4 * (16384**2 + 16384)
+
+
+def test_the_gpu_is_answered_for(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "assert torch.cuda.is_available() and torch.cuda.device_count() == 1\n"
+        "assert torch.cuda.get_device_name(0) == 'NVIDIA A100-SXM4-40GB'\n"
+        "assert torch.cuda.get_device_capability() == (8, 0)\n"
+        "layer = nn.Linear(1024, 1024).to('cuda')\n"
+        "assert next(layer.parameters()).is_cuda and next(layer.parameters()).device == torch.device('cuda', 0)\n"
+        "assert torch.cuda.memory_allocated() >= 4 * 1024 * 1024\n"
+        "free, total = torch.cuda.mem_get_info()\n"
+        "assert 0 < free < total\n"
+        "x = torch.ones(8, 1024)\n"
+        "assert x.sum().item() == 8192 and not x.is_cuda\n"
+        "optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    y = layer(x.to('cuda', non_blocking=True))\n"
+        "    assert y.device.type == 'cuda' and y.detach().cpu().shape == (8, 1024) and 'cuda:0' in repr(y)\n"
+        "    y.sum().backward()\n"
+        "    optimizer.step()\n"
+        "    torch.cuda.synchronize(); torch.cuda.empty_cache()\n"
+    )
+    assert isinstance(traced(script), dict)
