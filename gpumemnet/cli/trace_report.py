@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.cli.output import print_facts
+from gpumemnet.trace.parts import PART_NAMES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 if TYPE_CHECKING:
@@ -19,18 +20,6 @@ if TYPE_CHECKING:
 _TOP_MODULES: Final = 10
 _WIDE: Final = 110
 """Columns from which there is room to say what each part is."""
-_PARTS: Final[Mapping[str, tuple[str, str]]] = {
-    "parameter": ("parameters", "the weights"),
-    "buffer": ("buffers", "running statistics and tables"),
-    "gradient": ("gradients", "of the trainable parameters"),
-    "optimizer_state": ("optimizer state", "what the optimizer keeps for each parameter"),
-    "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
-    "input": ("inputs", "the batch and its targets"),
-    "temporary": ("temporaries", "what operators need at that moment"),
-    "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
-    "fragmentation": ("fragmentation", "rounding, and cached blocks that fit nothing"),
-    "context": ("CUDA context", "driver, libraries and loaded kernels"),
-}
 
 
 def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
@@ -52,15 +41,6 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
         for item in answer.not_included:
             bullets.add_row(Text(" ·", style="dim"), Text(item, style="dim"))
         console.print(bullets)
-
-
-def shown_mib(amounts: Sequence[int]) -> list[int]:
-    """Whole MiB of ``amounts`` that add up to the whole MiB that hold all of them: the largest remainders are rounded up."""
-    floors = [amount // MIB for amount in amounts]
-    order = sorted(range(len(amounts)), key=lambda index: -(amounts[index] % MIB))
-    for index in order[: ceil_mib(sum(amounts)) - sum(floors)]:
-        floors[index] += 1
-    return floors
 
 
 def _verdict(answer: TraceAnswer) -> Text:
@@ -86,7 +66,7 @@ def _show_parts(answer: TraceAnswer, console: Console) -> None:
     for (part, size), mib in zip(answer.parts.items(), amounts, strict=True):
         if not size:
             continue
-        name, meaning = _PARTS.get(part, (part, ""))
+        name, meaning = PART_NAMES.get(part, (part, ""))
         table.add_row(name, f"{mib:,}", *_share(size, answer.expected_bytes), *([meaning] if wide else []))
     table.add_section()
     table.add_row(Text("expected", style="bold"), Text(f"{sum(amounts):,}", style="bold"), "100.0 %")

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gpumemnet.cli import main
-from gpumemnet.cli.trace_report import show_trace, shown_mib
+from gpumemnet.cli.trace_report import show_trace
 from gpumemnet.job_json import job_from_json
 from gpumemnet.trace.answer import BatchPoint, GpuFit, TraceAnswer, answer_from_dict
+from gpumemnet.trace.parts import shown_mib
 from gpumemnet.trace.replayed import Peak
 from gpumemnet.units import GIB, MIB, ceil_mib
 
@@ -64,7 +65,6 @@ def test_other_batch_sizes_and_the_largest(capfd):
 
 
 def test_the_picture_is_drawn(capfd, tmp_path):
-    pytest.importorskip("gpumemnet.trace.plot")
     assert main(["trace", *SMALL, "--plot", str(tmp_path / "memory.html")]) == 0
     assert capfd.readouterr().err == ""
     assert "<html" in (tmp_path / "memory.html").read_text()

@@ -63,9 +63,7 @@ def mem_tracker_peak_bytes(build: Callable[[], nn.Module], name: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["resnet50", "gpt2", "vit"])
-def test_the_allocated_peak_is_that_of_mem_tracker(
-    name: str, example: Callable[[str], ModuleType], platform: Platform
-) -> None:
+def test_the_allocated_peak_is_that_of_mem_tracker(name: str, example: Callable[[str], ModuleType], platform: Platform) -> None:
     build = example(name).build
     with torch.device("meta"):
         model = without_dropout(build())

@@ -68,9 +68,7 @@ def test_what_the_forward_pass_keeps(platform: Platform) -> None:
     assert sum(s.size_bytes for s in saved if s.memory_class == "input") == FLOAT * 2 * 8 + 8 * 2  # the targets are int64
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "copies"), [("sgd", 0), ("sgd_momentum", 1), ("adam", 2), ("rmsprop", 1), ("adagrad", 1)]
-)
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("sgd_momentum", 1), ("adam", 2), ("rmsprop", 1), ("adagrad", 1)])
 def test_optimizer_state(optimizer: str, copies: int, platform: Platform) -> None:
     timeline = traced(perceptron(), torch.zeros(2, 8), platform, optimizer=optimizer)
     assert bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"] == copies * FLOAT * PARAMETERS
