@@ -229,7 +229,9 @@ def probe_gpu(
 
 @app.command("import-published")
 def import_published(
-    source: Annotated[Path, typer.Argument(help="mlp_data_step2.csv of the GPUMemNet repository (CC BY 4.0).")],
+    source: Annotated[
+        Path, typer.Argument(help="mlp_data_step2.csv or transformer_data.csv of the GPUMemNet repository (CC BY 4.0).")
+    ],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:
     """Turn the published A100 measurements into a dataset."""

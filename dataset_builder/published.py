@@ -1,9 +1,8 @@
-"""Turns GPUMemNet's published MLP measurements (one A100, CC BY 4.0) into the dataset's schema.
+"""Turns GPUMemNet's published measurements (one A100, CC BY 4.0) into the dataset's schema: MLPs here, transformers beside.
 
-The source is ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).  Its label is the
-maximum of one-second ``nvidia-smi`` readings of the whole GPU, so the process's own parts are unknown here.
-The published list gives a PReLU no parameter, and counts an identity as a layer with activations; the rows made here hold what
-the network really has and stores.
+The source of the MLPs is ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).  Its label is the
+maximum of one-second ``nvidia-smi`` readings of the whole GPU, so the process's own parts are unknown here.  list gives a PReLU no parameter, and counts an identity as a layer with activations; the rows made here hold what the network
+really has and stores.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +28,8 @@ PUBLISHED_CAPACITY_BYTES: Final = 40_960 * MIB
 PUBLISHED_SECONDS: Final = 60.0
 
 WHERE_TO_GET_IT: Final = (
-    "it is Datasets/MLP/mlp_data_step2.csv of github.com/itu-rad/GPUMemNet (CC BY 4.0): download it from there and give its path"
+    "it is Datasets/MLP/mlp_data_step2.csv or Datasets/Transformers/transformer_data.csv of github.com/itu-rad/GPUMemNet "
+    "(CC BY 4.0): download it from there and give its path"
 )
 
 _COLUMNS: Final = (
@@ -81,12 +81,10 @@ def read_published(source: str | Path) -> Iterator[Measurement]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise DatasetError(f"{path} is not the published table: it lacks the column '{missing[0]}'; {WHERE_TO_GET_IT}")
+            measurement_of_row = _reader_of(path, reader.fieldnames or ())
             for row in reader:
                 try:
-                    yield _measurement(row)
+                    yield measurement_of_row(row)
                 except GpumemnetError as error:
                     raise DatasetError(f"{path}, line {reader.line_num}: {error}") from None
     except FileNotFoundError:
@@ -95,6 +93,18 @@ def read_published(source: str | Path) -> Iterator[Measurement]:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(f"{path} is no CSV text: {error}") from None
+
+
+def _reader_of(path: Path, columns: Sequence[str]) -> Callable[[Mapping[str, str | None]], Measurement]:
+    """What reads a row of the table with these columns."""
+    from dataset_builder import published_transformer
+
+    if set(published_transformer.COLUMNS) <= set(columns):
+        return published_transformer.measurement_of_row
+    missing = [name for name in _COLUMNS if name not in columns]
+    if missing:
+        raise DatasetError(f"{path} is not the published table: it lacks the column '{missing[0]}'; {WHERE_TO_GET_IT}")
+    return _measurement
 
 
 def _measurement(row: Mapping[str, str | None]) -> Measurement:

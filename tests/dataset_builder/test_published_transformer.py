@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dataset_builder.published import read_published
 from dataset_builder.published_transformer import (
     COLUMNS,
     PublishedTransformer,
@@ -194,3 +196,12 @@ def test_the_last_batch_is_what_the_samples_leave() -> None:
     assert TINY.last_batch_size == 2
     assert replace(TINY, batch_size=11).last_batch_size == 11
     assert replace(TINY, batch_size=12).last_batch_size == 11
+
+
+def test_the_table_is_recognised_by_its_columns(tmp_path: Path) -> None:
+    table = tmp_path / "transformers.csv"
+    table.write_text(f"{HEADER},Depth\n{GOOD},18\n{OOM},18\n")
+    assert list(read_published(table)) == [measurement_of_row(row(GOOD)), measurement_of_row(row(OOM))]
+    table.write_text(f"{HEADER}\n{GOOD}\n{GOOD.replace('4063', '1')}\n")
+    with pytest.raises(DatasetError, match="line 3: Accumulated Params is 1"):
+        list(read_published(table))
