@@ -1,7 +1,8 @@
 """Turns GPUMemNet's published measurements (one A100, CC BY 4.0) into the dataset's schema: MLPs here, transformers beside.
 
-The source of the MLPs is ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).  Its label is the
-maximum of one-second ``nvidia-smi`` readings of the whole GPU, so the process's own parts are unknown here.  list gives a PReLU no parameter, and counts an identity as a layer with activations; the rows made here hold what the network
+The source of the MLPs is ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).  Its label is
+the maximum of one-second ``nvidia-smi`` readings of the whole GPU, so the process's own parts are unknown here.  The published
+list gives a PReLU no parameter, and counts an identity as a layer with activations; the rows made here hold what the network
 really has and stores.
 """
 

@@ -34,15 +34,20 @@ def smallest_limit(
         OutOfMemory: the memory fraction of the settings does not suffice, whatever the capacity.
         ValueError: the stream is malformed.
     """
+
+    def runs(steps: int) -> bool:
+        try:
+            replay(events, sizes, settings, steps * step_bytes, device_bytes=device_bytes, prefix=prefix)
+        except OutOfMemory:
+            return False
+        return True
+
     unlimited = replay(events, sizes, settings, device_bytes=device_bytes, prefix=prefix)
     works = -(-unlimited.peak_reserved_bytes // step_bytes)
     fails = -(-unlimited.peak_requested_bytes // step_bytes) - 1  # what is asked for at one moment must be reserved
+    while works and not runs(works):  # the range of an expandable segment ends with the device, and may be full of holes
+        fails, works = works, 2 * works
     while works - fails > 1:
         middle = (works + fails) // 2
-        try:
-            replay(events, sizes, settings, middle * step_bytes, device_bytes=device_bytes, prefix=prefix)
-        except OutOfMemory:
-            fails = middle
-        else:
-            works = middle
+        fails, works = (fails, middle) if runs(middle) else (middle, works)
     return works * step_bytes

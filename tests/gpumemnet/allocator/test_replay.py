@@ -105,6 +105,16 @@ def test_the_smallest_limit_by_hand() -> None:
         smallest_limit(events, sizes, fraction, device_bytes=90 * MIB)
 
 
+def test_a_range_with_holes_needs_more_than_what_was_reserved_without_a_limit() -> None:
+    events = [0, 1, ~0, 2, 3]
+    sizes = [40894464, 10485759, 1048577, 41943040]
+    settings = AllocatorSettings(expandable_segments=True)
+    limit = smallest_limit(events, sizes, settings)
+    assert replay(events, sizes, settings, limit).peak_reserved_bytes <= limit
+    with pytest.raises(OutOfMemory):
+        replay(events, sizes, settings, limit - 2 * MIB)
+
+
 @given(event_streams(max_storages=25), unlimited_settings)
 def test_one_step_less_than_the_smallest_limit_fails(stream: tuple[list[int], list[int]], chosen: AllocatorSettings) -> None:
     limit = smallest_limit(*stream, chosen)
