@@ -11,6 +11,7 @@ from html import escape
 from typing import Final
 
 from gpumemnet.trace.answer import TOP_MODULES, TraceAnswer
+from gpumemnet.trace.parts import PART_NAMES, shown_mib
 from gpumemnet.trace.picture import BANDS, Picture, picture
 from gpumemnet.units import ceil_mib
 
@@ -26,7 +27,8 @@ _STYLE: Final = """
 body { margin: 0 auto; padding: 1rem; max-width: 70rem; font: 16px/1.45 system-ui, sans-serif;
   color: var(--ink); background: var(--paper); }
 h1 { font-size: 1.25rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; } p { margin: .2rem 0; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 13px system-ui, sans-serif; }
+svg { width: 100%; min-width: 36rem; height: auto; display: block; }
+svg text { fill: var(--faint); font: 13px system-ui, sans-serif; }
 .plot:focus { outline: 2px solid #0072B2; outline-offset: 2px; }
 .axis { stroke: var(--line); } .phase { stroke: var(--faint); stroke-dasharray: 2 3; }
 .total { fill: none; stroke: var(--ink); stroke-width: 1.6; }
@@ -92,14 +94,13 @@ def page(answer: TraceAnswer) -> str:
         "left": _LEFT,
         "width": _WIDTH,
     }
-    parts = [(name, answer.parts.get(key, 0), colour) for key, name, colour in BANDS] + [
-        ("fragmentation", answer.parts.get("fragmentation", 0), "transparent")
-    ]
+    colours = {key: colour for key, _, colour in BANDS}
+    held = {part: size for part, size in answer.parts.items() if size}
     rows = [
-        f'<tr><td><span class="key" style="background:{colour}"></span>{escape(name)}</td><td>{_mib(size)}</td>'
-        f"<td>{size / answer.expected_bytes:.1%}</td></tr>"
-        for name, size, colour in parts
-        if size
+        f'<tr><td><span class="key" style="background:{colours.get(part, "transparent")}"></span>'
+        f"{escape(PART_NAMES[part][0])}</td>"
+        f"<td>{mib:,} MiB</td><td>{size / answer.expected_bytes:.1%}</td></tr>"
+        for (part, size), mib in zip(held.items(), shown_mib(list(held.values())), strict=True)
     ]
     modules = [
         f"<tr><td>{escape(name or '(outside the modules: batch, loss)')}</td><td>{_mib(size)}</td></tr>"
@@ -124,7 +125,7 @@ def page(answer: TraceAnswer) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(heading)}</title><style>{_STYLE}</style></head><body>\n"
         f"<h1>{escape(heading)}</h1><p>{escape(sentence)}</p>\n"
-        f"{_svg(answer, shown, heading)}\n"
+        f'<div class="scroll">{_svg(answer, shown, heading)}</div>\n'
         '<p id="read" role="status" aria-live="polite"></p>\n'
         f"{''.join(sections)}{notes}\n"
         f'<script type="application/json" id="data">{embedded}</script>\n'
