@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Final
@@ -230,14 +231,17 @@ def probe_gpu(
 @app.command("import-published")
 def import_published(
     source: Annotated[
-        Path, typer.Argument(help="mlp_data_step2.csv or transformer_data.csv of the GPUMemNet repository (CC BY 4.0).")
+        Path, typer.Argument(help="mlp_data_step2.csv, cnn_data_step1.csv or transformer_data.csv of GPUMemNet (CC BY 4.0).")
     ],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
     from dataset_builder import published
 
-    print(f"{published.import_published(source, out):,} published measurements written to {out}")
+    left_out: Counter[str] = Counter()
+    print(f"{published.import_published(source, out, left_out):,} published measurements written to {out}")
+    for reason, count in left_out.most_common():
+        print(f"{count:,} rows were left out: {reason}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Turns GPUMemNet's published measurements (one A100, CC BY 4.0) into the dataset's schema: MLPs here, transformers beside.
+"""Turns GPUMemNet's published measurements (one A100, CC BY 4.0) into the dataset's schema: MLPs here, others beside.
 
 The source of the MLPs is ``Datasets/MLP/mlp_data_step2.csv`` of github.com/itu-rad/GPUMemNet (arXiv 2602.17817).  Its label is
 the maximum of one-second ``nvidia-smi`` readings of the whole GPU, so the process's own parts are unknown here.  The published
@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -29,8 +30,8 @@ PUBLISHED_CAPACITY_BYTES: Final = 40_960 * MIB
 PUBLISHED_SECONDS: Final = 60.0
 
 WHERE_TO_GET_IT: Final = (
-    "it is Datasets/MLP/mlp_data_step2.csv or Datasets/Transformers/transformer_data.csv of github.com/itu-rad/GPUMemNet "
-    "(CC BY 4.0): download it from there and give its path"
+    "it is Datasets/MLP/mlp_data_step2.csv, CNN/cnn_data_step1.csv or Transformers/transformer_data.csv of "
+    "github.com/itu-rad/GPUMemNet (CC BY 4.0): download it from there and give its path"
 )
 
 _COLUMNS: Final = (
@@ -63,16 +64,25 @@ _KINDS: Final[Mapping[str, str]] = {
 }
 
 
-def import_published(source: str | Path, out: str | Path) -> int:
+class LeftOutError(DatasetError):
+    """A row that is as it was published, and whose network nobody can rebuild from it."""
+
+
+def import_published(source: str | Path, out: str | Path, left_out: Counter[str] | None = None) -> int:
     """Write the dataset of the published measurements to ``out``; returns the number of rows.
+
+    Args:
+        source: the published table.
+        out: the file to write.
+        left_out: counts the rows whose network cannot be rebuilt, by reason.
 
     Raises:
         DatasetError: when the file is missing or foreign; names the line and what is wrong with it.
     """
-    return write_dataset(out, read_published(source))
+    return write_dataset(out, read_published(source, left_out))
 
 
-def read_published(source: str | Path) -> Iterator[Measurement]:
+def read_published(source: str | Path, left_out: Counter[str] | None = None) -> Iterator[Measurement]:
     """The published measurements, in the order of the file.
 
     Raises:
@@ -86,6 +96,9 @@ def read_published(source: str | Path) -> Iterator[Measurement]:
             for row in reader:
                 try:
                     yield measurement_of_row(row)
+                except LeftOutError as error:
+                    if left_out is not None:
+                        left_out[str(error)] += 1
                 except GpumemnetError as error:
                     raise DatasetError(f"{path}, line {reader.line_num}: {error}") from None
     except FileNotFoundError:
@@ -98,10 +111,12 @@ def read_published(source: str | Path) -> Iterator[Measurement]:
 
 def _reader_of(path: Path, columns: Sequence[str]) -> Callable[[Mapping[str, str | None]], Measurement]:
     """What reads a row of the table with these columns."""
-    from dataset_builder import published_transformer
+    from dataset_builder import published_cnn, published_transformer
 
     if set(published_transformer.COLUMNS) <= set(columns):
         return published_transformer.measurement_of_row
+    if set(published_cnn.COLUMNS) <= set(columns):
+        return published_cnn.measurement_of_row
     missing = [name for name in _COLUMNS if name not in columns]
     if missing:
         raise DatasetError(f"{path} is not the published table: it lacks the column '{missing[0]}'; {WHERE_TO_GET_IT}")
