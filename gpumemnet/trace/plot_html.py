@@ -1,196 +1,234 @@
-"""A trace as one static page: the picture as inline SVG with a read-out by pointer or arrow keys, tables below, no other host.
+"""A trace as one static page: the picture as inline SVG with a read-out by pointer or arrow keys, tables, no other host.
 
-It follows the reader's light or dark mode, fits a phone, and says the same in words for those who do not see it.
+It follows the reader's light or dark mode and fits a phone: shapes are stretched to the width, words are set over them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
+from itertools import groupby
 from typing import Final
 
 from gpumemnet.trace.answer import TOP_MODULES, TraceAnswer
 from gpumemnet.trace.parts import PART_NAMES, shown_mib
-from gpumemnet.trace.picture import BANDS, Picture, picture
-from gpumemnet.units import ceil_mib
+from gpumemnet.trace.picture import COLOURS, Picture, peak_lines, title_of
+from gpumemnet.units import GIB, ceil_mib
 
-_WIDTH: Final = 1000
-_HEIGHT: Final = 420
-_LEFT: Final = 64
-_TOP: Final = 28
-_BOTTOM: Final = 26
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --faint: #666; --line: #ccc; --paper: #fff; --panel: #f5f5f5; }
-@media (prefers-color-scheme: dark) { :root { --ink: #eee; --faint: #aaa; --line: #444; --paper: #161616; --panel: #222; } }
-body { margin: 0 auto; padding: 1rem; max-width: 70rem; font: 16px/1.45 system-ui, sans-serif;
-  color: var(--ink); background: var(--paper); }
-h1 { font-size: 1.25rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; } p { margin: .2rem 0; }
-svg { width: 100%; min-width: 36rem; height: auto; display: block; }
-svg text { fill: var(--faint); font: 13px system-ui, sans-serif; }
-.plot:focus { outline: 2px solid #0072B2; outline-offset: 2px; }
-.axis { stroke: var(--line); } .phase { stroke: var(--faint); stroke-dasharray: 2 3; }
-.total { fill: none; stroke: var(--ink); stroke-width: 1.6; }
-.safe { stroke: var(--ink); stroke-dasharray: 7 5; } .capacity { stroke: #D55E00; stroke-width: 2; }
-.cursor { stroke: var(--ink); }
-#read { min-height: 3em; padding: .5rem .7rem; background: var(--panel); border-radius: 6px; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; }
-td, th { padding: .15rem .9rem .15rem 0; text-align: right; white-space: nowrap; }
-td:first-child, th:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-th { color: var(--faint); font-weight: normal; }
-.key { display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px; }
-"""
-
-_SCRIPT: Final = """
-const data = JSON.parse(document.getElementById("data").textContent);
-const plot = document.getElementById("plot"), cursor = document.getElementById("cursor"), read = document.getElementById("read");
-let at = data.peak;
-const mib = bytes => Math.round(bytes / 1048576).toLocaleString("en") + " MiB";
-function show(point) {
-  at = Math.max(0, Math.min(data.events.length - 1, point));
-  const x = data.left + (data.width - data.left) * at / Math.max(1, data.events.length - 1);
-  cursor.setAttribute("x1", x); cursor.setAttribute("x2", x);
-  let phase = "";
-  for (const [name, start] of data.phases) if (start <= at) phase = name;
-  const parts = data.names.map((name, band) => [name, data.bands[band][at]]).filter(part => part[1] > 0)
-    .map(part => part[0] + " " + mib(part[1]));
-  read.textContent = phase + ", event " + data.events[at] + ": " + mib(data.total[at]) + " in nvidia-smi; " + parts.join(", ");
-}
-plot.addEventListener("pointermove", event => {
-  const box = plot.getBoundingClientRect();
-  const x = (event.clientX - box.left) / box.width * data.width;
-  show(Math.round((x - data.left) / (data.width - data.left) * (data.events.length - 1)));
-});
-plot.addEventListener("keydown", event => {
-  const steps = {ArrowLeft: -1, ArrowRight: 1, PageUp: -25, PageDown: 25, Home: -1e9, End: 1e9};
-  if (event.key in steps) { show(at + steps[event.key]); event.preventDefault(); }
-});
-show(at);
-"""
+_WIDTH, _HEIGHT = 1000, 400
+"""Of the SVG's own coordinates."""
+_HEADROOM: Final = 1.06
+_LABELLED_WIDTH: Final = 0.05
+_NEAR: Final = 0.09
+"""Labels of the batch axis that are nearer than this would touch."""
 
 
-def page(answer: TraceAnswer) -> str:
-    """The page of ``answer``.
-
-    Raises:
-        InvalidRequestError: when the answer has no curve.
-    """
-    shown = picture(answer)
-    heading = f"{answer.model}, batch size {answer.batch_size}, on {answer.gpu}"
-    verdict = "fits" if answer.fits else "may not fit"
-    sentence = (
-        f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe; {verdict} in {_mib(answer.capacity_bytes)}. "
-        f"Peak in step {answer.peak.step}, {answer.peak.phase}: {answer.peak.operator}"
-        + (f" in {answer.peak.module}." if answer.peak.module else ".")
+def page(answer: TraceAnswer, picture: Picture) -> str:
+    """The page of ``answer``, whose picture is ``picture``."""
+    heading = escape(title_of(answer))
+    style, script = (
+        resources.files("gpumemnet.trace").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
     )
-    data = {
-        "events": shown.events,
-        "bands": shown.bands,
-        "names": [name for _, name, _ in BANDS],
-        "total": shown.total,
-        "phases": shown.phases,
-        "peak": shown.peak,
-        "left": _LEFT,
-        "width": _WIDTH,
-    }
-    colours = {key: colour for key, _, colour in BANDS}
-    held = {part: size for part, size in answer.parts.items() if size}
-    rows = [
-        f'<tr><td><span class="key" style="background:{colours.get(part, "transparent")}"></span>'
-        f"{escape(PART_NAMES[part][0])}</td>"
-        f"<td>{mib:,} MiB</td><td>{size / answer.expected_bytes:.1%}</td></tr>"
-        for (part, size), mib in zip(held.items(), shown_mib(list(held.values())), strict=True)
-    ]
-    modules = [
-        f"<tr><td>{escape(name or '(outside the modules: batch, loss)')}</td><td>{_mib(size)}</td></tr>"
-        for name, size in answer.peak.modules[:TOP_MODULES]
-    ]
-    batches = [
-        f"<tr><td>{point.batch_size:,}</td><td>{_mib(point.expected_bytes)}</td><td>{_mib(point.safe_bytes)}</td>"
-        f"<td>{'yes' if point.fits else 'no'}</td></tr>"
-        for point in answer.batches
-    ]
+    colours = "".join(f"--{part.replace('_', '-')}: {colour};" for part, colour in COLOURS.items())
     sections = [
-        _table("Memory at the peak", ("", "memory", "share"), rows),
-        _table("Modules that hold most at the peak", ("module", "memory"), modules),
+        f'<div class="together"><div>{_step_chart(answer, picture)}</div><div>{_breakdown(answer, picture)}</div></div>',
+        _modules(answer),
+        _batches(answer) if answer.batches else "",
+        _assumptions(answer),
     ]
-    if batches:
-        sections.append(_table("Other batch sizes", ("batch size", "expected", "safe", "fits"), batches))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in answer.notes)
-    # "</" must not end the script element that carries the data
-    embedded = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>{escape(heading)}</h1><p>{escape(sentence)}</p>\n"
-        f'<div class="scroll">{_svg(answer, shown, heading)}</div>\n'
-        '<p id="read" role="status" aria-live="polite"></p>\n'
-        f"{''.join(sections)}{notes}\n"
-        f'<script type="application/json" id="data">{embedded}</script>\n'
-        f"<script>{_SCRIPT}</script></body></html>\n"
+        f"<title>{heading}</title><style>:root {{ {colours} }}\n{style}</style></head><body>\n"
+        f"<h1>{heading}</h1>\n<p>{escape(_verdict(answer))}</p>\n"
+        f"{chr(10).join(section for section in sections if section)}\n"
+        f'<script type="application/json" id="data">{_data(picture)}</script>\n'
+        f"<script>\n{script}</script></body></html>\n"
     )
 
 
-def _svg(answer: TraceAnswer, shown: Picture, heading: str) -> str:
-    highest = max(answer.safe_bytes, *shown.total)
-    if answer.capacity_bytes < 1.6 * highest:
-        highest = max(highest, answer.capacity_bytes)
-    count = len(shown.events)
+def _verdict(answer: TraceAnswer) -> str:
+    word = "fits" if answer.fits else "may not fit" if answer.expected_bytes <= answer.capacity_bytes else "does not fit"
+    return f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe: {word} in {_mib(answer.capacity_bytes)}."
 
-    def x(point: float) -> float:
-        return round(_LEFT + (_WIDTH - _LEFT) * point / max(1, count - 1), 1)
 
-    def y(size: float) -> float:
-        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * size / (1.04 * highest), 1)
-
-    drawn = []
-    step = _grid_bytes(highest)
-    for size in range(0, int(1.04 * highest) + 1, step):
-        drawn.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(size)}" y2="{y(size)}"/>')
-        drawn.append(f'<text x="{_LEFT - 8}" y="{y(size) + 4}" text-anchor="end">{size / 2**30:g} GiB</text>')
-    below = [0] * count
-    for (_, name, colour), rows in zip(BANDS, shown.bands, strict=True):
-        if not any(rows):
-            continue
-        above = [base + size for base, size in zip(below, rows, strict=True)]
-        outline = [f"{x(i)},{y(size)}" for i, size in enumerate(above)]
-        outline += [f"{x(i)},{y(size)}" for i, size in reversed(list(enumerate(below)))]
-        drawn.append(f'<polygon fill="{colour}" points="{" ".join(outline)}"><title>{escape(name)}</title></polygon>')
-        below = above
-    line = " ".join(f"{x(i)},{y(size)}" for i, size in enumerate(shown.total))
-    drawn.append(f'<polyline class="total" points="{line}"/>')
-    for kind, size, label in (("safe", answer.safe_bytes, "safe"), ("capacity", answer.capacity_bytes, "capacity")):
-        if size <= 1.04 * highest:
-            drawn.append(f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH}" y1="{y(size)}" y2="{y(size)}"/>')
-            drawn.append(f'<text x="{_WIDTH - 4}" y="{y(size) - 5}" text-anchor="end">{label} {_mib(size)}</text>')
-    for name, start in shown.phases:
-        drawn.append(f'<line class="phase" x1="{x(start)}" x2="{x(start)}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        drawn.append(f'<text x="{x(start) + 4}" y="{_TOP - 10}">{escape(name)}</text>')
-    drawn.append(
-        f'<text x="{_LEFT}" y="{_HEIGHT - 6}">allocations and frees of one training step, in order; '
-        "the line is what nvidia-smi shows</text>"
-    )
-    drawn.append(f'<line id="cursor" class="cursor" x1="0" x2="0" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
+    top = _HEADROOM * picture.top_bytes
+    shapes, words = _grid(top)
+    # from the top band down, each drawn to the floor: one edge instead of two, and no gaps between neighbours
+    for band, edge in reversed(list(zip(picture.bands, picture.edges_bytes, strict=True))):
+        shapes.append(
+            f'<path style="fill:var(--{band.part.replace("_", "-")})" d="M0 {_HEIGHT}{_stairs(picture, edge, top)}V{_HEIGHT}Z"/>'
+        )
+    reserved = _stairs(picture, picture.reserved_bytes, top)
+    shapes.insert(0, f'<path style="fill:var(--unused)" d="M0 {_HEIGHT}{reserved}V{_HEIGHT}Z"/>')
+    for phase in picture.phases:
+        if phase.start > 0:
+            shapes.append(_line("cut", phase.start, phase.start, 0, _HEIGHT))
+        if phase.end - phase.start >= _LABELLED_WIDTH:
+            place = f"left:{phase.start:.2%};width:{phase.end - phase.start:.2%}"
+            words.append(f'<span class="phase" style="{place}">{escape(phase.name)}</span>')
+    shapes.append(f'<path class="drawn" d="M0 {_y(picture.reserved_bytes[0], top)}{reserved}"/>')
+    lines = [("safe", answer.safe_bytes)]
+    if picture.capacity_bytes is not None:
+        lines.append(("capacity", picture.capacity_bytes))
+    for name, size in lines:
+        shapes.append(_line(name, 0, 1, _y(size, top), _y(size, top)))
+        words.append(f'<span class="line" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
+    x, used = picture.peak_position, picture.edges_bytes[-1][picture.peak]
+    side = f"left:{x:.2%};max-width:{1 - x:.2%}" if x < 0.5 else f"right:{1 - x:.2%};max-width:{x:.2%}"
+    what, source = (escape(line) for line in peak_lines(answer, picture))
+    words.append(f'<span class="callout" style="{side}" title="{source}">{what}<br>{source}</span>')
+    words.append('<span id="cursor" class="cursor"></span>')
+    words.append(f'<span class="dot" style="left:{x:.2%};top:{1 - used / top:.2%}"></span>')
     return (
-        f'<svg id="plot" class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" tabindex="0" role="img" '
-        f'aria-label="Memory over a training step of {escape(heading, quote=True)}; arrow keys move the read-out">'
-        f"{''.join(drawn)}</svg>"
+        f'<div id="plot" class="chart" tabindex="0" role="slider" aria-valuemin="0" aria-valuemax="{len(picture.events) - 1}" '
+        f'aria-valuenow="{picture.peak}" aria-label="Memory over a training step; arrow keys move the read-out">'
+        f"{_svg(shapes)}{''.join(words)}</div>"
+        '<p class="quiet">GiB over the allocations and frees of one training step, in order; each phase to its own scale. '
+        "The upper edge is what nvidia-smi shows. Point at the picture, or use the arrow keys.</p>"
     )
 
 
-def _grid_bytes(highest: int) -> int:
-    """Distance of the grid's lines: the power of two that gives between four and eight of them."""
-    step = 2**24
-    while highest / step > 8:
-        step *= 2
-    return step
+def _breakdown(answer: TraceAnswer, picture: Picture) -> str:
+    """What the memory is made of, from the top down as in the picture: at the run's peak, and where the reader points."""
+    shown = {band.part for band in picture.bands}
+    parts = ["fragmentation", *(part for part in reversed(COLOURS) if answer.parts.get(part) or part in shown)]
+    amounts = [answer.parts.get(part, 0) for part in parts]
+    rows = []
+    for part, size, mib in zip(parts, amounts, shown_mib(amounts), strict=True):
+        name = PART_NAMES[part][0]
+        colour = "unused" if part == "fragmentation" else part.replace("_", "-")
+        here = f'<td data-row data-name="{name}"></td>' if part in shown or part == "fragmentation" else "<td>0</td>"
+        rows.append(
+            f'<tr title="{PART_NAMES[part][1]}"><td><i class="key" style="background:var(--{colour})"></i>{name}</td>'
+            f"<td>{mib:,}</td><td>{size / answer.expected_bytes:.1%}</td>{here}</tr>"
+        )
+    rows.append(
+        f'<tr class="sum"><td>in nvidia-smi</td><td>{ceil_mib(answer.expected_bytes):,}</td><td></td>'
+        '<td data-row data-name="in nvidia-smi"></td></tr>'
+    )
+    table = _table("Memory at the peak, MiB", ("", "peak", "share", "pointer"), rows)
+    return f'{table}<p class="quiet">Pointer: <span id="where"></span></p>'
+
+
+def _modules(answer: TraceAnswer) -> str:
+    rows = [
+        f"<tr><td>{escape(name or '(the model itself, loss)')}</td><td>{_mib(size)}</td>"
+        f"<td>{size / answer.expected_bytes:.1%}</td></tr>"
+        for name, size in answer.peak.modules[:TOP_MODULES]
+    ]
+    return _table("Modules that hold most at the peak", ("module", "memory", "share"), rows)
+
+
+def _batches(answer: TraceAnswer) -> str:
+    points = sorted(answer.batches, key=lambda point: point.batch_size)
+    most, largest = max(point.safe_bytes for point in points), points[-1].batch_size
+    drawn_capacity = answer.capacity_bytes < 2 * most
+    top = _HEADROOM * max(most, answer.capacity_bytes if drawn_capacity else 0)
+    shapes, words = _grid(top)
+    places = [point.batch_size / largest for point in points]
+    for name, sizes in (("drawn", [p.expected_bytes for p in points]), ("safe", [p.safe_bytes for p in points])):
+        corners = " ".join(f"{x * _WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True))
+        shapes.append(f'<polyline class="{name}" points="{corners}"/>')
+    if drawn_capacity:
+        shapes.append(_line("capacity", 0, 1, _y(answer.capacity_bytes, top), _y(answer.capacity_bytes, top)))
+        words.append(f'<span class="line" style="top:{1 - answer.capacity_bytes / top:.2%}">capacity</span>')
+    rows, free = [], 1.0 + _NEAR
+    for point, x in reversed(list(zip(points, places, strict=True))):
+        kind = "dot" if point.traced else "dot foretold"
+        words.append(f'<span class="{kind}" style="left:{x:.2%};top:{1 - point.expected_bytes / top:.2%}"></span>')
+        if free - x >= _NEAR:
+            words.append(f'<span class="x" style="left:{x:.2%}">{point.batch_size:,}</span>')
+            free = x
+        source = "traced" if point.traced else "foretold"
+        fits = "yes" if point.fits else "no"
+        rows.append(
+            f"<tr><td>{point.batch_size:,}</td><td>{_mib(point.expected_bytes)}</td><td>{_mib(point.safe_bytes)}</td>"
+            f"<td>{fits}</td><td>{source}</td></tr>"
+        )
+    table = _table("", ("batch size", "expected", "safe", "fits", ""), rows[::-1])
+    return (
+        '<h2>Other batch sizes</h2><div class="together"><div><div class="chart low" role="img" '
+        f'aria-label="Memory over batch size; the table says the same">{_svg(shapes)}{"".join(words)}</div>'
+        '<p class="quiet">GiB over batch size: line expected, dashes safe; a full dot was traced, '
+        f"a hollow one foretold from two others.</p></div><div>{table}</div></div>"
+    )
+
+
+def _assumptions(answer: TraceAnswer) -> str:
+    facts = [
+        f"Loss: {answer.loss}",
+        f"CUDA context: {answer.context_source}",
+        f"Safe: {answer.safe_basis}",
+        f"Least memory in which the job still runs: {_mib(answer.smallest_bytes)}",
+        *answer.notes,
+    ]
+    rest = f"<h2>Not included</h2>{_bullets(answer.not_included)}" if answer.not_included else ""
+    return f"<h2>What this rests on</h2>{_bullets(facts)}{rest}"
+
+
+def _data(picture: Picture) -> str:
+    """What the script reads; the rows in the order of the table of parts."""
+    document = {
+        "events": picture.events,
+        "positions": [round(position, 5) for position in picture.positions],
+        "phases": [phase.name for phase in picture.phases],
+        "phase_of": picture.phase_of,
+        "peak": picture.peak,
+        "rows": [picture.unused_bytes, *(band.moments_bytes for band in reversed(picture.bands))],
+    }
+    # "</" must not end the script element that carries the data, nor "<!--" begin a comment in it
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _grid(top_bytes: float) -> tuple[list[str], list[str]]:
+    """Lines and labels at round amounts."""
+    distance = next(step for step in _round_steps() if top_bytes / step <= 7)
+    shapes, words = [], []
+    for line in range(int(top_bytes / distance) + 1):
+        size = line * distance
+        shapes.append(_line("rule", 0, 1, _y(size, top_bytes), _y(size, top_bytes)))
+        words.append(f'<span class="y" style="top:{1 - size / top_bytes:.2%}">{size / GIB:g}</span>')
+    return shapes, words
+
+
+def _round_steps() -> Iterable[float]:
+    scale = 0.01
+    while True:
+        yield from (factor * scale * GIB for factor in (1, 2, 5))
+        scale *= 10
+
+
+def _stairs(picture: Picture, sizes: Sequence[int], top_bytes: float) -> str:
+    """Path commands along ``sizes``; moments alike are one stretch."""
+    moments = zip(picture.positions, (_y(size, top_bytes) for size in sizes), strict=False)
+    stairs = [(next(group)[0], y) for y, group in groupby(moments, key=lambda moment: moment[1])]
+    return "".join(f"H{x * _WIDTH:.1f}V{y}" for x, y in stairs) + f"H{_WIDTH}"
+
+
+def _y(size: float, top_bytes: float) -> str:
+    return f"{_HEIGHT * (1 - size / top_bytes):.1f}"
+
+
+def _line(kind: str, x1: float, x2: float, y1: float | str, y2: float | str) -> str:
+    return f'<line class="{kind}" x1="{x1 * _WIDTH:.1f}" x2="{x2 * _WIDTH:.1f}" y1="{y1}" y2="{y2}"/>'
+
+
+def _svg(shapes: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{"".join(shapes)}</svg>'
 
 
 def _table(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    return f'<h2>{escape(caption)}</h2><div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    above = f"<h2>{caption}</h2>" if caption else ""
+    return f"{above}<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _bullets(items: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
 
 
 def _mib(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import struct
@@ -19,7 +18,7 @@ from torch import nn
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.trace import Questions, TraceAnswer, trace_model
 from gpumemnet.trace.answer import Curve
-from gpumemnet.trace.picture import BANDS, POINTS, picture
+from gpumemnet.trace.picture import MAX_MOMENTS, picture_of
 from gpumemnet.trace.plot import plot
 from gpumemnet.units import ceil_mib
 
@@ -56,11 +55,14 @@ def read(page: Path) -> Reader:
 
 
 def test_the_bands_at_the_peak_are_the_answers_parts(answer: TraceAnswer) -> None:
-    shown = picture(answer)
-    at_peak = {name: rows[shown.peak] for (name, _, _), rows in zip(BANDS, shown.bands, strict=True)}
-    assert at_peak == {name: answer.parts[name] for name, _, _ in BANDS}
-    assert max(shown.total) == answer.expected_bytes
-    assert [name for name, _ in shown.phases] == ["forward", "backward", "optimizer"]
+    shown = picture_of(answer)
+    assert shown.is_run_peak
+    at_peak = {band.part: band.moments_bytes[shown.peak] for band in shown.bands}
+    assert at_peak == {name: size for name, size in answer.parts.items() if name in at_peak}
+    assert sum(at_peak.values()) == sum(answer.parts.values()) - answer.parts["fragmentation"]
+    assert max(shown.reserved_bytes) == answer.expected_bytes
+    assert [phase.name for phase in shown.phases][-3:] == ["forward", "backward", "optimizer"]
+    assert all(unused >= 0 for unused in shown.unused_bytes)
 
 
 def test_a_png_is_a_picture(answer: TraceAnswer, tmp_path: Path) -> None:
@@ -107,9 +109,9 @@ def test_long_steps_stay_small(answer: TraceAnswer, tmp_path: Path) -> None:
     lengthened = replace(answer, curve=long)
     plot(lengthened, tmp_path / "memory.html")
     assert (tmp_path / "memory.html").stat().st_size < 1_000_000
-    assert len(picture(lengthened).events) <= POINTS
-    at_peak = sum(rows[picture(lengthened).peak] for rows in picture(lengthened).bands)
-    assert at_peak == sum(answer.parts.values()) - answer.parts["fragmentation"]
+    shown = picture_of(lengthened)
+    assert len(shown.events) <= MAX_MOMENTS
+    assert shown.edges_bytes[-1][shown.peak] == sum(answer.parts.values()) - answer.parts["fragmentation"]
 
 
 def test_other_files_and_answers_without_a_curve(answer: TraceAnswer, tmp_path: Path) -> None:
@@ -132,10 +134,14 @@ def test_a_browser_fills_the_read_out(answer: TraceAnswer, tmp_path: Path) -> No
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / f"{name}.html").as_uri()]
         dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        found = re.search(r'<p id="read"[^>]*>([^<]*)</p>', dom)
-        assert found, dom[:500]
-        read_outs.append(found[1])
-    assert f"{answer.parts['parameter'] / 2**20:,.0f} MiB" in read_outs[0]
-    assert read_outs[0].startswith(answer.peak.phase)
-    assert read_outs[1].startswith("optimizer")
-    assert json.dumps(read_outs[0]) != json.dumps(read_outs[1])
+        where = re.search(r'<span id="where"[^>]*>([^<]*)</span>', dom)
+        assert where, dom[:500]
+        cells = dict(re.findall(r'<td data-row="" data-name="([^"]*)">([^<]*)</td>', dom))
+        read_outs.append((where[1], {part: int(mib.replace(",", "")) for part, mib in cells.items()}))
+    (at_peak, peak_mib), (at_end, end_mib) = read_outs
+    assert at_peak.startswith(answer.peak.phase)
+    assert at_peak.endswith("the peak")
+    assert peak_mib["in nvidia-smi"] == ceil_mib(answer.expected_bytes)
+    assert sum(peak_mib.values()) == 2 * peak_mib["in nvidia-smi"]
+    assert at_end.startswith("optimizer")
+    assert end_mib != peak_mib
