@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 
 START_SECONDS = 60
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # started in the background of a shell: children would ignore Ctrl-C too, and some tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
