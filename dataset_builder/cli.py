@@ -209,6 +209,35 @@ def compare(
     run(datasets, rows, seed, workers, out)
 
 
+@app.command("trace-recipe")
+def trace_recipe(
+    recipe: Annotated[str, typer.Argument(help="Path of a YAML file, or name of a shipped recipe.")],
+    out: Folder,
+    gpu: Annotated[str, typer.Option(help="GPU to trace for.")] = "H200",
+    jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 1_000,
+    seed: Seed = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+) -> None:
+    """Label jobs of a recipe by tracing them, where there is no GPU; the rows say that nobody measured them."""
+    from dataset_builder import traced
+
+    traced.trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
+    _collect(out, out / "dataset.parquet")
+
+
+@app.command("add-traces")
+def add_traces(
+    dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")],
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+) -> None:
+    """Give each job of a dataset its traced peak, which schedulers that trace send along."""
+    from dataset_builder import traced
+
+    done, failed = traced.add_traces(dataset, out, workers)
+    print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
+
+
 @app.command("probe-device")
 def probe_gpu(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),

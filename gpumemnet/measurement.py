@@ -18,12 +18,14 @@ from gpumemnet.job_json import job_from_dict, job_to_dict
 from gpumemnet.layers import MAX_ELEMENTS, check_count, describe
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
-PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process")
+TRACED: Final = "traced"
+"""Provenance and label source of rows that no GPU has seen: the label is what :mod:`gpumemnet.trace` expects of the process."""
+PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 """Label sources whose label is ``peak_process_bytes``."""
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
 """Label sources whose label is ``peak_device_bytes``."""
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES
-PROVENANCES: Final = ("measured", "published", "stand_in")
+PROVENANCES: Final = ("measured", "published", TRACED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 
 _COUNTS: Final = (
@@ -62,7 +64,7 @@ class Measurement:
         status: ``ok``, ``oom`` (memory > ``capacity_bytes``), ``timeout`` or ``error``.
         label_source: one of :data:`LABEL_SOURCES`.
         capacity_bytes: device memory that the job could have had when it ran alone.
-        provenance: ``measured`` or ``published``.
+        provenance: ``measured``, ``published`` or ``traced``.
         gpu: the GPU's name as the driver gives it.
         recipe: name of the search space, so that test-only sets (a zoo of real models) stay apart.
         architecture: JSON object with every parameter of the network; rebuilds it.
@@ -130,6 +132,8 @@ class Measurement:
         if self.architecture_key not in ("", key):
             raise DatasetError(f"architecture_key is {describe(self.architecture_key)}, but the layers give '{key}'")
         object.__setattr__(self, "architecture_key", key)
+        if (self.provenance == TRACED) != (self.label_source == TRACED):
+            raise DatasetError("a traced row has both provenance and label_source 'traced', and no other row has either")
         if self.status == "ok" and self.label_bytes is None:
             raise DatasetError("status is 'ok', but the row holds no label")
 

@@ -57,11 +57,16 @@ def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
     """A row of the builder's own."""
     document = json.loads(measurement.architecture)
     name = "zoo" if "model" in document else measurement.job.family
-    members = family(name)
-    options = parse_options(json.loads(measurement.options))
-    planned = PlannedJob(name, members.parse(document), options)
-    return Subject(
-        measurement,
+    planned = PlannedJob(name, family(name).parse(document), parse_options(json.loads(measurement.options)))
+    return Subject(measurement, *traceable(planned, measurement.job.attention_kernel, device))
+
+
+def traceable(
+    planned: PlannedJob, attention_kernel: str | None, device: DeviceProfile
+) -> tuple[nn.Module, ModelInputs, TraceOptions, Platform]:
+    """What a planned job is traced with: its network on meta tensors, its batch, its options, what it would run on."""
+    members, options = family(planned.family), planned.options
+    return (
         laid_out(planned),
         _batch(members, planned.architecture, options.batch_size),
         TraceOptions(
@@ -74,7 +79,7 @@ def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
         ),
         Platform(
             device=device,
-            attention_kernel=measurement.job.attention_kernel,
+            attention_kernel=attention_kernel,
             cudnn_benchmark=options.cudnn_benchmark,
             tf32=options.precision == "tf32",
         ),

@@ -8,12 +8,14 @@ an operator that is not PyTorch's own and says nothing about its output gives on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gpumemnet.extract.faults import UnknownValueError, running_line
@@ -33,6 +35,16 @@ class NotedUnknowns(Unknowns):
 
     def __init__(self) -> None:
         self._notes: dict[tuple[str, str], str] = {}
+        self._scalars_are_factors = False
+
+    @contextmanager
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
+        """Context of an optimizer's step: in PyTorch's own, scalars that are read only scale updates, so any will do."""
+        self._scalars_are_factors = (type(optimizer).__module__ + ".").startswith("torch.optim.")
+        try:
+            yield
+        finally:
+            self._scalars_are_factors = False
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -40,7 +52,9 @@ class NotedUnknowns(Unknowns):
         return tuple(self._notes.values())
 
     def value(self, function: str, tensor: Tensor) -> Any:
-        """Refused."""
+        """Refused, unless any value will do."""
+        if self._scalars_are_factors and function.rpartition(".")[2] == "item":
+            return _one(tensor.dtype)
         raise UnknownValueError(function, f"{NEEDS_VALUES}{_HINT}")
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
@@ -68,6 +82,8 @@ class BestEffort(NotedUnknowns):
     def value(self, function: str, tensor: Tensor) -> Any:
         """True, an array of ones, or 1."""
         kind = function.rpartition(".")[2]
+        if self._scalars_are_factors and kind == "item":
+            return _one(tensor.dtype)
         if kind in _CONDITIONS:
             where = self._note(function, "was taken to be true")
             self._asked[where] += 1

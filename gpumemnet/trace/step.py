@@ -115,8 +115,8 @@ def record(
         InvalidRequestError: when an option has no such value.
     """
     modes = {module: module.training for module in model.modules()}
-    run = _Run(model, inputs, options, platform)
     unknowns = BestEffort() if options.best_effort else NotedUnknowns()
+    run = _Run(model, inputs, options, platform, unknowns)
     try:
         with torch.enable_grad(), ExitStack() as stack:
             stack.enter_context(placement(unknowns, on_gpu=run.recorder.asked_for))
@@ -150,8 +150,11 @@ def record(
 class _Run:
     """The state of a run: where it is, and what it has learnt of the targets."""
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, unknowns: NotedUnknowns
+    ) -> None:
         self._model = model
+        self._unknowns = unknowns
         self._options = options
         self._inputs = _cast(inputs, options)
         self._loss: Loss = loss_function(options.loss)
@@ -232,7 +235,8 @@ class _Run:
         self._begin("optimizer", "the optimizer's step")
         if scaler:
             scaler.unscale(trained)
-        optimizer.step()
+        with self._unknowns.stepping(optimizer):
+            optimizer.step()
         self._classify_state(optimizer)
         if options.zero_grad == "after_step":
             optimizer.zero_grad(set_to_none=True)

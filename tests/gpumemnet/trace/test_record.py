@@ -241,3 +241,23 @@ def test_platform_changes_only_the_kernels(platform: Platform) -> None:
     on_a100 = traced(model, torch.zeros(2, 8), platform, optimizer="sgd")
     benchmarked = traced(model, torch.zeros(2, 8), replace(platform, cudnn_benchmark=True), optimizer="sgd")
     assert skeleton(on_a100) == skeleton(benchmarked)
+
+
+@pytest.mark.parametrize("implementation", ["default", "foreach", "for_loop"])
+def test_adafactor_reads_norms_whose_values_move_no_memory(implementation: str, platform: Platform) -> None:
+    timeline = traced(
+        perceptron(), torch.zeros(2, 8), platform, optimizer="adafactor", optimizer_implementation=implementation, loss="mean"
+    )
+    held = bytes_by_class(timeline, end_of_step(timeline, 1))
+    # a step count of each tensor, on the CPU in a run; a row and a column of each matrix; the whole of each bias
+    assert held["optimizer_state"] == FLOAT * ((8 + 16) + 16 + (16 + 4) + 4)
+
+
+def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform) -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            next(iter(self.param_groups[0]["params"])).norm().item()
+
+    with pytest.raises(ExtractError, match=r"Tensor\.item"):
+        traced(perceptron(), torch.zeros(2, 8), platform, optimizer=lambda parameters: Own(parameters, lr=0.1), loss="mean")

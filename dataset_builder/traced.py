@@ -1,0 +1,150 @@
+"""Labels jobs of a recipe by tracing them, where no GPU is at hand: classifiers learn from such rows until there are measured ones.
+
+A traced row says so in ``label_source`` and ``provenance``; its label is what the trace expects of the process, the CUDA context
+of the device's profile included, and it is no measurement of anything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+from dataset_builder.campaign import Tally
+from dataset_builder.compare.estimates import STEADY_STEPS
+from dataset_builder.compare.subjects import Subject, subject, traceable
+from dataset_builder.journal import Journal, Settings
+from dataset_builder.planned import PlannedJob, parse_planned, training_job
+from dataset_builder.progress import ProgressLine
+from dataset_builder.recipe import Recipe
+from dataset_builder.sampling import sample_jobs
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.devices import DeviceProfile, context, device_profile
+from gpumemnet.errors import GpumemnetError
+from gpumemnet.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.trace.memory import memory_of
+from gpumemnet.trace.step import record
+from gpumemnet.trace.timeline import repeated
+
+PROTOCOL: Final = "trace-1"
+_CHUNK: Final = 4
+
+
+def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None) -> None:
+    """Label ``count`` jobs of ``recipe`` as on ``gpu``, in ``folder``, which a later call goes on with.
+
+    Raises:
+        DatasetError: when the folder holds another campaign or cannot be written.
+        InvalidRequestError: on an unknown GPU, or when the recipe does not hold so many jobs.
+    """
+    device = device_profile(gpu)
+    with Journal(folder) as journal:
+        settings = Settings(f"{recipe.name}, traced as on {device.name}", recipe.digest, seed, count)
+        planned = journal.plan(settings)
+        if planned is None:
+            planned = sample_jobs(recipe, count, seed, device.capacity_bytes)
+            journal.keep_plan(settings, planned)
+        tally, line = Tally(count, len(journal.finished), time.monotonic()), ProgressLine()
+        left = [job for job in planned if job.key not in journal.finished]
+        tasks = [(job.to_dict(), job.key, recipe.name, seed, device.name) for job in left]
+        try:
+            for key, row in _in_processes(_trace_planned, tasks, workers):
+                measurement = measurement_from_dict(row)
+                journal.append(key, measurement)
+                tally.statuses[measurement.status] += 1
+                line(tally)
+        finally:
+            line.close(tally)
+
+
+def add_traces(dataset: Path, out: Path, workers: int | None) -> tuple[int, int]:
+    """Write ``dataset`` to ``out`` with each job's traced peak; returns how many rows have one, and how many could not be traced.
+
+    Raises:
+        DatasetError: when the dataset cannot be read or ``out`` cannot be written.
+    """
+    rows = read_dataset(dataset)
+    tasks = [(measurement_to_dict(row),) for row in rows]
+    peaks = list(_in_processes(_trace_row, tasks, workers))
+    traced = [
+        row if peak is None else replace(row, job=replace(row.job, traced_peak_bytes=peak))
+        for row, peak in zip(rows, peaks, strict=True)
+    ]
+    write_dataset(out, traced)
+    return sum(peak is not None for peak in peaks), sum(peak is None for peak in peaks)
+
+
+def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: DeviceProfile) -> Measurement:
+    """One row whose label is the trace's expectation; above the card's memory it is ``oom``, as a run would be."""
+    job = training_job(planned)
+    row: dict[str, Any] = {
+        "job": job,
+        "label_source": TRACED,
+        "capacity_bytes": device.capacity_bytes,
+        "provenance": TRACED,
+        "gpu": device.name,
+        "recipe": recipe,
+        "architecture": planned.architecture_json,
+        "options": planned.options_json,
+        "seed": seed,
+        "protocol": PROTOCOL,
+    }
+    start = time.monotonic()
+    try:
+        reserved = _traced_peak(*traceable(planned, job.attention_kernel, device))
+    except GpumemnetError as error:
+        return Measurement(**row, status="error", reason=str(error)[:500])
+    context_bytes = context(device).expected_bytes
+    fits = reserved + context_bytes <= device.capacity_bytes
+    return Measurement(
+        **row,
+        status="ok" if fits else "oom",
+        reason=None if fits else "the trace needs more than the card has",
+        peak_process_bytes=reserved + context_bytes if fits else None,
+        peak_reserved_bytes=reserved if fits else None,
+        context_bytes=context_bytes,
+        steps=STEADY_STEPS,
+        seconds=time.monotonic() - start,
+    )
+
+
+def _traced_peak(network: Any, inputs: Any, options: Any, platform: Any) -> int:
+    """Reserved bytes at the peak."""
+    timeline = record(network, inputs, options, platform).timeline
+    run = repeated(timeline, STEADY_STEPS)
+    return memory_of(run, timeline.sizes, timeline.bounds, platform.device, AllocatorSettings()).run.reserved_bytes
+
+
+def _trace_planned(document: dict[str, Any], key: str, recipe: str, seed: int, gpu: str) -> tuple[str, dict[str, Any]]:
+    measurement = traced_measurement(parse_planned(document), recipe, seed, device_profile(gpu))
+    return key, measurement_to_dict(measurement)
+
+
+def _trace_row(document: dict[str, Any]) -> int | None:
+    measurement = measurement_from_dict(document)
+    try:
+        one: Subject = subject(measurement, device_profile(measurement.gpu))
+        return _traced_peak(one.network, one.inputs, one.options, one.platform)
+    except GpumemnetError:
+        return None
+
+
+def _in_processes(function: Any, tasks: Sequence[tuple[Any, ...]], workers: int | None) -> Iterator[Any]:
+    """``function`` of every task, in order, one process per core unless told."""
+    if not tasks:
+        return
+    workers = workers or os.cpu_count() or 1
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
