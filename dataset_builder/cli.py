@@ -273,6 +273,16 @@ def import_published(
         print(f"{count:,} rows were left out: {reason}")
 
 
+@app.command("import-real-models")
+def import_real_models(
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
+) -> None:
+    """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
+    from dataset_builder import published_real_models
+
+    print(f"{published_real_models.import_real_models(out):,} published readings written to {out}")
+
+
 def main() -> None:
     """Run the command line."""
     try:

@@ -44,8 +44,10 @@ def published_family(measurement: Measurement) -> Rebuilds:
     """The module that rebuilds the network of a published row.
 
     Raises:
-        DatasetError: when the row is none.
+        DatasetError: when the row is none, or is a real model's, whose architecture says no more than its name.
     """
     if measurement.provenance != "published":
         raise DatasetError(f"the row is {measurement.provenance}, not published")
+    if measurement.recipe == "zoo":
+        raise DatasetError("a published real model is not rebuilt from its row: benchmarks/real_models.py traces those models")
     return cast(Rebuilds, import_module(_HOMES[measurement.job.family]))

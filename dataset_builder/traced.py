@@ -1,4 +1,4 @@
-"""Labels jobs of a recipe by tracing them, where no GPU is at hand: classifiers learn from such rows until there are measured ones.
+"""Labels jobs of a recipe by tracing them, where no GPU is at hand; classifiers learn from such rows until others are measured.
 
 A traced row says so in ``label_source`` and ``provenance``; its label is what the trace expects of the process, the CUDA context
 of the device's profile included, and it is no measurement of anything.

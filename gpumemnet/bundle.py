@@ -3,6 +3,8 @@
 A bundle is a folder with three files::
 
     model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features, in natural units
+                         sequences  float32 [B, L, S]   transformer-based only: the columns of gpumemnet.sequence
+                         mask       float32 [B, L]   transformer-based only: 1 for a token, 0 for padding
                   output weights    float32 [B, K]   mixture weights
                          locations  float32 [B, K]   component means in log-bytes
                          scales     float32 [B, K]   component scales in log-bytes
@@ -32,14 +34,32 @@ from gpumemnet.errors import BundleError
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.job import FAMILIES, JOB_FIELDS
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
 BUNDLE_FILES: Final = frozenset({MODEL_FILE, CARD_FILE, SUMS_FILE})
-ENCODERS: Final = ("mlp",)
+ENCODERS: Final = ("mlp", "transformer")
 MAX_FILE_BYTES: Final = 64 * 2**20
 GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedPeakCalibration:
+    """How measured memory lies around the traced peak with the CUDA context, for jobs that send one.
+
+    Attributes:
+        weights, log_scales: mixture of logistics around ``log(traced peak + context)``.
+        log_shift: centre of the mixture, relative to that.
+        log_bounds: for each of the card's coverages the bound, relative to that.
+        options: job field → values among the jobs that it was measured on.
+    """
+
+    weights: tuple[float, ...]
+    log_scales: tuple[float, ...]
+    log_shift: float
+    log_bounds: tuple[float, ...]
+    options: Mapping[str, tuple[str | bool | int | None, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +68,13 @@ class BundleCard:
 
     Attributes:
         name, version: identity of the model.
-        family, encoder: which jobs it answers for, and from what (``mlp``: the feature vector).
+        family, encoder: which jobs it answers for, and from what (``mlp``: the feature vector; ``transformer``: the layer
+            sequence with it).
+        label_source: what it learnt from: readings of a GPU, or ``traced``.
         gpu: the GPU model whose memory it predicts.
         capacity_bytes, blas_workspace_bytes: of that GPU, as :class:`gpumemnet.devices.DeviceProfile` has them.
+        context_bytes: CUDA context within the labels that it learnt from; on another GPU that one's takes its place.
+        traced_peak: how to answer jobs that send a traced peak; ``None`` where that has not been calibrated.
         options: job field → values seen in training; another value lies outside the support.
         kinds: layer kinds seen in training; another kind lies outside the support.
         ranges: feature column → smallest and largest value seen in training.
@@ -64,9 +88,12 @@ class BundleCard:
     version: str
     family: str
     encoder: str
+    label_source: str
     gpu: str
     capacity_bytes: int
     blas_workspace_bytes: int
+    context_bytes: int
+    traced_peak: TracedPeakCalibration | None
     options: Mapping[str, tuple[str | bool | int | None, ...]]
     kinds: frozenset[str]
     ranges: Mapping[str, tuple[float, float]]
@@ -212,9 +239,12 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
             version=_text(document, "version"),
             family=_text(document, "family"),
             encoder=_text(document, "encoder"),
+            label_source=_text(document["training_data"], "label_source"),
             gpu=_text(document, "gpu"),
             capacity_bytes=_count(document["device"], "capacity_bytes"),
             blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
+            context_bytes=_count(document["device"], "context_bytes"),
+            traced_peak=_traced_peak(document.get("traced_peak"), len(document["conformal"]["coverages"])),
             options=_options(document["support"]["options"]),
             kinds=frozenset(_texts(document["support"]["kinds"])),
             ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
@@ -229,12 +259,26 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
         raise BundleError(f"{path}: unknown family {card.family!r}")
     if card.encoder not in ENCODERS:
         raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
-    if not isinstance(document.get("training_data"), dict):
-        raise BundleError(f"{path}: incomplete card: it does not say what the model was trained on")
     unknown = set(card.ranges) - set(FEATURE_NAMES)
     if unknown:
         raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
     return card
+
+
+def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
+    if document is None:
+        return None
+    weights, log_scales = (tuple(map(_positive, document[name])) for name in ("weights", "log_scales"))
+    log_bounds = tuple(map(_number, document["log_bounds"]))
+    if not 0 < len(weights) == len(log_scales) or abs(sum(weights) - 1.0) > 1e-6 or len(log_bounds) != levels:
+        raise ValueError("the calibration of the traced peak needs weights that sum to one, and a bound for each coverage")
+    return TracedPeakCalibration(
+        weights=weights,
+        log_scales=log_scales,
+        log_shift=_number(document["log_shift"]),
+        log_bounds=log_bounds,
+        options=_options(document["options"]),
+    )
 
 
 def _coverages(levels: Any) -> tuple[float, ...]:

@@ -97,6 +97,7 @@ def _estimate(document: Any) -> Estimate:
         gpu=document["gpu"],
         estimator=document["model"]["name"],
         version=document["model"]["version"],
+        label_source=document["label_source"],
     )
 
 

@@ -5,24 +5,30 @@ from *i* on, the tensors kept for the layers up to *i*, the gradient that flows 
 the layers give every such moment at once (liveness as in DNNMem, ESEC/FSE '20, section 3.3).  Each tensor counts with its share
 of the segments that the allocator would fill with its like (``c10/cuda/CUDACachingAllocator.cpp``), because that is what
 ``nvidia-smi`` sees.
+
+What the layer list does not say is taken as usual: frozen layers are the first ones, a checkpointed block ends with a residual
+sum (without any, it starts with a linear layer or a convolution), the loss is a cross-entropy of the last layer's output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.job import TrainingJob
 from gpumemnet.layer_table import LayerTable
+from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, KINDS, LAYER_GROUPS
 from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
-from gpumemnet.saved_tensors import KIND_RULES
+from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.int64]
 
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 """Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments)."""
@@ -40,10 +46,25 @@ HANDLES: Final = 2
 """cuBLAS handles of a training process: forward and backward run on different host threads."""
 TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
-
+LOSS_TENSORS: Final = 3
+"""At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
+LOOP_TEMPORARIES: Final = 2
+"""Copies of the one parameter at hand that an optimizer needs which goes through them in a loop."""
 
 _CLASS_CODES: Final = np.arange(len(SIZE_CLASSES))
 _CLASS_TOPS: Final = np.array([SMALL_LIMIT, MEDIUM_LIMIT - BLOCK, LARGE_LIMIT - BLOCK], dtype=np.float64)
+
+
+def _is_one_of(kinds: Sequence[str]) -> Flags:
+    return np.array([kind in kinds for kind in KINDS])
+
+
+_STARTS_BLOCK: Final = _is_one_of((*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"]))
+_IS_ATTENTION: Final = _is_one_of((*LAYER_GROUPS["attention"], "softmax"))
+_IS_EMBEDDING: Final = _is_one_of(LAYER_GROUPS["embedding"])
+_ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT = (
+    CODE_OF_KIND[kind] for kind in ("add", "multiply", "softmax", "matmul", "dropout")
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,16 +76,31 @@ class ClosedForm:
         kept: packed bytes of the tensors kept for the backward pass by size class, shape ``[B, 4]``.
         peak: packed bytes at the peak of each size class, shape ``[B, 4]``.
         optimizer_step: packed bytes during the optimizer's step by size class, shape ``[B, 4]``.
+        resident: packed bytes that stay from step to step, shape ``[B]``.
+        loss_moment, backward_moment: packed bytes on top of those at the loss, and at the fullest moment, shape ``[B]``.
+        kept_by_group: packed bytes kept for the backward pass by the layer group that made them, shape ``[B, G]``.
+        attention_matrices: bytes of the outputs of all softmax layers, shape ``[B]``.
+        logits: bytes of the last layer's output as the loss takes it, shape ``[B]``.
         largest_activation: bytes of the largest layer output, shape ``[B]``.
         largest_weight: bytes of the largest layer's parameters, shape ``[B]``.
+        largest_convolution: bytes of the largest input and output of a convolution together, shape ``[B]``.
+        blocks: number of checkpointed blocks, 0 where nothing is checkpointed, shape ``[B]``.
     """
 
     weights: Array
     kept: Array
     peak: Array
     optimizer_step: Array
+    resident: Array
+    loss_moment: Array
+    backward_moment: Array
+    kept_by_group: Array
+    attention_matrices: Array
+    logits: Array
     largest_activation: Array
     largest_weight: Array
+    largest_convolution: Array
+    blocks: Array
 
 
 JOB_COLUMNS: Final = (
@@ -75,40 +111,52 @@ JOB_COLUMNS: Final = (
     "copy_bytes",
     "state_copies",
     "temporary_copies",
-    "trainable_share",
-    "created_share",
+    "frozen_parameters",
+    "is_created",
     "input_bytes",
+    "is_autocast",
+    "is_math_attention",
+    "is_checkpointed",
+    "loop_copies",
+    "input_elements",
 )
 """What the closed form needs of a job beside its layers.
 
 ``positions`` is the sequence length, or 1 where there is none: a linear layer's output elements over its output width.  The bytes
 are per element (:class:`gpumemnet.physics.ElementBytes`), the copies those of :class:`gpumemnet.physics.OptimizerCopies`.
-``created_share`` is the share of the gradients that the backward pass creates as it goes: none where gradients are accumulated.
+``is_created`` says that the backward pass creates the gradients as it goes: it does not where they are accumulated.
 """
 
 
+def job_row(job: TrainingJob) -> tuple[float, ...]:
+    """The values of :data:`JOB_COLUMNS`."""
+    element = ELEMENT_BYTES[job.precision]
+    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    assert job.total_parameters is not None
+    assert job.trainable_parameters is not None
+    is_loop = not copies.temporary and job.optimizer != "sgd" and job.optimizer_implementation != "fused"
+    return (
+        job.batch_size,
+        job.sequence_length or 1,
+        element.weight,
+        element.activation if not element.weight_copy else FULL_BYTES,
+        element.weight_copy,
+        copies.state,
+        copies.temporary,
+        job.total_parameters - job.trainable_parameters,
+        job.gradient_accumulation == 1,
+        job.batch_size * job.input_elements * element.inputs,
+        element.weight_copy > 0,
+        job.attention_kernel == "math",
+        job.checkpointing != "none",
+        LOOP_TEMPORARIES * is_loop,
+        job.batch_size * job.input_elements,
+    )
+
+
 def job_columns(jobs: Sequence[TrainingJob]) -> Array:
-    """The columns :data:`JOB_COLUMNS` of ``B`` jobs, shape ``[10, B]``."""
-    rows = []
-    for job in jobs:
-        element = ELEMENT_BYTES[job.precision]
-        copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-        share = job.trainable_share
-        rows.append(
-            (
-                job.batch_size,
-                job.sequence_length or 1,
-                element.weight,
-                element.activation,
-                element.weight_copy,
-                copies.state,
-                copies.temporary,
-                share,
-                share if job.gradient_accumulation == 1 else 0.0,
-                job.batch_size * job.input_elements * element.inputs,
-            )
-        )
-    return np.array(rows, dtype=np.float64).T
+    """The columns :data:`JOB_COLUMNS` of ``B`` jobs, shape ``[15, B]``."""
+    return np.array([job_row(job) for job in jobs], dtype=np.float64).T
 
 
 def packed(sizes: Array) -> Array:
@@ -132,72 +180,265 @@ def packed(sizes: Array) -> Array:
     return by_class
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chain:
+    """The layers with storage of ``J`` jobs that have any, ``N`` in all, with what is known of each.
+
+    Attributes:
+        starts, ends: first layer of each job, and one past its last, shape ``[J]``.
+        is_first, is_last: of a job, shape ``[N]``.
+        job: the job's columns for each layer, shape ``[15, N]``.
+        kind, group: codes, shape ``[N]``.
+        rules: shape ``[N, 10]``.
+        elements: output elements of the batch, shape ``[N]``.
+        parameters: shape ``[N]``.
+    """
+
+    starts: Indices
+    ends: Indices
+    is_first: Flags
+    is_last: Flags
+    job: Array
+    kind: Indices
+    group: Indices
+    rules: Array
+    elements: Array
+    activations: Array
+    parameters: Array
+
+    def cumulated(self, amounts: Array) -> Array:
+        """Sums from each job's first layer up to each layer, shape as ``amounts``, ``[N]`` or ``[N, C]``."""
+        sums = amounts.cumsum(axis=0)
+        before = sums[self.starts] - amounts[self.starts]
+        return sums - np.repeat(before, self.ends - self.starts, axis=0)
+
+    def before(self, values: Array, first: Array | float) -> Array:
+        """Each layer's predecessor's value; ``first`` for a job's first layer."""
+        shifted = np.empty_like(values)
+        shifted[1:] = values[:-1]
+        filled: Array = np.where(self.is_first, first, shifted) if shifted.ndim == 1 else shifted * ~self.is_first[:, None]
+        return filled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tensors:
+    """Packed bytes by size class, shape ``[N, 4]`` each.
+
+    Attributes:
+        outputs: of each layer.
+        kept: of what each layer leaves for the backward pass.
+        weights: of its parameters, main and second tensor.
+        copies: of autocast's copies of them.
+        largest: of its larger parameter tensor.
+        is_saved: whether the layer's own output is among what is kept, shape ``[N]``.
+        is_needed: whether a gradient reaches the layer, shape ``[N]``.
+        element_bytes: of the outputs, shape ``[N]``.
+    """
+
+    outputs: Array
+    kept: Array
+    weights: Array
+    copies: Array
+    largest: Array
+    is_saved: Flags
+    is_needed: Flags
+    element_bytes: Array
+
+
 def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
-    """The closed form of ``B`` jobs from their :func:`job_columns`, shape ``[10, B]``, and their layers."""
+    """The closed form of ``B`` jobs from their :func:`job_columns`, shape ``[15, B]``, and their layers."""
     rules = KIND_RULES[table.kind]
     if rules[:, 0].any():
         table = table.without(rules[:, 0] > 0)
         rules = KIND_RULES[table.kind]
     job_count = len(table.counts)
-    totals = np.zeros((4, job_count, len(SIZE_CLASSES)))
-    largest = np.zeros((2, job_count))
     if not len(table.owner):
-        return ClosedForm(*totals, *largest)
+        return _spread(job_count, np.zeros(0, dtype=np.int64), {})
     rows = np.flatnonzero(table.counts)  # the jobs that have layers
-    counts = table.counts[rows]
+    chain = _chain(columns, table, rules, table.counts[rows])
+    tensors = _tensors(chain)
+    starts, ends, lasts = chain.starts, chain.ends, chain.ends - 1
+    job = columns[:, rows]
+    state, temporary, created, loop = job[5, :, None], job[6, :, None], job[8, :, None], job[13, :, None]
+
+    trained = tensors.weights * tensors.is_needed[:, None]
+    sums = np.add.reduceat(np.concatenate((tensors.weights, trained, tensors.kept, tensors.copies), axis=1), starts)
+    weights_total, trained_total, kept_total, copies_total = np.split(sums, 4, axis=1)
+    largest_trained = np.maximum.reduceat(tensors.largest * tensors.is_needed[:, None], starts)
+
+    standing, recomputed, blocks = _checkpointed(chain, tensors) if job[12].any() else (tensors.kept, None, np.zeros(len(rows)))
+    logits = chain.elements[lasts] * np.where(job[10] > 0, FULL_BYTES, tensors.element_bytes[lasts])
+    at_loss = np.add.reduceat(standing, starts) + copies_total + LOSS_TENSORS * packed(logits)
+    at_loss += tensors.outputs[lasts] * ~tensors.is_saved[lasts, None]
+
+    moments = chain.cumulated(standing + tensors.copies)
+    if recomputed is not None:
+        moments += recomputed
+    # the gradients of later layers are there, unless they are from the start; that of the layer itself comes
+    counts = ends - starts
+    moments += np.repeat(created * trained_total, counts, axis=0) - np.repeat(created, counts, axis=0) * chain.cumulated(trained)
+    moments += trained
+    moments *= tensors.is_needed[:, None]  # without a gradient only what flows forward is there
+    moments += tensors.outputs
+    moments += chain.before(tensors.outputs, 0.0)
+    fullest = np.maximum(np.maximum.reduceat(moments, starts), at_loss)
+
+    resident = weights_total + (state + (1.0 - created)) * trained_total + packed(job[9])
+    step = resident + (created + temporary) * trained_total + loop * largest_trained
+    is_convolution = chain.group == GROUP_NAMES.index("conv")
+    output_bytes = chain.elements * tensors.element_bytes
+    around = (output_bytes + chain.before(output_bytes, chain.job[9])) * is_convolution
+
+    groups = len(GROUP_NAMES)
+    place = np.repeat(np.arange(len(rows)), counts) * groups + chain.group
+    by_group = np.bincount(place, weights=tensors.kept.sum(axis=1), minlength=len(rows) * groups)
+    return _spread(
+        job_count,
+        rows,
+        {
+            "weights": weights_total,
+            "kept": kept_total,
+            "peak": np.maximum(resident + fullest, step),
+            "optimizer_step": step,
+            "resident": resident.sum(axis=1),
+            "loss_moment": at_loss.sum(axis=1),
+            "backward_moment": np.maximum(np.maximum.reduceat(moments.sum(axis=1), starts), at_loss.sum(axis=1)),
+            "kept_by_group": by_group.reshape(len(rows), groups),
+            "attention_matrices": np.add.reduceat(output_bytes * (chain.kind == _SOFTMAX), starts),
+            "logits": logits,
+            "largest_activation": np.maximum.reduceat(output_bytes, starts),
+            "largest_weight": np.maximum.reduceat(chain.parameters, starts) * job[2],
+            "largest_convolution": np.maximum.reduceat(around, starts),
+            "blocks": blocks,
+        },
+    )
+
+
+_WIDTHS: Final = {"weights": 4, "kept": 4, "peak": 4, "optimizer_step": 4, "kept_by_group": len(GROUP_NAMES)}
+
+
+def _spread(job_count: int, rows: Indices, amounts: Mapping[str, NDArray[Any]]) -> ClosedForm:
+    """The amounts of the jobs in ``rows``, and zeros for the others."""
+    values = {}
+    for field in fields(ClosedForm):
+        width = _WIDTHS.get(field.name)
+        values[field.name] = np.zeros((job_count, width) if width else job_count)
+        if len(rows):
+            values[field.name][rows] = amounts[field.name]
+    return ClosedForm(**values)
+
+
+def _chain(columns: Array, table: LayerTable, rules: Array, counts: Indices) -> _Chain:
     ends = counts.cumsum()
     starts = ends - counts
-    job = columns[:, rows]
-    state, temporary, share, created = job[5:9, :, None]
-
-    outputs, kept, weights, copies = _tensors(columns.take(table.owner, axis=1), table, rules, ends)
-    sums = np.add.reduceat(np.concatenate((weights, kept, copies), axis=1), starts).reshape(len(rows), 3, -1)
-    weights_total = sums[:, 0]
-    appearing = weights * np.repeat(created, counts, axis=0)
-    change = (kept - appearing).cumsum(axis=0)
-    if len(rows) > 1:
-        change -= np.repeat(change[starts] - kept[starts] + appearing[starts], counts, axis=0)
-    change += appearing
-    change += outputs
-    incoming = outputs.copy()
-    incoming[ends - 1] = 0.0  # the gradient that flows in has the size of the layer before, and the first layer has none
-    change[1:] += incoming[:-1]
-    resident = (1.0 + share * (1.0 + state)) * weights_total + packed(job[9])
-    temporaries = share * temporary * weights_total
-
-    totals[0, rows] = weights_total
-    totals[1, rows] = sums[:, 1]
-    in_backward = np.maximum.reduceat(change, starts) + sums[:, 2]  # autocast's copies are gone when the optimizer steps
-    totals[2, rows] = resident + np.maximum(in_backward, temporaries + outputs[ends - 1])
-    totals[3, rows] = resident + temporaries
-    largest[0, rows] = np.maximum.reduceat(table.activations, starts) * job[0] * job[3]
-    largest[1, rows] = np.maximum.reduceat(table.parameters, starts) * job[2]
-    return ClosedForm(*totals, *largest)
+    is_first, is_last = np.zeros((2, len(table.owner)), dtype=bool)
+    is_first[starts] = True
+    is_last[ends - 1] = True
+    job = columns.take(table.owner, axis=1)
+    return _Chain(
+        starts=starts,
+        ends=ends,
+        is_first=is_first,
+        is_last=is_last,
+        job=job,
+        kind=table.kind,
+        group=table.group,
+        rules=rules,
+        elements=table.activations * job[0],
+        activations=table.activations,
+        parameters=table.parameters,
+    )
 
 
-def _tensors(job: Array, table: LayerTable, rules: Array, ends: NDArray[np.int64]) -> tuple[Array, Array, Array, Array]:
-    """Packed bytes by size class of each layer's output, of what it keeps for backward, of its weights and of their copies.
+def _tensors(chain: _Chain) -> _Tensors:
+    """Every tensor of each layer, and which of them stay for the backward pass."""
+    _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast, _, _ = chain.rules.T
+    element_bytes, input_bytes = _element_bytes(chain)
+    is_needed = chain.cumulated(chain.parameters) > chain.job[7]
+    previous_bytes = chain.before(element_bytes, chain.job[9] / chain.job[14])
+    previous_elements = chain.before(chain.elements, chain.job[14])
+    saves = (saves_input > 0) & is_needed
+    casts = saves & (input_bytes != previous_bytes)
+    is_saved = (saves_output > 0) & is_needed
+    is_saved[:-1] |= (saves & ~casts & ~chain.is_first)[1:]
+    is_scaling = (chain.kind == _MULTIPLY) & (chain.elements > previous_elements) & (chain.parameters == 0) & is_needed
 
-    Args:
-        job: :data:`JOB_COLUMNS` of the job of each of the ``N`` layers, shape ``[10, N]``.
-        table: the layers.
-        rules: :data:`gpumemnet.saved_tensors.KIND_RULES` of each layer, shape ``[N, 8]``.
-        ends: where each job's layers end.
+    widths = chain.activations / chain.job[1]
+    second = second_share * chain.parameters + (has_bias * widths) * (chain.parameters > widths)
+    main = chain.parameters - second
+    sizes = np.stack(
+        (
+            chain.elements * element_bytes,
+            chain.elements * mask_bytes * is_needed,
+            main * chain.job[2],
+            second * chain.job[2],
+            main * chain.job[4] * is_cast,
+            previous_elements * input_bytes * casts,
+        )
+    )
+    outputs, masks, mains, seconds, copies, casted = packed(sizes)
+    kept = outputs * (is_saved * 1.0 + is_scaling)[:, None] + masks + casted + seconds * (statistics * is_needed)[:, None]
+    return _Tensors(outputs, kept, mains + seconds, copies, np.maximum(mains, seconds), is_saved, is_needed, element_bytes)
+
+
+def _element_bytes(chain: _Chain) -> tuple[Array, Array]:
+    """Bytes per element of each layer's output, and of its input as the kernel takes it, shape ``[N]``.
+
+    Autocast lowers some kinds and raises others; the rest hand on what they are given.  A sum with a residual stream that began
+    with an embedding is fp32.  The math kernel computes attention weights in fp32 whatever it is given
+    (``aten/src/ATen/native/transformers/attention.cpp``).
     """
-    _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast = rules.T
-    elements = table.activations * job[0]
-    widths = table.activations / job[1]
-    second = second_share * table.parameters + (has_bias * widths) * (table.parameters > widths)
-    sizes = np.empty((5, len(table.owner)))
-    sizes[0] = elements * job[3]
-    sizes[1] = elements * mask_bytes
-    sizes[2] = table.parameters - second
-    sizes[3] = second
-    sizes[4] = sizes[2] * job[4] * is_cast
-    sizes[2:4] *= job[2]
-    outputs, masks, mains, seconds, copies = packed(sizes)
-    is_kept = saves_output.copy()
-    is_kept[:-1] += saves_input[1:]
-    is_kept[ends - 1] = 1.0  # the loss keeps the logits
-    kept = outputs * (is_kept > 0)[:, None] + masks + seconds * statistics[:, None]
-    return outputs, kept, mains + seconds, copies
+    is_autocast, is_math = chain.job[10] > 0, chain.job[11] > 0
+    if not (is_autocast.any() or is_math.any()):
+        return chain.job[3], chain.job[3]
+    own, taken = chain.rules[:, 8], chain.rules[:, 9]
+    counts = chain.ends - chain.starts
+    has_embedding = np.repeat(np.logical_or.reduceat(_IS_EMBEDDING[chain.kind], chain.starts), counts)
+    fixed = np.where((chain.kind == _ADD) & has_embedding, FULL_BYTES, own)
+    fixed = np.where(is_autocast, fixed, chain.job[3])
+    is_softmax = chain.kind == _SOFTMAX
+    after, before = np.zeros((2, len(is_softmax)), dtype=bool)
+    after[1:], before[:-1] = is_softmax[:-1], is_softmax[1:]
+    after &= chain.kind == _DROPOUT
+    before &= chain.kind == _MATMUL
+    in_full = is_math & (is_softmax | after | before)
+    fixed = np.where(in_full, FULL_BYTES, fixed)
+    fixed = np.where(chain.is_first & (fixed == 0), FULL_BYTES, fixed)
+    known = np.maximum.accumulate(np.where(fixed > 0, np.arange(len(fixed)), 0))
+    element_bytes = fixed[known]
+    previous = chain.before(element_bytes, chain.job[9] / chain.job[14])
+    weighs = np.zeros(len(is_softmax), dtype=bool)
+    weighs[1:] = in_full[:-1] & ~before[:-1]
+    keeps_input = (taken == 0) | ~is_autocast | (weighs & is_math)
+    return element_bytes, np.where(keeps_input, previous, taken)
+
+
+def _checkpointed(chain: _Chain, tensors: _Tensors) -> tuple[Array, Array, Array]:
+    """What stands from the forward pass, what recomputing adds up to each layer, shape ``[N, 4]``; blocks of each job ``[J]``."""
+    count = len(chain.kind)
+    places = np.arange(count)
+    counts = chain.ends - chain.starts
+    is_add = chain.kind == _ADD
+    follows_add = np.zeros(count, dtype=bool)
+    follows_add[1:] = is_add[:-1]
+    follows_add &= ~chain.is_first
+    has_add = np.repeat(np.logical_or.reduceat(is_add, chain.starts), counts)
+    is_attention = _IS_ATTENTION[chain.kind]
+    has_attention = np.repeat(np.logical_or.reduceat(is_attention, chain.starts), counts)
+    stretch = (chain.is_first | follows_add).cumsum() - 1
+    attends = np.bincount(stretch, weights=is_attention)[stretch] > 0
+    begins = np.where(has_add, follows_add & (attends | ~has_attention), _STARTS_BLOCK[chain.kind]) | chain.is_first
+
+    # what follows the last sum, or the last linear layer or convolution, lies outside of every block
+    last_add = np.maximum.reduceat(np.where(is_add, places, -1), chain.starts)
+    last_begin = np.maximum.reduceat(np.where(begins, places, -1), chain.starts) - 1
+    last = np.repeat(np.where(last_add >= 0, last_add, last_begin), counts)
+    inside = (chain.job[12] > 0) & (places <= last)
+    ends_block = np.ones(count, dtype=bool)
+    ends_block[:-1] = begins[1:] | ~inside[1:]
+    ends_block &= inside
+    standing = np.where(inside[:, None], tensors.outputs * (ends_block & tensors.is_needed)[:, None], tensors.kept)
+    sums = tensors.kept.cumsum(axis=0)
+    first_of_block = np.maximum.accumulate(np.where(begins, places, 0))
+    recomputed = (sums - (sums - tensors.kept)[first_of_block]) * inside[:, None]
+    return standing, recomputed, np.add.reduceat(ends_block * 1.0, chain.starts)

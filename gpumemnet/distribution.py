@@ -7,6 +7,7 @@ The head is that of PixelCNN++ (Salimans et al., ICLR 2017, section 2.1), used h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,4 +55,27 @@ class MemoryDistribution:
             np.where(chosen, 1.0 / self.weights.shape[1], self.weights),
             np.where(chosen, location[:, None], self.locations),
             np.where(chosen, scale[:, None], self.scales),
+        )
+
+    def mixed(
+        self, rows: NDArray[np.bool_], location: Array, weights: Sequence[float], scales: Sequence[float]
+    ) -> MemoryDistribution:
+        """The same distributions, but in the given rows logistics around one location (log-bytes, shape ``[B]``).
+
+        Args:
+            rows: which ones, shape ``[B]``.
+            location: their centres; what stands in other rows does not matter.
+            weights, scales: of the logistics, alike in all rows; scales in log-bytes.
+        """
+        count = max(len(weights), self.weights.shape[1])
+        padded = [(weights[i], scales[i]) if i < len(weights) else (0.0, 1.0) for i in range(count)]
+        own = [
+            np.pad(part, ((0, 0), (0, count - part.shape[1])), constant_values=filler)
+            for part, filler in ((self.weights, 0.0), (self.locations, 0.0), (self.scales, 1.0))
+        ]
+        chosen = rows[:, None]
+        return MemoryDistribution(
+            np.where(chosen, [weight for weight, _ in padded], own[0]),
+            np.where(chosen, location[:, None], own[1]),
+            np.where(chosen, [scale for _, scale in padded], own[2]),
         )

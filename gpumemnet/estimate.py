@@ -34,6 +34,7 @@ class Estimate:
         gpu: the GPU model that the amounts are for.
         estimator: name of the estimator.
         version: version of the estimator.
+        label_source: what the estimator learnt from: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), or ``traced``.
     """
 
     expected_bytes: int
@@ -46,6 +47,7 @@ class Estimate:
     gpu: str
     estimator: str
     version: str
+    label_source: str
 
     @property
     def bin_index(self) -> int:

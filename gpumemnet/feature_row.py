@@ -1,7 +1,7 @@
 """The feature vector of one job in plain floats, for the scheduler that asks about one job at a time.
 
 It is the arithmetic of :mod:`gpumemnet.closed_form` and :mod:`gpumemnet.features` once more, and a property test holds the two
-together.  Both earn their place: for one job of twenty layers some sixty numpy calls take five times as
+together.  Both earn their place: for one job of twenty layers a hundred numpy calls take several times as
 long as this loop, and from a dozen jobs on the arrays win (``benchmarks/in_process.py`` prints both).
 """
 
@@ -15,23 +15,33 @@ from gpumemnet.closed_form import (
     CUBLASLT_WORKSPACE,
     HANDLES,
     LARGE_LIMIT,
+    LOSS_TENSORS,
     MEDIUM_LIMIT,
     MEDIUM_SEGMENT,
     ROUNDING,
     SMALL_LIMIT,
     SMALL_SEGMENT,
     TYPICAL_LARGE_TENSOR,
+    job_row,
 )
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import GROUP_NAMES, GROUP_OF_KIND, KINDS
+from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.layers import GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
-from gpumemnet.saved_tensors import KIND_RULES
+from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 
 _RULES: Final = {
     kind: (GROUP_NAMES.index(GROUP_OF_KIND[kind]), *rules) for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
 }
 _OTHER_RULES: Final = _RULES["other"]
-_NO_LAYERS: Final = [0.0] * (2 + len(GROUP_NAMES) + 3 * 4 + 7)
+_NO_LAYERS: Final = [0.0] * (2 + 2 * len(GROUP_NAMES) + 3 * 4 + 15)
+_CONVOLUTIONS: Final = GROUP_NAMES.index("conv")
+_EMBEDDINGS: Final = frozenset(LAYER_GROUPS["embedding"])
+_MAX_LAYERS: Final = 100
+
+
+def is_quick(job: TrainingJob) -> bool:
+    """Whether the loop answers for ``job``, and sooner than the arrays: not where blocks are recomputed, nor for long lists."""
+    return job.checkpointing == "none" and len(job.layers) <= _MAX_LAYERS
 
 
 def _packed(size: float) -> tuple[int, float]:
@@ -44,128 +54,221 @@ def _packed(size: float) -> tuple[int, float]:
     return (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
 
 
-def known_amounts(job: TrainingJob) -> list[float]:
-    """The columns of :data:`gpumemnet.features.TOTAL_COLUMNS` that the job states, up to ``is_cudnn_benchmark``."""
+def total_columns(job: TrainingJob) -> list[float]:
+    """The columns of :data:`gpumemnet.features.TOTAL_COLUMNS`."""
     assert job.total_parameters is not None
     assert job.total_activations is not None
+    element = ELEMENT_BYTES[job.precision]
+    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
+    precision, family, kernel, batch_size = job.precision, job.family, job.attention_kernel, job.batch_size
+    share = job.trainable_share
+    trained_bytes = job.total_parameters * share * element.weight
     return [
-        job.batch_size,
+        batch_size,
         job.input_elements,
         job.total_parameters,
-        job.trainable_share,
+        share,
         job.total_activations,
         job.sequence_length or 0,
         job.gradient_accumulation,
         job.checkpointing != "none",
         job.channels_last,
         job.cudnn_benchmark,
+        *(family == each for each in FAMILIES),
+        element.weight_copy > 0,
+        precision == "amp_fp16",
+        precision == "bf16",
+        precision == "tf32",
+        copies.is_foreach,
+        job.optimizer_implementation == "fused",
+        job.optimizer == "adafactor",
+        kernel == "flash",
+        kernel == "memory_efficient",
+        kernel == "math",
+        job.traced_peak_bytes or 0,
+        job.total_parameters * (element.weight + element.weight_copy),
+        trained_bytes,
+        trained_bytes * copies.state,
+        trained_bytes * copies.temporary,
+        batch_size * job.input_elements * element.inputs,
+        job.total_activations * batch_size * element.activation,
     ]
 
 
 def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
-    """One row of :func:`gpumemnet.features.feature_matrix`."""
-    element = ELEMENT_BYTES[job.precision]
-    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-    row = known_amounts(job)
-    _, _, parameters, share, activations, *_ = row
-    trainable_bytes = parameters * share * element.weight
-    input_bytes = job.batch_size * job.input_elements * element.inputs
-    row += (
-        parameters * (element.weight + element.weight_copy),
-        trainable_bytes,
-        trainable_bytes * copies.state,
-        trainable_bytes * copies.temporary,
-        input_bytes,
-        activations * job.batch_size * element.activation,
-    )
-    return row + (_layer_features(job, input_bytes, blas_workspace_bytes) if job.layers else _NO_LAYERS)
+    """One row of :func:`gpumemnet.features.feature_matrix`, of a job that :func:`is_quick`."""
+    return total_columns(job) + (_layer_columns(job, blas_workspace_bytes) if job.layers else _NO_LAYERS)
 
 
-def _layer_features(job: TrainingJob, input_bytes: int, blas_workspace_bytes: int) -> list[float]:
-    element = ELEMENT_BYTES[job.precision]
-    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-    batch_size, positions = job.batch_size, job.sequence_length or 1
-    per_output, weight_bytes, copy_bytes = batch_size * element.activation, element.weight, element.weight_copy
-    share = job.trainable_share
-    created = share if job.gradient_accumulation == 1 else 0.0
-
-    counts = [0] * len(GROUP_NAMES)
+def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
+    known = job_row(job)
+    batch_size, positions, weight_bytes, base_bytes, copy_bytes, state, temporary, frozen, created, input_bytes = known[:10]
+    is_autocast, is_math, _, loop_copies, input_elements = known[10:]
+    counts, by_group = [0.0] * len(GROUP_NAMES), [0.0] * len(GROUP_NAMES)
     chain = []
     for layer in job.layers:
         rules = _RULES.get(layer.kind, _OTHER_RULES)
         counts[rules[0]] += 1
         if not rules[1]:
             chain.append((layer, rules))
-    weights, kept, weight_copies, moment = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
-    live = [0.0] * 4  # kept so far, less the gradients that the backward pass has yet to create
-    own_class, own_bytes, last = 0, 0.0, len(chain) - 1
-    for position, (layer, rules) in enumerate(chain):
-        _, _, _, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast = rules
-        outputs, parameters = layer.activations, layer.parameters
-        previous_class, previous_bytes = own_class, own_bytes
-        own_class, own_bytes = _packed(outputs * per_output)
-        if saves_output or position == last or chain[position + 1][1][2]:
-            kept[own_class] += own_bytes
-            live[own_class] += own_bytes
-        if mask_bytes:
-            size_class, amount = _packed(outputs * batch_size * mask_bytes)
+    kinds = [layer.kind for layer, _ in chain]
+    sizes = _element_bytes(
+        kinds, [rules for _, rules in chain], base_bytes, input_bytes / input_elements, is_autocast > 0, is_math > 0
+    )
+
+    # Forward: what each layer puts out, and what it leaves for the backward pass beside outputs.
+    outputs, needed = [], []
+    saved: list[int] = []
+    moves: list[tuple[list[tuple[int, float]], list[tuple[int, float]], tuple[int, float] | None, int]] = []
+    weights, copies, trained, largest_trained = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
+    matrices = largest_output = largest_weight = largest_convolution = 0.0
+    previous_elements, previous_bytes, previous_total = input_elements, input_bytes / input_elements, input_bytes
+    cumulated = 0
+    for (layer, rules), (own_bytes, taken_bytes) in zip(chain, sizes, strict=True):
+        group, _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast, _, _ = rules
+        elements, parameters = layer.activations * batch_size, layer.parameters
+        cumulated += parameters
+        is_needed = cumulated > frozen
+        total = elements * own_bytes
+        own = _packed(total)
+        left = []
+        if is_needed:
+            if saves_input:
+                if taken_bytes != previous_bytes:
+                    left.append(_packed(previous_elements * taken_bytes))
+                elif saved:
+                    saved[-1] = 1
+            if mask_bytes:
+                left.append(_packed(elements * mask_bytes))
+            if not parameters and elements > previous_elements and layer.kind == "multiply":
+                left.append(own)
+        here = []
+        if parameters:
+            width = layer.activations / positions
+            second = width if has_bias and parameters > width else parameters * second_share
+            main = _packed((parameters - second) * weight_bytes)
+            here.append(main)
+            if second:
+                side = _packed(second * weight_bytes)
+                here.append(side)
+                if statistics and is_needed:
+                    left.append((side[0], statistics * side[1]))
+            if is_cast and copy_bytes:
+                size_class, amount = _packed((parameters - second) * copy_bytes)
+                copies[size_class] += amount
+                moves.append((left, here, (size_class, amount), group))
+            else:
+                moves.append((left, here, None, group))
+            for size_class, amount in here:
+                weights[size_class] += amount
+                if is_needed:
+                    trained[size_class] += amount
+                    largest_trained[size_class] = max(largest_trained[size_class], amount)
+            largest_weight = max(largest_weight, parameters)
+        else:
+            moves.append((left, here, None, group))
+        outputs.append(own)
+        saved.append(1 if saves_output and is_needed else 0)
+        needed.append(is_needed)
+        if layer.kind == "softmax":
+            matrices += total
+        if group == _CONVOLUTIONS:
+            largest_convolution = max(largest_convolution, total + previous_total)
+        largest_output = max(largest_output, total)
+        previous_elements, previous_bytes, previous_total = elements, own_bytes, total
+
+    # Backward: the fullest moment; live is what is kept up to a layer, less the gradients that are yet to come.
+    kept, live = [0.0] * 4, [0.0] * 4
+    fullest, fullest_total = [0.0] * 4, 0.0
+    before = (0, 0.0)
+    for own, is_saved, is_needed, (left, here, copy, group) in zip(outputs, saved, needed, moves, strict=True):
+        if is_saved:
+            left = [*left, own]
+        for size_class, amount in left:
             kept[size_class] += amount
             live[size_class] += amount
-            if live[size_class] > moment[size_class]:
-                moment[size_class] = live[size_class]
-        if parameters:
-            second = parameters * second_share
-            if has_bias and parameters > outputs / positions:
-                second = outputs / positions
-            main_class, main_bytes = _packed((parameters - second) * weight_bytes)
-            second_class, second_bytes = _packed(second * weight_bytes) if second else (0, 0.0)
-            if statistics:
-                kept[second_class] += statistics * second_bytes
-                live[second_class] += statistics * second_bytes
-                if live[second_class] > moment[second_class]:
-                    moment[second_class] = live[second_class]
-            if copy_bytes and is_cast:
-                size_class, amount = _packed((parameters - second) * copy_bytes)
-                weight_copies[size_class] += amount
-        # The gradients that flow in and out count at this moment only.
-        live[own_class] += own_bytes
-        live[previous_class] += previous_bytes
-        if live[own_class] > moment[own_class]:
-            moment[own_class] = live[own_class]
-        if live[previous_class] > moment[previous_class]:
-            moment[previous_class] = live[previous_class]
-        live[own_class] -= own_bytes
-        live[previous_class] -= previous_bytes
-        if parameters:
-            weights[main_class] += main_bytes
-            weights[second_class] += second_bytes
-            live[main_class] -= created * main_bytes
-            live[second_class] -= created * second_bytes
-    input_class, packed_input = _packed(input_bytes) if chain else (0, 0.0)
-    step = [(1.0 + share * (1.0 + copies.state)) * weights[c] for c in range(4)]
-    step[input_class] += packed_input
-    peak = []
-    for size_class in range(4):
-        temporaries = share * copies.temporary * weights[size_class]
-        after_step = temporaries + (own_bytes if size_class == own_class else 0.0)
-        peak.append(step[size_class] + max(moment[size_class] + weight_copies[size_class], after_step))
-        step[size_class] += temporaries
+            by_group[group] += amount
+        if copy:
+            live[copy[0]] += copy[1]
+        moment = [live[c] + created * trained[c] for c in range(4)] if is_needed else [0.0] * 4
+        moment[own[0]] += own[1]
+        moment[before[0]] += before[1]
+        if is_needed:
+            for size_class, amount in here:
+                live[size_class] -= created * amount
+                moment[size_class] += (1.0 - created) * amount
+        for c in range(4):
+            if moment[c] > fullest[c]:
+                fullest[c] = moment[c]
+        fullest_total = max(fullest_total, sum(moment))
+        before = own
+
+    logits = at_loss_total = 0.0
+    resident = [weights[c] + (state + (1.0 - created)) * trained[c] for c in range(4)]
+    if chain:
+        logits = previous_elements * (FULL_BYTES if is_autocast else previous_bytes)
+        size_class, amount = _packed(logits)
+        at_loss = [kept[c] + copies[c] for c in range(4)]
+        at_loss[size_class] += LOSS_TENSORS * amount
+        at_loss[before[0]] += before[1] * (1 - saved[-1])
+        fullest = [max(a, b) for a, b in zip(fullest, at_loss, strict=True)]
+        at_loss_total = sum(at_loss)
+        fullest_total = max(fullest_total, at_loss_total)
+        size_class, amount = _packed(input_bytes)
+        resident[size_class] += amount
+    step = [resident[c] + (created + temporary) * trained[c] + loop_copies * largest_trained[c] for c in range(4)]
+    peak = [max(resident[c] + fullest[c], step[c]) for c in range(4)]
     return [
-        *(1.0, len(job.layers), *counts, *weights, *kept, *peak),
-        max((layer.activations for layer, _ in chain), default=0) * per_output,
-        max((layer.parameters for layer, _ in chain), default=0) * weight_bytes,
-        *_segments(weights[2], peak, step[1], copies.state, HANDLES * blas_workspace_bytes),
+        *(1.0, len(job.layers), *counts, *weights, *kept, *peak, *by_group),
+        *(sum(resident), at_loss_total, fullest_total, sum(step), matrices, logits, largest_convolution, 0.0),
+        *(largest_output, largest_weight * weight_bytes),
+        *segments(weights[2], peak, step[1], state, blas_workspace_bytes),
     ]
 
 
-def _segments(
-    large_weights: float, peak: list[float], medium_step: float, state_copies: float, workspaces: int
+def _element_bytes(
+    kinds: list[str],
+    rules: list[tuple[float, ...]],
+    base_bytes: float,
+    input_element_bytes: float,
+    is_autocast: bool,
+    is_math: bool,
+) -> list[tuple[float, float]]:
+    """Bytes per element of each layer's output, and of its input as the kernel takes it."""
+    if not (is_autocast or is_math):
+        return [(base_bytes, base_bytes)] * len(kinds)
+    sums_in_full = not _EMBEDDINGS.isdisjoint(kinds)
+    sizes: list[tuple[float, float]] = []
+    own = input_element_bytes
+    weighed = False  # whether the layer before made attention weights, which the math kernel keeps in fp32
+    for position, kind in enumerate(kinds):
+        taken = rules[position][-1] if is_autocast and rules[position][-1] and not weighed else own
+        scores = is_math and kind == "matmul" and kinds[position + 1 : position + 2] == ["softmax"]
+        drops = is_math and kind == "dropout" and position > 0 and kinds[position - 1] == "softmax"
+        weighed = drops or (is_math and kind == "softmax")
+        if scores or weighed:
+            own = FULL_BYTES
+        elif not is_autocast:
+            own = base_bytes
+        elif kind == "add" and sums_in_full:
+            own = FULL_BYTES
+        else:
+            own = rules[position][-2] or own
+        sizes.append((own, taken))
+    return sizes
+
+
+def segments(
+    large_weights: float, peak: list[float], medium_step: float, state_copies: float, blas_workspace_bytes: int
 ) -> tuple[float, float, float, float, float]:
-    small, medium = peak[0] + CUBLASLT_WORKSPACE, peak[1] + workspaces
+    """The last five columns of :data:`gpumemnet.features.LAYER_COLUMNS`."""
+    workspaces = HANDLES * blas_workspace_bytes
+    pooled, own = (workspaces, 0) if blas_workspace_bytes < MEDIUM_LIMIT else (0, workspaces)
+    small, medium = peak[0] + CUBLASLT_WORKSPACE, peak[1] + pooled
     small_bytes, medium_count = ceil(small / SMALL_SEGMENT) * SMALL_SEGMENT, ceil(medium / MEDIUM_SEGMENT)
-    spare = max(medium_count - ceil((medium_step + workspaces) / MEDIUM_SEGMENT), 0)
+    spare = max(medium_count - ceil((medium_step + pooled) / MEDIUM_SEGMENT), 0)
     return (
-        small_bytes + medium_count * MEDIUM_SEGMENT + peak[2] + peak[3],
+        small_bytes + medium_count * MEDIUM_SEGMENT + peak[2] + peak[3] + own,
         small_bytes - small,
         medium_count * MEDIUM_SEGMENT - medium,
         spare,

@@ -18,18 +18,20 @@ from numpy.typing import NDArray
 from gpumemnet.closed_form import (
     CUBLASLT_WORKSPACE,
     HANDLES,
+    MEDIUM_LIMIT,
     MEDIUM_SEGMENT,
     SIZE_CLASSES,
     SMALL_SEGMENT,
     TYPICAL_LARGE_TENSOR,
+    ClosedForm,
     closed_form,
     job_columns,
 )
-from gpumemnet.feature_row import feature_row, known_amounts
-from gpumemnet.job import TrainingJob
-from gpumemnet.layer_table import LayerTable, layer_table
+from gpumemnet.feature_row import feature_row, is_quick, total_columns
+from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.layer_table import layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
-from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES
+from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES, optimizer_copies
 from gpumemnet.saved_tensors import KIND_RULES
 
 _FEW: Final = 12
@@ -55,6 +57,18 @@ TOTAL_COLUMNS: Final = (
     Column("is_checkpointed", "1 where every block's activations are recomputed"),
     Column("is_channels_last", "1 for the NHWC memory format"),
     Column("is_cudnn_benchmark", "1 where cuDNN tries all algorithms"),
+    *(Column(f"is_{family}", f"1 for the family {family}") for family in FAMILIES),
+    Column("is_autocast", "1 under autocast"),
+    Column("is_scaled", "1 where a gradient scaler is at work"),
+    Column("is_half", "1 where weights are kept in half precision"),
+    Column("is_tf32", "1 for TF32 matrix products"),
+    Column("is_foreach", "1 where the optimizer's step works on lists of tensors"),
+    Column("is_fused", "1 where it is one kernel"),
+    Column("is_factored", "1 for Adafactor, whose state is a row and a column per matrix"),
+    Column("is_flash", "1 for the flash attention kernel"),
+    Column("is_memory_efficient", "1 for the memory-efficient attention kernel"),
+    Column("is_math", "1 where attention is computed step by step"),
+    Column("traced_peak_bytes", "reserved bytes at the peak as a trace found them; 0 where nobody traced"),
     Column("weight_bytes", "bytes of the weights and of their cast copies"),
     Column("gradient_bytes", "bytes of the gradients"),
     Column("optimizer_state_bytes", "bytes that the optimizer keeps between steps"),
@@ -77,6 +91,15 @@ LAYER_COLUMNS: Final = (
         )
         for size in SIZE_CLASSES
     ),
+    *(Column(f"kept_by_{group}_bytes", f"packed bytes that layers of the group {group} keep") for group in GROUP_NAMES),
+    Column("resident_bytes", "packed bytes that stay from step to step"),
+    Column("loss_bytes", "packed bytes on top of them at the loss"),
+    Column("backward_bytes", "packed bytes on top of them at the fullest moment of the backward pass"),
+    Column("step_bytes", "packed bytes during the optimizer's step"),
+    Column("attention_matrix_bytes", "bytes of all attention matrices that are computed one by one"),
+    Column("logits_bytes", "bytes of the last layer's output as the loss takes it"),
+    Column("largest_convolution_bytes", "bytes of the largest input and output of a convolution together"),
+    Column("block_count", "checkpointed blocks"),
     Column("largest_activation_bytes", "bytes of the largest layer output"),
     Column("largest_weight_bytes", "bytes of the largest parameter"),
     Column("segment_bytes", "closed-form reserved bytes: the peaks and workspaces in whole segments"),
@@ -92,7 +115,7 @@ LAYER_COLUMNS: Final = (
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((3, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES)).encode()
+    repr((4, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES)).encode()
 ).hexdigest()[:12]
 """Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
@@ -105,7 +128,7 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
             (:attr:`gpumemnet.devices.DeviceProfile.blas_workspace_bytes`).
     """
-    if len(jobs) <= _FEW:
+    if len(jobs) <= _FEW and all(is_quick(job) for job in jobs):
         rows = [feature_row(job, blas_workspace_bytes) for job in jobs]
         return np.array(rows, dtype=np.float64).reshape(len(jobs), len(FEATURE_COLUMNS))
     return feature_columns(jobs, blas_workspace_bytes)
@@ -113,46 +136,44 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
 
 def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
     """The arrays behind :func:`feature_matrix`, for many jobs: same arguments, same answer."""
-    matrix = np.zeros((len(jobs), len(FEATURE_COLUMNS)))
-    columns = job_columns(jobs)
-    _fill_totals(matrix[:, : len(TOTAL_COLUMNS)], jobs, columns)
-    _fill_layers(matrix[:, len(TOTAL_COLUMNS) :], layer_table(jobs), columns, blas_workspace_bytes)
+    matrix = np.empty((len(jobs), len(FEATURE_COLUMNS)))
+    matrix[:, : len(TOTAL_COLUMNS)] = [total_columns(job) for job in jobs]
+    table = layer_table(jobs)
+    form = closed_form(job_columns(jobs), table)
+    groups = len(GROUP_NAMES)
+    counts = np.bincount(table.owner * groups + table.group, minlength=len(jobs) * groups).reshape(len(jobs), groups)
+    states = np.array([optimizer_copies(job.optimizer, job.optimizer_implementation).state for job in jobs])
+    columns = (
+        *(table.counts > 0, table.counts, counts, form.weights, form.kept, form.peak, form.kept_by_group),
+        *(form.resident, form.loss_moment, form.backward_moment, form.optimizer_step.sum(axis=1)),
+        *(form.attention_matrices, form.logits, form.largest_convolution, form.blocks),
+        *(form.largest_activation, form.largest_weight),
+        *_segments(form, states, blas_workspace_bytes),
+    )
+    layers = np.column_stack(columns)
+    layers[table.counts == 0] = 0.0
+    matrix[:, len(TOTAL_COLUMNS) :] = layers
     return matrix
 
 
-def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], columns: NDArray[np.float64]) -> None:
-    matrix[:, :10] = [known_amounts(job) for job in jobs]
-    batch_size, _, weight_bytes, activation_bytes, copy_bytes, state_copies, temporary_copies, _, _, input_bytes = columns
-    matrix[:, 10] = matrix[:, 2] * (weight_bytes + copy_bytes)
-    matrix[:, 11] = matrix[:, 2] * matrix[:, 3] * weight_bytes
-    matrix[:, 12] = matrix[:, 11] * state_copies
-    matrix[:, 13] = matrix[:, 11] * temporary_copies
-    matrix[:, 14] = input_bytes
-    matrix[:, 15] = matrix[:, 4] * batch_size * activation_bytes
+def _segments(form: ClosedForm, state_copies: NDArray[np.float64], blas_workspace_bytes: int) -> tuple[NDArray[np.float64], ...]:
+    """The last five columns; :func:`gpumemnet.feature_row.segments` is the same for one job.
 
-
-def _fill_layers(matrix: NDArray[np.float64], table: LayerTable, columns: NDArray[np.float64], blas_workspace_bytes: int) -> None:
-    jobs, groups = len(matrix), len(GROUP_NAMES)
-    form = closed_form(columns, table)
-    matrix[:, 0] = table.counts > 0
-    matrix[:, 1] = table.counts
-    matrix[:, 2 : 2 + groups] = np.bincount(table.owner * groups + table.group, minlength=jobs * groups).reshape(jobs, groups)
-    column = 2 + groups
-    for part in (form.weights, form.kept, form.peak):
-        matrix[:, column : column + len(SIZE_CLASSES)] = part
-        column += len(SIZE_CLASSES)
-    matrix[:, column] = form.largest_activation
-    matrix[:, column + 1] = form.largest_weight
-
+    Workspaces below 10 MiB lie among the medium tensors, larger ones in segments of their own.
+    """
     workspaces = HANDLES * blas_workspace_bytes
-    small = form.peak[:, 0] + CUBLASLT_WORKSPACE
-    medium = form.peak[:, 1] + workspaces
+    pooled, own = (workspaces, 0) if blas_workspace_bytes < MEDIUM_LIMIT else (0, workspaces)
+    small, medium = form.peak[:, 0] + CUBLASLT_WORKSPACE, form.peak[:, 1] + pooled
     small_segments = np.ceil(small / SMALL_SEGMENT) * SMALL_SEGMENT
-    medium_segments = np.ceil(medium / MEDIUM_SEGMENT)
-    spare = np.maximum(medium_segments - np.ceil((form.optimizer_step[:, 1] + workspaces) / MEDIUM_SEGMENT), 0.0)
-    matrix[:, column + 2] = small_segments + medium_segments * MEDIUM_SEGMENT + form.peak[:, 2] + form.peak[:, 3]
-    matrix[:, column + 3] = small_segments - small
-    matrix[:, column + 4] = medium_segments * MEDIUM_SEGMENT - medium
-    matrix[:, column + 5] = spare
-    matrix[:, column + 6] = np.minimum(spare, (1.0 + columns[5]) * form.weights[:, 2] / TYPICAL_LARGE_TENSOR)
-    matrix[:, 2:] *= matrix[:, :1]
+    medium_count = np.ceil(medium / MEDIUM_SEGMENT)
+    medium_segments = medium_count * MEDIUM_SEGMENT
+    after_backward = np.ceil((form.optimizer_step[:, 1] + pooled) / MEDIUM_SEGMENT)
+    spare = np.maximum(medium_count - after_backward, 0.0)
+    large_copies = (1.0 + state_copies) * form.weights[:, 2]
+    return (
+        small_segments + medium_segments + form.peak[:, 2] + form.peak[:, 3] + own,
+        small_segments - small,
+        medium_segments - medium,
+        spare,
+        np.minimum(spare, large_copies / TYPICAL_LARGE_TENSOR),
+    )

@@ -32,10 +32,11 @@ ELEMENT_BYTES: Final[dict[str, ElementBytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopies:
-    """Tensors of the parameters' own size: state kept between steps, and temporaries of the step itself."""
+    """Tensors of the parameters' own size: state kept between steps, temporaries of the step; whether that works on lists."""
 
     state: float
     temporary: float
+    is_foreach: bool = True
 
 
 FOREACH_COPIES: Final[dict[str, OptimizerCopies]] = {
@@ -57,4 +58,4 @@ def optimizer_copies(optimizer: str, implementation: str) -> OptimizerCopies:
     """
     copies = FOREACH_COPIES[optimizer]
     is_foreach = implementation == "foreach" or (implementation == "default" and optimizer != "adafactor")
-    return copies if is_foreach else OptimizerCopies(copies.state, 0)
+    return copies if is_foreach else OptimizerCopies(copies.state, 0, is_foreach=False)

@@ -10,22 +10,27 @@ import bisect
 from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme, bins_of_width
-from gpumemnet.bundle import GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.bundle import ENCODERS, GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.devices import context, device_profile
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.job import TrainingJob
+from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.layers import describe
-from gpumemnet.support import Support
+from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
+from gpumemnet.support import Support, option_reasons
 from gpumemnet.units import GIB
+
+TRUST: Final = ("measured", "published", "traced")
+"""Provenance of the labels that a model learnt from, the most trustworthy first."""
 
 
 class GraphAnswer(NamedTuple):
@@ -37,19 +42,63 @@ class GraphAnswer(NamedTuple):
     bounds_bytes: NDArray[np.float64]
 
 
+class Place(NamedTuple):
+    """The GPU that a question is about, as a model needs it.
+
+    Attributes:
+        gpu: its name.
+        capacity_bytes, blas_workspace_bytes: of it.
+        context_bytes: its CUDA context, less the one that the model's labels hold.
+        context_bound_bytes: the most that it can be, less the same.
+    """
+
+    gpu: str
+    capacity_bytes: int
+    blas_workspace_bytes: int
+    context_bytes: int
+    context_bound_bytes: int
+
+
 class BundleModel:
     """One bundle, ready to run: its graph in onnxruntime and its support as arrays."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.card = bundle.card
-        self.default_bins = bins_of_width(GIB, bundle.card.capacity_bytes)
+        self.needs_layers = bundle.card.encoder == "transformer"
+        card = bundle.card
+        self.own_place = Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0)
         self.support = Support(bundle.card)
+        self._default_bins = bins_of_width(GIB, bundle.card.capacity_bytes)
         self._session = _session(bundle)
 
-    def run(self, features: NDArray[np.float64]) -> GraphAnswer:
-        """The graph's answer for features of shape ``[B, F]``."""
-        weights, locations, scales, amounts = self._session.run(GRAPH_OUTPUTS, {"features": features.astype(np.float32)})
+    def place(self, gpu: str | None) -> Place:
+        """The GPU called ``gpu`` beside the model's own, which it is unless named.
+
+        Raises:
+            InvalidRequestError: when there is no profile of it.
+        """
+        if gpu is None or gpu == self.card.gpu:
+            return self.own_place
+        device = device_profile(gpu)
+        if device.name == self.card.gpu:
+            return self.own_place
+        outside, own = context(device), self.card.context_bytes
+        return Place(
+            device.name,
+            device.capacity_bytes,
+            device.blas_workspace_bytes,
+            outside.expected_bytes - own,
+            outside.bound_bytes - own,
+        )
+
+    def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
+        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
+        inputs: dict[str, NDArray[np.float32]] = {"features": features.astype(np.float32)}
+        if self.needs_layers:
+            sequences, mask = layer_sequence(jobs)
+            inputs |= {"sequences": sequences, "mask": mask.astype(np.float32)}
+        weights, locations, scales, amounts = self._session.run(GRAPH_OUTPUTS, inputs)
         amounts_bytes = np.exp(amounts, dtype=np.float64)
         return GraphAnswer(
             MemoryDistribution(weights, locations, scales), amounts_bytes[:, 0], amounts_bytes[:, 1], amounts_bytes[:, 2:]
@@ -72,19 +121,41 @@ class BundleModel:
             )
         return bisect.bisect_left(coverages, coverage)
 
-    def estimate(self, jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float) -> list[Estimate]:
-        """Estimates of jobs that all belong to the bundle's family."""
-        bins = bins or self.default_bins
+    def look(self, jobs: Sequence[TrainingJob], place: Place) -> tuple[NDArray[np.float64], list[tuple[str, ...]], list[bool]]:
+        """Features of ``B`` jobs, shape ``[B, F]``; why each lies outside the support; whether an option is among the reasons."""
+        features = feature_matrix(jobs, place.blas_workspace_bytes)
+        return features, *self.support.reasons(jobs, features)
+
+    def estimate(
+        self,
+        jobs: Sequence[TrainingJob],
+        bins: BinScheme | None,
+        coverage: float,
+        place: Place | None = None,
+        looked: tuple[NDArray[np.float64], list[tuple[str, ...]], list[bool]] | None = None,
+    ) -> list[Estimate]:
+        """Estimates of jobs that all belong to the bundle's family; ``looked`` is what :meth:`look` gave, where that is known."""
+        place = place or self.own_place
+        if bins is None:
+            bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
         level = self.level(coverage)
-        features = feature_matrix(jobs, self.card.blas_workspace_bytes)
-        distribution, reference, expected, bounds = self.run(features)
-        reasons, has_unseen_option = self.support.reasons(jobs, features)
+        features, reasons, has_unseen_option = looked or self.look(jobs, place)
+        distribution, reference, expected, bounds = self.run(jobs, features)
+        safe = bounds[:, level]
         if any(reasons):
             outside = np.array([bool(row) for row in reasons])
             scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
-        probabilities = distribution.bin_probabilities(bins.log_inner_edges)
+        if self.card.traced_peak is not None and any(job.traced_peak_bytes for job in jobs):
+            distribution, expected, safe, reasons = self._with_traces(jobs, distribution, expected, safe, reasons, level)
+        if place.context_bytes or place.context_bound_bytes:
+            expected = np.maximum(expected + place.context_bytes, 1.0)
+            safe = safe + place.context_bound_bytes
+        log_edges = bins.log_inner_edges
+        if place.context_bytes:
+            log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
+        probabilities = distribution.bin_probabilities(log_edges)
         return [
             Estimate(
                 expected_bytes=round(row_expected),
@@ -94,27 +165,66 @@ class BundleModel:
                 probabilities=row_probabilities,
                 in_support=not row_reasons,
                 reasons=row_reasons,
-                gpu=self.card.gpu,
+                gpu=place.gpu,
                 estimator=self.card.name,
                 version=self.card.version,
+                label_source=self.card.label_source,
             )
             for row_expected, row_safe, row_probabilities, row_reasons in zip(
-                expected.tolist(), bounds[:, level].tolist(), probabilities, reasons, strict=True
+                expected.tolist(), safe.tolist(), probabilities, reasons, strict=True
             )
         ]
 
+    def _with_traces(
+        self,
+        jobs: Sequence[TrainingJob],
+        distribution: MemoryDistribution,
+        expected: NDArray[np.float64],
+        safe: NDArray[np.float64],
+        reasons: list[tuple[str, ...]],
+        level: int,
+    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], list[tuple[str, ...]]]:
+        """Answers in which jobs with a traced peak are answered from it: it has seen what a feature vector cannot."""
+        calibration = self.card.traced_peak
+        assert calibration is not None
+        traced = np.array([job.traced_peak_bytes or 0 for job in jobs], dtype=np.float64)
+        is_traced = traced > 0
+        centre = np.log(traced + self.card.context_bytes)
+        distribution = distribution.mixed(is_traced, centre + calibration.log_shift, calibration.weights, calibration.log_scales)
+        expected = np.where(is_traced, np.exp(centre + calibration.log_shift), expected)
+        safe = np.where(is_traced, np.exp(centre + calibration.log_bounds[level]), safe)
+        reasons = [
+            option_reasons(job, calibration.options, "traced jobs were measured with") if is_one else row
+            for job, is_one, row in zip(jobs, is_traced.tolist(), reasons, strict=True)
+        ]
+        return distribution, expected, safe, reasons
+
 
 class Predictor:
-    """Answers for the families of its bundles; of two bundles for one family the later counts.
+    """Answers for the families of its bundles.
+
+    Of several bundles for a family, those that learnt from measurements are asked first: the first whose support holds a job
+    answers for it, and where none does the one with the fewest reasons.  The MLP-based encoder answers unless the other is asked
+    for.  A bundle given later takes the place of one with the same family, encoder and provenance.
 
     Raises:
-        BundleError: when there is no bundle, or a graph does not run.
+        BundleError: when there is no bundle, two have one name, or a graph does not run.
     """
 
     def __init__(self, bundles: Iterable[Bundle]) -> None:
-        self._models = {bundle.card.family: BundleModel(bundle) for bundle in bundles}
-        if not self._models:
+        chosen = {(bundle.card.family, bundle.card.encoder, _trust(bundle)): bundle for bundle in bundles}
+        if not chosen:
             raise BundleError("no bundle to predict with: give a bundle folder, or install the package with its own")
+        names = [bundle.card.name for bundle in chosen.values()]
+        if len(set(names)) < len(names):
+            raise BundleError(f"two bundles are called {max(names, key=names.count)}: give each model a name of its own")
+        ordered = sorted(chosen, key=lambda key: (FAMILIES.index(key[0]), key[2], ENCODERS.index(key[1])))
+        self._models = {key: BundleModel(chosen[key]) for key in ordered}
+        self._of_family: dict[str, dict[str, list[BundleModel]]] = {}
+        for family, encoder, _ in ordered:
+            self._of_family.setdefault(family, {}).setdefault(encoder, [])
+        for (family, encoder, _), model in self._models.items():
+            self._of_family[family][encoder].append(model)
 
     @classmethod
     def default(cls) -> Predictor:
@@ -128,49 +238,112 @@ class Predictor:
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The bundles in use, one per family."""
+        """The bundles in use, by family, the most trusted first."""
         return tuple(model.bundle for model in self._models.values())
 
-    def model_for(self, job: TrainingJob) -> BundleModel:
-        """The model that answers for ``job``.
+    def models_for(self, job: TrainingJob, encoder: str | None = None) -> list[BundleModel]:
+        """The models that may answer for ``job``, in the order in which they are asked.
+
+        Args:
+            job: the job.
+            encoder: ``mlp`` or ``transformer``; the MLP-based where there is one unless given.
 
         Raises:
+            InvalidRequestError: when no model of the family has that encoder, or it needs layers that the job does not state.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        model = self._models.get(job.family)
-        if model is None:
+        by_encoder = self._of_family.get(job.family)
+        if by_encoder is None:
             raise UnsupportedJobError(
-                f"no model for {job.family} jobs is loaded: there is one for {', '.join(self._models)}", "family"
+                f"no model for {job.family} jobs is loaded: there is one for {', '.join(self._of_family)}", "family"
             )
-        return model
+        models = by_encoder.get(encoder or next(iter(by_encoder)))
+        if models is None:
+            raise InvalidRequestError(
+                f"must be one of {', '.join(by_encoder)} for {job.family} jobs, not {describe(encoder)}", "encoder"
+            )
+        if models[0].needs_layers and not job.has_layers:
+            raise InvalidRequestError("is transformer, which needs the job's layers, and this job states totals only", "encoder")
+        return models
 
-    def predict(self, job: TrainingJob, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE) -> Estimate:
+    def predict(
+        self,
+        job: TrainingJob,
+        *,
+        bins: BinScheme | None = None,
+        coverage: float = DEFAULT_COVERAGE,
+        gpu: str | None = None,
+        encoder: str | None = None,
+    ) -> Estimate:
         """The estimate of one job.
 
         Args:
             job: the job.
-            bins: bin scheme of the probabilities; 1 GiB up to the capacity of the bundle's GPU unless given.
+            bins: bin scheme of the probabilities; 1 GiB up to the capacity of the GPU unless given.
             coverage: share of jobs that the safe bytes shall cover.
+            gpu: name or alias of the GPU; the one that the model learnt from unless given.
+            encoder: ``mlp`` or ``transformer``.
 
         Raises:
-            InvalidRequestError: on a coverage that the bundle is not calibrated for.
+            InvalidRequestError: on a coverage that the bundle is not calibrated for, an unknown GPU or encoder.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        return self.model_for(job).estimate((job,), bins, coverage)[0]
+        return self.estimate((job,), bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)[0]
 
     def estimate(
-        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
+        self,
+        jobs: Sequence[TrainingJob],
+        *,
+        bins: BinScheme | None = None,
+        coverage: float = DEFAULT_COVERAGE,
+        gpu: str | None = None,
+        encoder: str | None = None,
     ) -> list[Estimate]:
-        """Estimates of many jobs, in order, with one run of the graph per family; arguments and errors as :meth:`predict`."""
+        """Estimates of many jobs, in order, with few runs of each graph; arguments and errors as :meth:`predict`."""
         rows_of: dict[str, list[int]] = {}
         for row, job in enumerate(jobs):
-            self.model_for(job)
+            self.models_for(job, encoder)
             rows_of.setdefault(job.family, []).append(row)
         estimates: dict[int, Estimate] = {}
-        for family, rows in rows_of.items():
-            answers = self._models[family].estimate([jobs[row] for row in rows], bins, coverage)
-            estimates.update(zip(rows, answers, strict=True))
+        for rows in rows_of.values():
+            models = self.models_for(jobs[rows[0]], encoder)
+            for estimate, row in zip(_cascade(models, [jobs[row] for row in rows], bins, coverage, gpu), rows, strict=True):
+                estimates[row] = estimate
         return [estimates[row] for row in range(len(jobs))]
+
+
+def _cascade(
+    models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
+) -> list[Estimate]:
+    """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
+    if len(models) == 1:
+        return models[0].estimate(jobs, bins, coverage, models[0].place(gpu))
+    estimates: dict[int, Estimate] = {}
+    against: dict[int, list[int]] = {row: [] for row in range(len(jobs))}
+    left = list(range(len(jobs)))
+    for model in models:
+        asked, place = [jobs[row] for row in left], model.place(gpu)
+        looked = model.look(asked, place)
+        is_inside = [not reasons for reasons in looked[1]]
+        for row, reasons in zip(left, looked[1], strict=True):
+            against[row].append(len(reasons))
+        if all(is_inside):
+            estimates |= zip(left, model.estimate(asked, bins, coverage, place, looked), strict=True)
+            left = []
+            break
+        inside = [row for row, is_one in zip(left, is_inside, strict=True) if is_one]
+        if inside:
+            estimates |= zip(inside, model.estimate([jobs[row] for row in inside], bins, coverage, place), strict=True)
+        left = [row for row, is_one in zip(left, is_inside, strict=True) if not is_one]
+    for row in left:
+        model = models[min(range(len(models)), key=against[row].__getitem__)]
+        estimates[row] = model.estimate((jobs[row],), bins, coverage, model.place(gpu))[0]
+    return [estimates[row] for row in range(len(jobs))]
+
+
+def _trust(bundle: Bundle) -> int:
+    provenance = bundle.card.document["training_data"].get("provenance")
+    return TRUST.index(provenance) if provenance in TRUST else len(TRUST)
 
 
 def _session(bundle: Bundle) -> onnxruntime.InferenceSession:
@@ -184,10 +357,16 @@ def _session(bundle: Bundle) -> onnxruntime.InferenceSession:
         outputs = {entry.name for entry in session.get_outputs()}
     except Exception as error:  # onnxruntime raises its own, undocumented classes
         raise BundleError(f"{bundle.source}: the graph does not load ({type(error).__name__})") from None
-    if set(inputs) != {"features"} or inputs["features"][-1] != len(FEATURE_NAMES) or not outputs >= set(GRAPH_OUTPUTS):
-        raise BundleError(f"{bundle.source}: the graph must map features [B, {len(FEATURE_NAMES)}] to {', '.join(GRAPH_OUTPUTS)}")
+    wanted: dict[str, int | None] = {"features": len(FEATURE_NAMES)}
+    if bundle.card.encoder == "transformer":
+        wanted |= {"sequences": len(SEQUENCE_COLUMNS), "mask": None}
+    described = ", ".join(f"{name} [… {width}]" if width else name for name, width in wanted.items())
+    fits = inputs.keys() == wanted.keys() and all(width in (None, inputs[name][-1]) for name, width in wanted.items())
+    if not fits or not outputs >= set(GRAPH_OUTPUTS):
+        raise BundleError(f"{bundle.source}: the graph must map {described} to {', '.join(GRAPH_OUTPUTS)}")
+    shapes = {"features": (1, len(FEATURE_NAMES)), "sequences": (1, 1, len(SEQUENCE_COLUMNS)), "mask": (1, 1)}
     try:
-        amounts = session.run(["amounts"], {"features": np.ones((1, len(FEATURE_NAMES)), dtype=np.float32)})[0]
+        amounts = session.run(["amounts"], {name: np.ones(shapes[name], dtype=np.float32) for name in wanted})[0]
     except Exception as error:
         raise BundleError(f"{bundle.source}: the graph does not run ({type(error).__name__})") from None
     if amounts.shape != (1, 2 + len(bundle.card.coverages)):

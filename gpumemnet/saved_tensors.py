@@ -48,6 +48,18 @@ CAST_BY_AUTOCAST: Final = frozenset({*LAYER_GROUPS["linear"], *LAYER_GROUPS["con
 ALIASES: Final = frozenset({"identity"})
 """Kinds whose output is their input: no storage of their own."""
 
+LOWERED: Final = frozenset(
+    {*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"], *LAYER_GROUPS["attention"], *LAYER_GROUPS["recurrent"]}
+)
+"""Kinds that autocast runs in half precision, casting what it is given (``aten/src/ATen/autocast_mode.h``)."""
+RAISED: Final = frozenset(
+    {"layer_norm", "group_norm", "rms_norm", *("softmax", "log_softmax", "softplus"), *LAYER_GROUPS["embedding"]}
+)
+"""Kinds whose output is fp32 under autocast: those that it raises, and those that hand on fp32 weights."""
+RAISES_INPUT: Final = RAISED - set(LAYER_GROUPS["embedding"])
+HALF_BYTES: Final = 2
+FULL_BYTES: Final = 4
+
 
 KIND_RULES: Final[NDArray[np.float64]] = np.array(
     [
@@ -60,14 +72,17 @@ KIND_RULES: Final[NDArray[np.float64]] = np.array(
             0.5 * (kind in LAYER_GROUPS["norm"] and kind != "rms_norm"),
             kind in LAYER_GROUPS["linear"],
             kind in CAST_BY_AUTOCAST,
+            HALF_BYTES if kind in LOWERED else FULL_BYTES if kind in RAISED else 0,
+            HALF_BYTES if kind in LOWERED else FULL_BYTES if kind in RAISES_INPUT else 0,
         )
         for kind in KINDS
     ],
     dtype=np.float64,
 )
-"""The rules as a table, one row per kind code; shape ``[len(KINDS), 8]``.
+"""The rules as a table, one row per kind code; shape ``[len(KINDS), 10]``.
 
 Columns: is an alias; saves its input; saves its output; mask bytes per output element; statistics of half the parameters' size;
 share of the parameters that is a second tensor (the shift of a norm); has a bias as wide as its output (linear layers);
-weights are cast by autocast.
+weights are cast by autocast; bytes per element of the output under autocast, and of the input as the kernel takes it (0: as what
+comes in).
 """

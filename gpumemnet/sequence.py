@@ -1,7 +1,8 @@
 """The layer sequence: what the transformer-based estimator reads of a job.
 
 As in GPUMemNet (arXiv 2602.17817, section 4: one token per layer of type, activations and parameters), with the batch size
-multiplied in, because memory follows their product.
+multiplied in, because memory follows their product.  Long networks are read at a lower resolution: attention costs the square of
+the length, and what a network of a thousand layers repeats needs no thousand tokens.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from gpumemnet.layer_table import layer_table
 from gpumemnet.layers import GROUP_NAMES
 from gpumemnet.physics import ELEMENT_BYTES
 
+MAX_TOKENS: Final = 128
+"""A longer list is cut into stretches of equally many layers, one token each."""
+
 SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
     *(f"is_{group}" for group in GROUP_NAMES),
     "log_activation_bytes",
     "log_weight_bytes",
 )
-"""Columns of one layer: its group as one-hot; log(1 + output bytes of the whole batch); log(1 + weight bytes)."""
+"""Columns of one token: the share of its layers in each group (a one-hot for a single layer); log(1 + output bytes of the whole
+batch); log(1 + weight bytes), both summed over its layers."""
 
 
 def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` layers.
+    """Layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` tokens.
 
     Returns:
-        The sequences, shape ``[B, L, F]`` with the columns :data:`SEQUENCE_COLUMNS`, and the mask of real layers, ``[B, L]``.
+        The sequences, shape ``[B, L, F]`` with the columns :data:`SEQUENCE_COLUMNS`, and the mask of real tokens, ``[B, L]``.
 
     Raises:
         InvalidJobError: when a job has totals only.
@@ -39,17 +44,22 @@ def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], ND
         if not job.has_layers:
             raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
     table = layer_table(jobs)
-    length = int(table.counts.max(initial=0))
-    mask = np.arange(length) < table.counts[:, None]
+    stretch = -(-table.counts // MAX_TOKENS)
+    tokens = -(-table.counts // np.maximum(stretch, 1))
+    first_layer, first_token = table.counts.cumsum() - table.counts, tokens.cumsum() - tokens
+    place = np.arange(len(table.owner)) - first_layer[table.owner]
+    token = first_token[table.owner] + place // stretch[table.owner]
     elements = [ELEMENT_BYTES[job.precision] for job in jobs]
-    batch_activation_bytes = np.array(
-        [job.batch_size * e.activation for job, e in zip(jobs, elements, strict=True)], dtype=np.float64
-    )
+    output_bytes = np.array([job.batch_size * e.activation for job, e in zip(jobs, elements, strict=True)], dtype=np.float64)
     weight_bytes = np.array([e.weight for e in elements], dtype=np.float64)
-    flat = np.zeros((len(table.owner), len(SEQUENCE_COLUMNS)), dtype=np.float32)
-    flat[np.arange(len(flat)), table.group] = 1.0
-    flat[:, -2] = np.log1p(table.activations * batch_activation_bytes[table.owner])
-    flat[:, -1] = np.log1p(table.parameters * weight_bytes[table.owner])
-    sequences = np.zeros((len(jobs), length, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+
+    count, groups = int(tokens.sum()), len(GROUP_NAMES)
+    flat = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+    per_group = np.bincount(token * groups + table.group, minlength=count * groups).reshape(count, groups)
+    flat[:, :groups] = per_group / per_group.sum(axis=1, keepdims=True)
+    flat[:, -2] = np.log1p(np.bincount(token, table.activations * output_bytes[table.owner], minlength=count))
+    flat[:, -1] = np.log1p(np.bincount(token, table.parameters * weight_bytes[table.owner], minlength=count))
+    mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
+    sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
     sequences[mask] = flat
     return sequences, mask

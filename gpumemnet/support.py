@@ -6,7 +6,7 @@ options and of the feature ranges seen in training; whoever asks beyond it gets 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,12 +22,15 @@ from gpumemnet.units import format_bytes
 RANGE_TOLERANCE: Final = 1.05
 """A value this much beyond the largest (or below the smallest) seen still counts as inside."""
 
+_LISTED: Final = 8
+"""More numbers than this are told as their range."""
+
 
 class Support:
     """The support of one bundle, as arrays."""
 
     def __init__(self, card: BundleCard) -> None:
-        self._options = tuple((field, frozenset(values)) for field, values in card.options.items())
+        self._options = card.options
         self._kinds = card.kinds
         self._inside_kinds = card.kinds | ALIASES
         self._ranges = card.ranges
@@ -45,19 +48,12 @@ class Support:
         """
         values = features[:, self._columns]
         beyond = (values < self._low) | (values > self._high)
-        reasons = [self._option_reasons(job) + self._kind_reasons(job) for job in jobs]
+        reasons = [option_reasons(job, self._options) + self._kind_reasons(job) for job in jobs]
         has_unseen_option = list(map(bool, reasons))
         if beyond.any():
             for row in np.flatnonzero(beyond.any(axis=1)):
                 reasons[row] += self._range_reasons(values[row], beyond[row])
         return reasons, has_unseen_option
-
-    def _option_reasons(self, job: TrainingJob) -> tuple[str, ...]:
-        return tuple(
-            f"{field} is {describe(getattr(job, field))}; the model was trained on {_listed(seen)}"
-            for field, seen in self._options
-            if getattr(job, field) not in seen
-        )
 
     def _kind_reasons(self, job: TrainingJob) -> tuple[str, ...]:
         kinds = {layer.kind for layer in job.layers}
@@ -75,8 +71,22 @@ class Support:
         )
 
 
-def _listed(values: frozenset[str | bool | int | None]) -> str:
-    return " or ".join(sorted(describe(value) for value in values))
+def option_reasons(
+    job: TrainingJob, options: Mapping[str, tuple[str | bool | int | None, ...]], seen_words: str = "the model was trained on"
+) -> tuple[str, ...]:
+    """A sentence for each option of ``job`` that is not among those seen."""
+    return tuple(
+        f"{field} is {describe(getattr(job, field))}; {seen_words} {_listed(seen)}"
+        for field, seen in options.items()
+        if getattr(job, field) not in seen
+    )
+
+
+def _listed(values: Sequence[str | bool | int | None]) -> str:
+    described = sorted(describe(value) for value in values)
+    if len(described) > _LISTED and all(type(value) is int for value in values):
+        return f"{min(values)} to {max(values)}"  # type: ignore[type-var]
+    return " or ".join(described)
 
 
 def _range(column: str, low: float, high: float) -> str:

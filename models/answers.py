@@ -7,8 +7,8 @@ bin and calibrated physics are the baselines of the table; ExtraTrees is the str
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -37,11 +37,15 @@ class Answers:
         expected_bytes: shape ``[B]``.
         safe_bytes: bound at 99 % coverage, NaN where the candidate gives none, shape ``[B]``.
         bins: bin scheme's name → predicted bins, shape ``[B]``.
+        probabilities: of the bins of 1 GiB, shape ``[B, n_bins]``; ``None`` where the candidate has none.
+        bounds_bytes: coverage → bound, shape ``[B]``, where the candidate gives more than the one.
     """
 
     expected_bytes: Array
     safe_bytes: Array
     bins: dict[str, NDArray[np.int64]]
+    probabilities: Array | None = None
+    bounds_bytes: Mapping[float, Array] = field(default_factory=dict)
 
 
 def commonest_bin(training: LabelledJobs, test: LabelledJobs, schemes: tuple[BinScheme, ...]) -> Answers:
@@ -52,18 +56,34 @@ def commonest_bin(training: LabelledJobs, test: LabelledJobs, schemes: tuple[Bin
     return Answers(np.full(len(test), np.median(labels)), np.full(len(test), bound), bins)
 
 
-def regression_answers(fit: Fit, training: LabelledJobs, test: LabelledJobs, schemes: tuple[BinScheme, ...]) -> Answers:
-    """Answers of a regression: the bin is the one that its expected bytes fall into."""
-    errors = np.concatenate(
-        [
-            training.label_bytes[held_out] - fit(training.take(rows))(training.take(held_out))
-            for rows, held_out in folds(training.groups, CALIBRATION_FOLDS, seed=0)
-        ]
-    )
-    errors = np.sort(errors[~np.isnan(errors)])
+def regression_answers(
+    fit: Fit,
+    training: LabelledJobs,
+    test: LabelledJobs,
+    schemes: tuple[BinScheme, ...],
+    *,
+    relative: bool = False,
+    calibration_folds: int = CALIBRATION_FOLDS,
+) -> Answers:
+    """Answers of a regression: the bin is the one that its expected bytes fall into.
+
+    Args:
+        fit: the regression.
+        training, test: the jobs.
+        schemes: of the bins.
+        relative: whether the bound is a multiple of the expected bytes, as it must be over many octaves, and not an amount more.
+        calibration_folds: folds of the training jobs whose held-out errors give the bound.
+    """
+    errors = []
+    for rows, held_out in folds(training.groups, calibration_folds, seed=0):
+        answers, labels = fit(training.take(rows))(training.take(held_out)), training.label_bytes[held_out]
+        errors.append(labels / np.maximum(answers, 1.0) if relative else labels - answers)
+    ordered = np.sort(np.concatenate(errors))
+    ordered = ordered[~np.isnan(ordered)]
     expected = fit(training)(test)
-    bound = errors[min(math.ceil((len(errors) + 1) * COVERAGE), len(errors)) - 1]
-    return Answers(expected, expected + bound, {scheme.name: scheme.index(expected) for scheme in schemes})
+    bound = ordered[min(math.ceil((len(ordered) + 1) * COVERAGE), len(ordered)) - 1]
+    safe = expected * bound if relative else expected + bound
+    return Answers(expected, safe, {scheme.name: scheme.index(expected) for scheme in schemes})
 
 
 def calibrated_physics(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:

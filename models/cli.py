@@ -31,7 +31,7 @@ Dataset = Annotated[Path, typer.Option("--dataset", help="Parquet dataset, as da
 Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisation and order.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
-DEFAULT_DATASET: Final = Path("data/published_mlp_a100.parquet")
+DEFAULT_DATASET: Final = Path("dataset_builder/datasets/published_mlp_a100.parquet")
 
 
 @app.callback()

@@ -20,8 +20,11 @@ from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.errors import DatasetError
 from gpumemnet.features import feature_matrix
 from gpumemnet.job import TrainingJob, totals_only
+from gpumemnet.measurement import Measurement
 from gpumemnet.units import MIB
 
+ZOO: Final = "zoo"
+"""Recipe of real models, which are for testing only."""
 READING_BYTES: Final = MIB
 """Granularity of the driver's readings: the label's interval reaches this far to both sides."""
 
@@ -41,6 +44,8 @@ class LabelledJobs:
         capacity_bytes: memory that a job could have had there.
         provenance: ``measured`` or ``published``.
         label_source: how memory was read.
+        context_bytes: CUDA context within the labels: measured, else the median of what a trace leaves over; ``None`` where
+            neither is known.
         sha256: hash of the dataset file.
     """
 
@@ -55,6 +60,7 @@ class LabelledJobs:
     provenance: str
     label_source: str
     sha256: str
+    context_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -82,13 +88,14 @@ def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     return feature_matrix(jobs, blas_workspace_bytes(gpu))
 
 
-def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
-    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``.
+def load_labelled_jobs(path: str | Path, family: str, *, only_zoo: bool = False) -> LabelledJobs:
+    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``: all but the real models, or only those.
 
     Raises:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
     """
     rows = [row for row in read_dataset(path) if row.job.family == family and row.status in ("ok", "oom")]
+    rows = [row for row in rows if (row.recipe == ZOO) == only_zoo]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
     for name in ("gpu", "label_source", "provenance"):
@@ -111,4 +118,13 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
         provenance=rows[0].provenance,
         label_source=rows[0].label_source,
         sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+        context_bytes=_context_bytes(rows),
     )
+
+
+def _context_bytes(rows: Sequence[Measurement]) -> int | None:
+    known = [row.context_bytes for row in rows if row.context_bytes is not None]
+    if not known:
+        pairs = ((row.label_bytes, row.job.traced_peak_bytes) for row in rows)
+        known = [label - traced for label, traced in pairs if label is not None and traced is not None]
+    return max(0, int(np.median(known))) if known else None

@@ -8,6 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +18,13 @@ import torch
 from gpumemnet.bundle import FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
+from gpumemnet.measurement import TRACED
+from gpumemnet.sequence import SEQUENCE_COLUMNS
 from models.data import LabelledJobs
 from models.network import float_tensor
+from models.sequence_network import SequenceClassifier
+from models.sequence_training import SequencePlan, batch_of
+from models.traced_peak import fit_traced_peak, traced_peak_card
 from models.training import TrainedClassifier, TrainingPlan
 
 OPTION_FIELDS: Final = (
@@ -26,6 +32,11 @@ OPTION_FIELDS: Final = (
     *("channels_last", "cudnn_benchmark", "gradient_accumulation", "sequence_length"),
 )
 """Job fields whose values in training bound the model's support."""
+COUNT_FIELDS: Final = ("sequence_length",)
+"""Options that are numbers: many values of them stand in the support as a range."""
+MOST_OPTIONS: Final = 8
+TRACED_OPTION_FIELDS: Final = ("precision", "checkpointing", "channels_last", "cudnn_benchmark")
+"""Job fields that decide which kernels run, whose scratch memory and fragmentation a trace can get wrong."""
 RANGE_COLUMNS: Final = (
     *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share"),
     *("input_bytes", "activation_bytes"),
@@ -44,9 +55,25 @@ PUBLISHED_CREDIT: Final[Mapping[str, str]] = {
 }
 
 
+TRACED_CREDIT: Final[Mapping[str, str]] = {
+    "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
+    "source": "python -m dataset_builder trace-recipe",
+}
+
+_CREDITS: Final = {"published": PUBLISHED_CREDIT, TRACED: TRACED_CREDIT}
+
+
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
-    """The classifier's graph, serialised, with a free batch dimension."""
-    example = (float_tensor(data.features[:2]),)
+    """The classifier's graph, serialised, with a free batch dimension, and a free number of layers where it reads them."""
+    few = data.take(np.arange(min(2, len(data))))
+    example: tuple[torch.Tensor, ...] = (float_tensor(few.features),)
+    shapes: dict[str, Any] = {"features_BF": {0: torch.export.Dim.DYNAMIC}}
+    names = ["features"]
+    if isinstance(classifier.network, SequenceClassifier):
+        example += batch_of([np.ones((7, len(SEQUENCE_COLUMNS)), dtype=np.float32)] * len(few))
+        free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+        shapes |= {"sequences_BLF": free, "mask_BL": free}
+        names += ["sequences", "mask"]
     quiet = logging.getLogger("torch.onnx")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -56,9 +83,9 @@ def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
             program = torch.onnx.export(
                 classifier.network,
                 example,
-                input_names=["features"],
+                input_names=names,
                 output_names=list(GRAPH_OUTPUTS),
-                dynamic_shapes={"features_BF": {0: torch.export.Dim.DYNAMIC}},
+                dynamic_shapes=shapes,
                 dynamo=True,
                 verbose=False,
             )
@@ -75,11 +102,12 @@ def save_classifier(
     folder: str | Path,
     classifier: TrainedClassifier,
     data: LabelledJobs,
-    plan: TrainingPlan,
+    plan: TrainingPlan | SequencePlan,
     *,
     name: str,
     version: str,
     metrics: Sequence[Mapping[str, Any]] = (),
+    traces: LabelledJobs | None = None,
 ) -> Bundle:
     """Write the bundle of ``classifier``, trained on ``data``, to ``folder``, atomically.
 
@@ -91,27 +119,40 @@ def save_classifier(
         name: the model's name.
         version: the model's version.
         metrics: rows of the evaluation table, measured on folds that the evaluated models had not seen.
+        traces: measured jobs with traced peaks, which say how memory lies around these; ``data`` itself unless given.
 
     Raises:
         BundleError: when ``folder`` exists and is no bundle.
     """
-    columns = {column: data.features[:, FEATURE_NAMES.index(column)] for column in RANGE_COLUMNS}
+    options = {field: _seen(data, field) for field in OPTION_FIELDS}
+    range_columns = list(RANGE_COLUMNS)
+    for field in COUNT_FIELDS:
+        if len(options[field]) > MOST_OPTIONS:
+            del options[field]  # a range says more than a long list
+            range_columns.append(field)
+    columns = {column: data.features[:, FEATURE_NAMES.index(column)] for column in range_columns}
+    traces = traces or data
+    traced_peak = fit_traced_peak(traces, classifier.coverages) if traces.provenance != TRACED else None
     card: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "name": name,
         "version": version,
         "family": data.jobs[0].family,
-        "encoder": "mlp",
+        "encoder": "transformer" if isinstance(classifier.network, SequenceClassifier) else "mlp",
         "gpu": data.gpu,
         "feature_schema": FEATURE_SCHEMA,
         "features": list(FEATURE_NAMES),
-        "device": {"capacity_bytes": data.capacity_bytes, "blas_workspace_bytes": blas_workspace_bytes(data.gpu)},
+        "device": {
+            "capacity_bytes": data.capacity_bytes,
+            "blas_workspace_bytes": blas_workspace_bytes(data.gpu),
+            "context_bytes": 0 if data.context_bytes is None else data.context_bytes,
+        },
         "intended_use": f"Memory of {data.jobs[0].family} training jobs on one GPU, before they start, for schedulers and batch "
         "prediction.",
         "limits": "Holds for the options, layer kinds and ranges under 'support'; beyond them the answer is the calibrated "
         "closed form, without safe bytes.",
         "training_data": {
-            **(PUBLISHED_CREDIT if data.provenance == "published" else {"description": f"measured on {data.gpu}"}),
+            **_CREDITS.get(data.provenance, {"description": f"measured on {data.gpu}"}),
             "rows": len(data),
             "architectures": len(np.unique(data.groups)),
             "provenance": data.provenance,
@@ -119,7 +160,7 @@ def save_classifier(
             "sha256": data.sha256,
         },
         "support": {
-            "options": {field: _seen(data, field) for field in OPTION_FIELDS},
+            "options": options,
             "kinds": sorted({layer.kind for job in data.jobs for layer in job.layers}),
             "ranges": {column: [float(values.min()), float(values.max())] for column, values in columns.items()},
         },
@@ -137,16 +178,15 @@ def save_classifier(
             "option_method": "assumed, not measured: half to double the closed form in 99 of 100 jobs",
         },
         "training": {
-            "members": plan.members,
-            "hidden": plan.hidden,
-            "components": plan.components,
-            "epochs": plan.epochs,
-            "seed": plan.seed,
+            **asdict(plan),
             "best_epochs": list(classifier.best_epochs),
             "torch": torch.__version__.split("+")[0],
         },
         "metrics": [dict(row) for row in metrics],
     }
+    if traced_peak is not None:
+        seen = {field: _seen(traces, field) for field in TRACED_OPTION_FIELDS}
+        card["traced_peak"] = traced_peak_card(traced_peak, traces, seen)
     return save_bundle(folder, export_onnx(classifier, data), card)
 
 

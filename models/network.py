@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES, SMALL_SEGMENT
 from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.layers import GROUP_NAMES
 from gpumemnet.units import MIB
 from models.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 
@@ -29,11 +30,18 @@ BACKGROUND_WEIGHT: Final = 0.005
 BACKGROUND_SCALE: Final = 8.0
 """A thin, wide component that takes faulty labels, so that no other has to."""
 CLIP: Final = 6.0
+CONSTANT: Final = 1e-5
+"""An input that varies less than this over the training jobs is left out."""
+_LAYERS, _TOTALS, _BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
+"""In which of :data:`MODES` an input is on."""
 LAYER_BYTES: Final = (
     *(f"{part}_{size}_bytes" for part in ("peak", "weights", "kept") for size in SIZE_CLASSES),
-    "largest_weight_bytes",
-    "largest_activation_bytes",
+    *(f"kept_by_{group}_bytes" for group in GROUP_NAMES),
+    *("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes", "attention_matrix_bytes", "logits_bytes"),
+    *("largest_convolution_bytes", "largest_weight_bytes", "largest_activation_bytes"),
 )
+OPTIONS: Final = tuple(name for name in FEATURE_NAMES if name.startswith("is_"))
+"""Flags of the job; a flag that is the same for all training jobs is left out by the transform."""
 _MIB: Final = 1.0 / MIB
 _TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT
 _TURN_MEDIUM: Final = 2.0 * math.pi / MEDIUM_SEGMENT
@@ -61,6 +69,12 @@ FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
 """The same in finer units, as logarithms only: they tell small jobs apart."""
 LAYER_AMOUNTS: Final[tuple[Amount, ...]] = tuple({name: _MIB} for name in LAYER_BYTES)
 """Amounts that need the layers; logarithm and relative to the calibrated line."""
+COUNTS: Final[tuple[Amount, ...]] = tuple(
+    {name: 1.0} for name in (*(f"{group}_count" for group in GROUP_NAMES), "layer_count", "block_count")
+)
+"""Numbers of layers; logarithms only."""
+SHARED_COUNTS: Final[tuple[Amount, ...]] = ({"sequence_length": 1.0}, {"gradient_accumulation": 1.0})
+"""The same, known without layers."""
 ANGLES: Final[tuple[Amount, ...]] = (
     {"small_slack_bytes": _TURN_SMALL},
     {"medium_slack_bytes": _TURN_MEDIUM},
@@ -90,10 +104,6 @@ def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
     return matrix, offset
 
 
-def _plus_one(amounts: Sequence[Amount]) -> tuple[Amount, ...]:
-    return tuple({**amount, **ONE} for amount in amounts)
-
-
 def _line_amount(line: PhysicsLine) -> Amount:
     slopes = {name: slope for slope, columns in zip(line.slopes, line.terms, strict=True) for name in columns}
     return {**slopes, "": line.intercept_mib * MIB}
@@ -118,34 +128,39 @@ class FeatureTransform(nn.Module):
         """Lines of both kinds of job, and the typical size of their error in log-bytes, the unit of the network's output."""
         super().__init__()
         lines = (layers_line, totals_line)
-        twice_totals = 2 * TOTAL_AMOUNTS
-        blocks = (
-            _plus_one((*twice_totals, *FINE_AMOUNTS, *FINE_AMOUNTS, *LAYER_AMOUNTS)),
-            *(twice_totals, LAYER_AMOUNTS, ANGLES, PLAIN_AMOUNTS, tuple(map(_line_amount, lines)), MODES),
+        twice = [(amount, modes) for modes in (_LAYERS, _TOTALS) for amount in TOTAL_AMOUNTS]
+        finer = [(amount, modes) for modes in (_LAYERS, _TOTALS) for amount in FINE_AMOUNTS]
+        layers = [(amount, _LAYERS) for amount in LAYER_AMOUNTS]
+        inputs = (
+            [
+                *(({**amount, **ONE}, modes) for amount, modes in (*twice, *finer, *layers)),
+                *(({**amount, **ONE}, _LAYERS) for amount in COUNTS),
+                *(({**amount, **ONE}, _BOTH) for amount in SHARED_COUNTS),
+            ],
+            twice,
+            layers,
+            [(amount, _LAYERS) for amount in ANGLES],
+            [*((amount, _LAYERS) for amount in PLAIN_AMOUNTS), *(({name: 1.0}, _BOTH) for name in OPTIONS)],
         )
+        blocks = [*([amount for amount, _ in block] for block in inputs), list(map(_line_amount, lines)), list(MODES)]
         self.blocks = [len(block) for block in blocks]
         matrix, offset = _affine([amount for block in blocks for amount in block])
-        # One copy of the totals is on with layers, the other without; what needs layers is on with them only.
-        with_layers = torch.cat([_halves(len(TOTAL_AMOUNTS)), _halves(len(FINE_AMOUNTS)), torch.ones(len(LAYER_AMOUNTS))])
-        with_layers = torch.cat([with_layers, _halves(len(TOTAL_AMOUNTS)), torch.ones(sum(self.blocks[2:5]))])
-        without = 1.0 - with_layers
-        without[sum(self.blocks[:1]) - len(LAYER_AMOUNTS) : self.blocks[0]] = 0.0
-        without[sum(self.blocks[:2]) :] = 0.0
-        self.width = len(with_layers) + 1
-        one = torch.ones(1)
+        mask = torch.tensor([modes for block in inputs for _, modes in block] + [_BOTH]).T.contiguous()
+        self.width = mask.shape[1]
         self.register_buffer("matrix", matrix)
         self.register_buffer("offset", offset)
         self.register_buffer("floors", torch.tensor([line.floor_mib * MIB for line in lines]))
         self.register_buffer("errors", torch.tensor([[layers_error], [totals_error]]))
         self.register_buffer("mean", torch.zeros(self.width))
         self.register_buffer("deviation", torch.ones(self.width))
-        self.register_buffer("mask", torch.stack((torch.cat((with_layers, one)), torch.cat((without, one)))))
+        self.register_buffer("mask", mask)
 
     def fit(self, features_BF: Tensor) -> None:
         """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``; the last input, the mode, stays."""
         raw_BD, _, _ = self._raw(features_BF)
         self.mean[:-1] = raw_BD.mean(0)[:-1]
-        self.deviation[:-1] = raw_BD.std(0)[:-1] + 1e-6
+        deviation = raw_BD.std(0)[:-1]
+        self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :data:`MODES` ``[B, 2]``."""
@@ -162,10 +177,6 @@ class FeatureTransform(nn.Module):
         has_layers_B1, _ = torch.split(modes_B2, 1, dim=1)
         relative = (totals * MIB / totals_line_B1, layers * MIB / layers_line_B1)
         return torch.cat((logarithms.log(), *relative, angles.sin(), plain, has_layers_B1), dim=1), lines_B2, modes_B2
-
-
-def _halves(count: int) -> Tensor:
-    return torch.cat((torch.ones(count), torch.zeros(count)))
 
 
 class MemberMLPs(nn.Module):
@@ -212,7 +223,10 @@ class MixtureClassifier(nn.Module):
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
-        inputs_BD, reference_B1, units_B1, modes_B2 = self.transform(features_BF)
+        return self.answer(*self.transform(features_BF))
+
+    def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, modes_B2: Tensor) -> tuple[Tensor, ...]:
+        """The outputs from the members' inputs and what the transform says of each job."""
         mixture = self.members(inputs_BD.unsqueeze(0))
         flat = (part.reshape(-1, self.member_count * self.members.components) for part in mixture)
         weights_BK, locations_BK, scales_BK = flat

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpumemnet.units import MIB
 from models.data import LabelledJobs
@@ -68,7 +68,7 @@ class TrainedClassifier:
         best_epochs: the epoch that each member stopped at.
     """
 
-    network: MixtureClassifier
+    network: nn.Module
     coverages: tuple[float, ...]
     multiples: Mapping[str, tuple[float, ...]]
     range_log_scale: float
@@ -90,7 +90,7 @@ def train_classifier(
     """
     plan = plan or TrainingPlan()
     totals = data.without_layers()
-    transform = _fitted_transform(data, totals)
+    transform = fitted_transform(data, totals)
     members = MemberMLPs(transform.width, plan.members, plan.hidden, plan.components, plan.seed)
     piece = pieces(data.groups, plan.members, plan.seed)
 
@@ -103,11 +103,12 @@ def train_classifier(
     for mode, mode_data in (("layers", data), ("totals", totals)):
         multiples[mode] = _conformal_multiples(transform, members, mode_data, piece, coverages)
     network = MixtureClassifier(transform, members, multiples).eval()
-    range_log_scale = max(_extrapolation_scale(data, LAYER_TERMS), _extrapolation_scale(totals, TOTALS_TERMS))
+    range_log_scale = max(extrapolation_scale(data, LAYER_TERMS), extrapolation_scale(totals, TOTALS_TERMS))
     return TrainedClassifier(network, coverages, multiples, range_log_scale, best_epochs)
 
 
-def _fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
+def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
+    """The transform of ``data`` and of the same jobs with ``totals`` only: both lines fitted, inputs standardised."""
     layers_line = fit_line(data.features, data.label_bytes, LAYER_TERMS)
     totals_line = fit_line(totals.features, totals.label_bytes, TOTALS_TERMS)
     transform = FeatureTransform(layers_line, totals_line, _typical_error(layers_line, data), _typical_error(totals_line, totals))
@@ -128,10 +129,17 @@ def _typical_error(line: PhysicsLine, data: LabelledJobs) -> float:
 def _rows(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
     with torch.no_grad():
-        inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
+        inputs_BD, _, _, _ = transform(float_tensor(data.features))
+    return inputs_BD, *label_interval(transform, data)
+
+
+def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor]:
+    """The label's interval, lower and upper ``[B]``, in units of the closed form's error."""
+    with torch.no_grad():
+        _, reference_B1, units_B1, _ = transform(float_tensor(data.features))
     reference, units = reference_B1[:, 0].double().numpy(), units_B1[:, 0].double().numpy()
     lower, upper = ((np.log(edge) - reference) / units for edge in (data.lower_bytes, data.upper_bytes))
-    return inputs_BD, torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
+    return torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
 
 
 def _loss(members: MemberMLPs, inputs_EBD: Tensor, lower_EB: Tensor, upper_EB: Tensor) -> Tensor:
@@ -208,7 +216,7 @@ def _conformal_multiples(
     return tuple(float(scores[math.ceil((len(labels) + 1) * level) - 1]) for level in coverages)
 
 
-def _extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:
+def extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:
     """How far off the closed form is beyond the sizes it was fitted to: fitted to the smaller half, judged on the larger.
 
     The scale is that of the logistic whose central 99 % are as wide as the central 99 % of those errors.

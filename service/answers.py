@@ -23,7 +23,7 @@ from service.limits import MAX_PROBABILITIES
 from service.problems import field_problem, located
 from service.questions import check_jobs, read_question
 
-TRAINING_DATA_FIELDS: Final = ("description", "provenance", "licence")
+TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
 """Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""
 
 _LARGEST_PLAIN_INTEGER: Final = 2**63 - 1
@@ -40,15 +40,16 @@ class Answerer:
         self._predictor = predictor
         self._max_jobs = max_jobs
         self._summaries = {
-            bundle.card.family: orjson.Fragment(orjson.dumps(_model_summary(bundle))) for bundle in predictor.bundles
+            bundle.card.name: orjson.Fragment(orjson.dumps(_model_summary(bundle))) for bundle in predictor.bundles
         }
+        self._families = tuple(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
         self._models = orjson.dumps({"models": [_model_details(bundle) for bundle in predictor.bundles]})
         self.check()
 
     @property
     def families(self) -> tuple[str, ...]:
         """The families that a model is loaded for."""
-        return tuple(self._summaries)
+        return self._families
 
     def check(self) -> None:
         """Let every model answer the example job of its family.
@@ -58,7 +59,7 @@ class Answerer:
         """
         for bundle in self._predictor.bundles:
             try:
-                self.predict(orjson.dumps({"job": EXAMPLE_JOBS[bundle.card.family]}))
+                Predictor([bundle]).predict(job_from_dict(EXAMPLE_JOBS[bundle.card.family]))
             except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
                 raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
 
@@ -70,7 +71,7 @@ class Answerer:
         """
         document, options = read_question(body, "job")
         job = self._job(document, "job")
-        return _dumps(self._answer(job, self._predictor.predict(job, bins=options.bins, coverage=options.coverage)))
+        return _dumps(self._answer(self._predictor.predict(job, bins=options.bins, coverage=options.coverage)))
 
     def predict_batch(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
@@ -89,8 +90,8 @@ class Answerer:
             except FieldError as error:
                 results[index] = {"problem": field_problem(error)}
         estimates = self._predictor.estimate(list(jobs.values()), bins=options.bins, coverage=options.coverage)
-        for (index, job), estimate in zip(jobs.items(), estimates, strict=True):
-            results[index] = {"prediction": self._answer(job, estimate)}
+        for index, estimate in zip(jobs, estimates, strict=True):
+            results[index] = {"prediction": self._answer(estimate)}
         return _dumps({"failed": len(documents) - len(jobs), "results": results})
 
     def models(self) -> bytes:
@@ -100,12 +101,12 @@ class Answerer:
     def _job(self, document: Any, place: str) -> TrainingJob:
         try:
             job = job_from_dict(document)
-            self._predictor.model_for(job)
+            self._predictor.models_for(job)
         except FieldError as error:
             raise located(error, place) from None
         return job
 
-    def _answer(self, job: TrainingJob, estimate: Estimate) -> dict[str, Any]:
+    def _answer(self, estimate: Estimate) -> dict[str, Any]:
         index, bins = estimate.bin_index, estimate.bins
         lower_bytes, upper_bytes = bins.bounds_bytes(index)
         return {
@@ -132,7 +133,8 @@ class Answerer:
                 "probabilities": estimate.probabilities,
             },
             "gpu": estimate.gpu,
-            "model": self._summaries[job.family],
+            "label_source": estimate.label_source,
+            "model": self._summaries[estimate.estimator],
         }
 
 

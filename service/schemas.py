@@ -55,6 +55,7 @@ class TrainingData(_Shape):
 
     description: str | None
     provenance: str | None
+    label_source: str | None
     licence: str | None
 
 
@@ -65,7 +66,7 @@ class Model(_Shape):
     version: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash over the model's files: changes with any of them")
     family: str = Field(description="the family of jobs that it answers for")
-    encoder: str = Field(description="what it looks at: mlp for the feature vector")
+    encoder: str = Field(description="what it looks at: mlp for the feature vector, transformer for the layer sequence with it")
     training_data: TrainingData
 
 
@@ -78,7 +79,7 @@ class ModelDetails(Model):
 
 
 class Models(_Shape):
-    """The loaded models, one per family."""
+    """The loaded models, by family, the most trusted first."""
 
     models: list[ModelDetails]
 
@@ -96,6 +97,9 @@ class Prediction(_Shape):
     reasons: list[str] = Field(description="why it does not, one sentence each")
     bins: Bins
     gpu: str = Field(description="the GPU model that the amounts are for")
+    label_source: str = Field(
+        description="what the model learnt from: readings of a GPU, or traced where no GPU has run the jobs"
+    )
     model: Model
 
 

@@ -38,11 +38,15 @@ def predict(
         int | None, typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given.")
     ] = None,
     bins: Annotated[str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU to answer for; the one that the model learnt from unless given.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(metavar="mlp|transformer", help="Which classifier answers, where there are two.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object a job and line.")] = False,
 ) -> None:
     """Predict how much GPU memory jobs will take."""
     scheme = _scheme(bin_width, bins)
-    answers = _answers(jobs, bundle or [], scheme, coverage)
+    answers = _answers(jobs, bundle or [], bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)
     if as_json:
         for number, _, estimate in answers:
             sys.stdout.write(json.dumps({"job": number, **_document(estimate)}) + "\n")
@@ -58,16 +62,14 @@ def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
     return None if bin_width_mib is None else bins_of_width(bin_width_mib * MIB)
 
 
-def _answers(
-    path: Path, bundles: list[Path], scheme: BinScheme | None, coverage: float
-) -> Iterator[tuple[int, TrainingJob, Estimate]]:
+def _answers(path: Path, bundles: list[Path], **question: Any) -> Iterator[tuple[int, TrainingJob, Estimate]]:
     from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
     batches = read_jobs_file(path)
     predictor = Predictor.load(*bundles) if bundles else Predictor.default()
     number = 0
     for batch in batches:
-        for job, estimate in zip(batch, predictor.estimate(batch, bins=scheme, coverage=coverage), strict=True):
+        for job, estimate in zip(batch, predictor.estimate(batch, **question), strict=True):
             number += 1
             yield number, job, estimate
 
@@ -87,6 +89,7 @@ def _document(estimate: Estimate) -> dict[str, Any]:
         "reasons": list(estimate.reasons),
         "gpu": estimate.gpu,
         "model": {"name": estimate.estimator, "version": estimate.version},
+        "label_source": estimate.label_source,
     }
 
 

@@ -96,8 +96,8 @@ def test_one_altered_byte_is_found(tmp_path_factory: pytest.TempPathFactory, nam
         (lambda card: card.update(family="rnn"), "unknown family"),
         (lambda card: card.update(name=""), "incomplete card"),
         (lambda card: card.pop("conformal"), "incomplete card"),
-        (lambda card: card["conformal"].update(coverages=[0.9, 0.5]), "must rise"),
-        (lambda card: card["conformal"].update(coverages=[]), "must rise"),
+        (lambda card: card["conformal"].update(coverages=card["conformal"]["coverages"][::-1]), "must rise"),
+        (lambda card: card["conformal"].update(coverages=[]), "incomplete card"),
         (lambda card: card["support"]["ranges"].update(batch_size=[1, None]), "no finite number"),
         (lambda card: card["support"].update(options={}), "lists of values of job fields"),
         (lambda card: card["support"].update(options={"flavour": ["sweet"]}), "lists of values of job fields"),
@@ -106,8 +106,13 @@ def test_one_altered_byte_is_found(tmp_path_factory: pytest.TempPathFactory, nam
         (lambda card: card["support"].update(kinds="linear"), "must be a list of texts"),
         (lambda card: card["fallback"].update(range_log_scale=0), "not above zero"),
         (lambda card: card["device"].update(capacity_bytes=-1), "must be a whole number"),
-        (lambda card: card.update(encoder="transformer"), "unknown encoder"),
-        (lambda card: card.update(training_data=[]), "does not say what the model was trained on"),
+        (lambda card: card.update(encoder="recurrent"), "unknown encoder"),
+        (lambda card: card["device"].pop("context_bytes"), "incomplete card"),
+        (lambda card: card["training_data"].pop("label_source"), "incomplete card"),
+        (lambda card: card["traced_peak"].update(weights=[0.5, 0.4]), "weights that sum to one"),
+        (lambda card: card["traced_peak"].update(log_bounds=[0.1]), "a bound for each coverage"),
+        (lambda card: card["traced_peak"].update(options={"flavour": ["sweet"]}), "lists of values of job fields"),
+        (lambda card: card.update(training_data=[]), "incomplete card"),
         (lambda card: card["support"]["ranges"].update(flavour=[1, 2]), "unknown feature column 'flavour'"),
     ],
 )
@@ -125,7 +130,11 @@ def test_a_graph_that_is_none_is_refused(folder: Path) -> None:
 
 
 def test_a_card_with_fewer_coverages_than_the_graph_is_refused(folder: Path) -> None:
-    rewrite_card(folder, lambda card: card["conformal"].update(coverages=[0.9, 0.99]))
+    def fewer(card: dict[str, Any]) -> None:
+        card["conformal"].update(coverages=[0.9, 0.99])
+        card.pop("traced_peak")
+
+    rewrite_card(folder, fewer)
     with pytest.raises(BundleError, match="a bound for each of the card's coverages"):
         Predictor.load(folder)
 

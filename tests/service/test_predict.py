@@ -61,9 +61,11 @@ def test_mib_are_the_bytes_rounded_up(http, job):
 
 def test_the_model_says_who_it_is(http, predictor, job):
     bundle = predictor.bundles[0]
-    model = predict(http, job)["model"]
+    answer = predict(http, job)
+    model = answer["model"]
     assert (model["name"], model["version"], model["sha256"]) == (bundle.card.name, bundle.card.version, bundle.sha256)
-    assert set(model["training_data"]) == {"description", "provenance", "licence"}
+    assert set(model["training_data"]) == {"description", "provenance", "label_source", "licence"}
+    assert answer["label_source"] == model["training_data"]["label_source"] == bundle.card.label_source
 
 
 def test_totals_are_enough(http, predictor, job):

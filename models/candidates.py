@@ -1,0 +1,230 @@
+"""Every candidate of the report, under its name: baselines, the paper's networks, ours, and the traced peak.
+
+A candidate is given training jobs and test jobs and answers for the latter; it is trained anew each time.  Our classifiers are
+judged as they are served: exported to a bundle and asked through :class:`gpumemnet.predictor.Predictor`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+
+from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.bundle import Bundle
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.predictor import BundleModel
+from gpumemnet.units import GIB, MIB
+from models.answers import (
+    COVERAGE,
+    Answers,
+    calibrated_closed_form,
+    calibrated_physics,
+    commonest_bin,
+    regression_answers,
+)
+from models.data import LabelledJobs, features_on
+from models.export import save_classifier
+from models.paper.formulas import horus, naive
+from models.paper.training import fit_paper_mlp, fit_paper_transformer
+from models.sequence_training import SequencePlan, train_sequence_classifier
+from models.traced_peak import fit_traced_peak
+from models.training import COVERAGES, TrainingPlan, train_classifier
+
+Array = NDArray[np.float64]
+
+ONE_GIB: Final = bins_of_width(GIB, 192 * GIB)
+SCHEMES: Final[tuple[BinScheme, ...]] = (ONE_GIB, *(PUBLISHED_BINS[f"published-{width}mib"] for width in (1000, 2000, 8000)))
+PAPER_SCHEMES: Final = SCHEMES[1:]
+MLP_BASED: Final = "MLP-based classifier"
+TOTALS_ONLY: Final = f"{MLP_BASED}, totals only"
+TRANSFORMER_BASED: Final = "transformer-based classifier"
+TRACED_PEAK: Final = "traced peak, calibrated"
+TRANSFERRED: Final = f"{MLP_BASED}, learnt from traces on another GPU"
+PAPER_EPOCHS: Final = 120
+MONOTONE_ITERATIONS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """How our classifiers are trained.
+
+    Attributes:
+        mlp, transformer: plans of the two encoders.
+        paper_epochs: most epochs of the paper's networks.
+    """
+
+    mlp: TrainingPlan
+    transformer: SequencePlan
+    paper_epochs: int = PAPER_EPOCHS
+
+
+Candidate = Callable[[LabelledJobs, LabelledJobs, Plans], dict[str, Answers]]
+"""Trains on the first, answers for the second; one training may give several rows of the table."""
+
+
+def _commonest(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    return {"commonest bin": commonest_bin(training, test, SCHEMES)}
+
+
+def _formulas(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    found = {}
+    for name, formula in (("naive formula", naive), ("Horus", horus)):
+        expected = formula(test.jobs)
+        found[name] = Answers(expected, np.full(len(test), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
+    return found
+
+
+def _regressions(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    return {
+        name: regression_answers(fit, training, test, SCHEMES, relative=True, calibration_folds=3)
+        for name, fit in (
+            ("calibrated physics (3 numbers)", calibrated_physics),
+            ("calibrated closed form", calibrated_closed_form),
+            ("ExtraTrees on its ratio", extra_trees_ratio),
+            ("gradient boosting, monotone", monotone_boosting),
+        )
+    }
+
+
+def _paper_mlp(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    answer = fit_paper_mlp(training, PAPER_SCHEMES, plans.mlp.seed, plans.paper_epochs)
+    return {"GPUMemNet's MLP-based (softmax)": answer(test)}
+
+
+def _paper_transformer(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    answer = fit_paper_transformer(training, PAPER_SCHEMES, plans.mlp.seed, plans.paper_epochs // 4)
+    return {"GPUMemNet's transformer-based (softmax)": answer(test)}
+
+
+def _ours(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train_classifier(training, plans.mlp)
+        bundle = save_classifier(Path(folder) / "fold", trained, training, plans.mlp, name="fold", version="0")
+    return {MLP_BASED: served_answers(bundle, test), TOTALS_ONLY: served_answers(bundle, test.without_layers())}
+
+
+def _ours_of_layers(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train_sequence_classifier(training, plans.transformer)
+        bundle = save_classifier(Path(folder) / "fold", trained, training, plans.transformer, name="fold", version="0")
+    return {TRANSFORMER_BASED: served_answers(bundle, test)}
+
+
+def _traced_peak(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    fit = fit_traced_peak(training, COVERAGES)
+    traced = np.array([job.traced_peak_bytes or np.nan for job in test.jobs], dtype=np.float64)
+    if fit is None or np.isnan(traced).any():
+        return {}
+    centre = traced + fit.context_bytes
+    expected = centre * np.exp(fit.log_shift)
+    bounds = {level: np.maximum(centre * np.exp(bound), expected) for level, bound in zip(COVERAGES, fit.log_bounds, strict=True)}
+    bins = {scheme.name: scheme.index(expected) for scheme in SCHEMES}
+    return {TRACED_PEAK: Answers(expected, bounds[COVERAGE], bins, bounds_bytes=bounds)}
+
+
+MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (
+    *(_commonest, _formulas, _regressions, _paper_mlp, _paper_transformer, _ours, _ours_of_layers, _traced_peak),
+)
+TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (_commonest, _formulas, _regressions, _ours, _ours_of_layers)
+
+
+def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, context_bytes: int | None = None) -> Answers:
+    """What the bundle alone answers for the jobs of ``test``.
+
+    Args:
+        bundle: the bundle.
+        test: the jobs.
+        gpu: the GPU to answer for; the bundle's own unless given.
+        context_bytes: CUDA context that stands in the labels of ``test``, where it is known better than by the GPU's profile.
+    """
+    model = BundleModel(bundle)
+    place = model.place(gpu)
+    if context_bytes is not None:
+        shift = context_bytes - model.card.context_bytes
+        place = place._replace(context_bytes=shift, context_bound_bytes=shift)
+    jobs = [replace(job, traced_peak_bytes=None) for job in test.jobs]
+    looked = model.look(jobs, place)
+    estimates = {scheme.name: model.estimate(jobs, scheme, COVERAGE, place, looked) for scheme in SCHEMES}
+    first = estimates[ONE_GIB.name]
+    bounds = np.maximum(model.run(jobs, looked[0]).bounds_bytes + place.context_bound_bytes, 0.0)
+    bounds[np.array([bool(reasons) for reasons in looked[1]], dtype=bool)] = np.nan
+    return Answers(
+        expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),
+        safe_bytes=np.array([estimate.safe_bytes or np.nan for estimate in first], dtype=np.float64),
+        bins={name: np.array([estimate.bin_index for estimate in answers]) for name, answers in estimates.items()},
+        probabilities=np.array([estimate.probabilities for estimate in first]),
+        bounds_bytes=dict(zip(model.card.coverages, bounds.T, strict=True)),
+    )
+
+
+def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> Answers:
+    """A bundle of one GPU on jobs of another; of the latter only the context is learnt, from the training jobs."""
+    model = BundleModel(bundle)
+    known = ~np.isnan(training.label_bytes)
+    place = model.place(training.gpu)
+    looked = model.look(training.jobs, place)
+    reserved = model.run(training.jobs, looked[0]).expected_bytes - model.card.context_bytes
+    context_bytes = int(np.median((training.label_bytes - reserved)[known]))
+    return served_answers(bundle, test, training.gpu, max(0, context_bytes))
+
+
+def extra_trees_ratio(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
+    """ExtraTrees on the whole feature vector, for the logarithm of what the calibrated closed form leaves."""
+    return _of_ratio(training, ExtraTreesRegressor(n_estimators=100, max_features=0.4, min_samples_leaf=2, random_state=0))
+
+
+def _of_ratio(training: LabelledJobs, regression: ExtraTreesRegressor) -> Callable[[LabelledJobs], Array]:
+    closed_form = calibrated_closed_form(training)
+    known = ~np.isnan(training.label_bytes)
+
+    def inputs(jobs: LabelledJobs) -> Array:
+        return np.concatenate((_logarithms(jobs), jobs.features / closed_form(jobs)[:, None]), axis=1)
+
+    regression.fit(inputs(training)[known], np.log(training.label_bytes / closed_form(training))[known])
+
+    def predict(jobs: LabelledJobs) -> Array:
+        expected: Array = closed_form(jobs) * np.exp(regression.predict(inputs(jobs)))
+        return expected
+
+    return predict
+
+
+def monotone_boosting(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
+    """Gradient-boosted trees on the logarithm of memory that never falls when an amount of bytes grows."""
+    known = ~np.isnan(training.label_bytes)
+    rising = [int(name.endswith("_bytes") and "slack" not in name) for name in FEATURE_NAMES]
+    trees = HistGradientBoostingRegressor(
+        loss="absolute_error", max_iter=MONOTONE_ITERATIONS, learning_rate=0.1, monotonic_cst=rising, random_state=0
+    )
+    trees.fit(_logarithms(training)[known], np.log(training.label_bytes[known]))
+    return lambda jobs: np.exp(trees.predict(_logarithms(jobs)))
+
+
+def _logarithms(jobs: LabelledJobs) -> Array:
+    logarithms: Array = np.log1p(jobs.features / MIB)
+    return logarithms
+
+
+def on_gpu(data: LabelledJobs, gpu: str) -> LabelledJobs:
+    """The same jobs with their features as on the GPU model ``gpu``."""
+    return replace(data, features=features_on(gpu, data.jobs), gpu=gpu)
+
+
+def pooled(parts: Sequence[Answers]) -> Answers:
+    """The answers of several folds, one after the other; levels and probabilities that not all have are left out."""
+    levels = set.intersection(*(set(part.bounds_bytes) for part in parts))
+    probabilities = [part.probabilities for part in parts]
+    return Answers(
+        np.concatenate([part.expected_bytes for part in parts]),
+        np.concatenate([part.safe_bytes for part in parts]),
+        {name: np.concatenate([part.bins[name] for part in parts]) for name in parts[0].bins},
+        None if any(part is None for part in probabilities) else np.concatenate([p for p in probabilities if p is not None]),
+        {level: np.concatenate([part.bounds_bytes[level] for part in parts]) for level in sorted(levels)},
+    )

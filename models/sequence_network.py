@@ -1,0 +1,113 @@
+"""The transformer-based classifier: attention over a job's layers, beside its feature vector; the head is the MLP-based one's.
+
+The encoder is GPUMemNet's (arXiv 2602.17817, section 5.2: tiny transformer encoders over (type, activations, parameters) of each
+layer, pooled, with the job features).  Attention runs over the layers, padding is masked, and any length is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.sequence import SEQUENCE_COLUMNS
+from models.network import FeatureTransform, MemberMLPs, MixtureClassifier
+
+# Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
+
+
+class LayerAttention(nn.Module):
+    """One encoder layer: attention over the layers of a job, then a feed-forward network, each with a norm before it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.projections = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.before_feed_forward = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, 2 * width)
+        self.narrow = nn.Linear(2 * width, width)
+
+    def forward(self, tokens_BLW: Tensor, bias_B11L: Tensor) -> Tensor:
+        """Tokens with what they learnt of each other, shape ``[B, L, W]``; the bias is 0, or very negative for padding."""
+        batch, length, width = tokens_BLW.shape
+        split = self.projections(self.before_attention(tokens_BLW)).reshape(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5 + bias_B11L
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
+        tokens_BLW = tokens_BLW + self.output(mixed)
+        hidden = nn.functional.silu(self.widen(self.before_feed_forward(tokens_BLW)))
+        summed: Tensor = tokens_BLW + self.narrow(hidden)
+        return summed
+
+
+class LayerEncoder(nn.Module):
+    """From layer sequences to one vector for each job: embedding, attention, mean and maximum over the layers."""
+
+    def __init__(self, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(len(SEQUENCE_COLUMNS) + 1, width)
+        self.attention = nn.ModuleList(LayerAttention(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, sequences_BLF: Tensor, mask_BL: Tensor, reference_B1: Tensor) -> Tensor:
+        """Shape ``[B, 2 · W]``.
+
+        Args:
+            sequences_BLF: the columns :data:`gpumemnet.sequence.SEQUENCE_COLUMNS`.
+            mask_BL: 1 for a layer, 0 for padding.
+            reference_B1: the closed form in log-bytes; amounts count relative to it.
+        """
+        kinds, amounts = sequences_BLF[:, :, :-2], sequences_BLF[:, :, -2:]
+        mask_BL1 = mask_BL.unsqueeze(-1)
+        place_BL1 = mask_BL1.cumsum(1) / mask_BL1.sum(1, keepdim=True)
+        relative = (amounts - reference_B1.unsqueeze(-1)).clamp_min(-20.0) * 0.2
+        tokens_BLW = self.embedding(torch.cat((kinds, relative, place_BL1), dim=-1))
+        bias_B11L = ((1.0 - mask_BL) * -1e4)[:, None, None, :]
+        for layer in self.attention:
+            tokens_BLW = layer(tokens_BLW, bias_B11L)
+        tokens_BLW = self.norm(tokens_BLW)
+        mean = (tokens_BLW * mask_BL1).sum(1) / mask_BL1.sum(1)
+        most = (tokens_BLW - (1.0 - mask_BL1) * 1e4).amax(1)
+        return torch.cat((mean, most), dim=1)
+
+
+class SequenceClassifier(nn.Module):
+    """Transform, encoder and head: the exported graph of the transformer-based classifier."""
+
+    def __init__(
+        self, transform: FeatureTransform, encoder: LayerEncoder, members: MemberMLPs, bounds: Sequence[float] = ()
+    ) -> None:
+        """``bounds`` hold for each calibrated coverage the multiple of the spread."""
+        super().__init__()
+        self.encoder = encoder
+        self.head = MixtureClassifier(transform, members, {"layers": bounds, "totals": bounds})
+
+    def joined(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs of the head ``[B, D]``; reference and unit ``[B, 1]``, modes ``[B, 2]`` as the transform gives them."""
+        inputs_BD, reference_B1, units_B1, modes_B2 = self.head.transform(features_BF)
+        pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
+        return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, modes_B2
+
+    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of :class:`models.network.MixtureClassifier`."""
+        return self.head.answer(*self.joined(features_BF, sequences_BLF, mask_BL))
+
+
+def encoder_width(width: int) -> int:
+    """Inputs that the encoder adds to the head's."""
+    return 2 * width
+
+
+def initialised(width: int, depth: int, heads: int, seed: int) -> LayerEncoder:
+    """An encoder with weights drawn with ``seed``, whatever has been drawn before."""
+    generator = torch.Generator().manual_seed(seed)
+    encoder = LayerEncoder(width, depth, heads)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[1]))
+    return encoder

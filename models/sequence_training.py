@@ -1,0 +1,186 @@
+"""Training of the transformer-based classifier, and the calibration of its safe bytes.
+
+One piece of the training architectures is held out: it chooses the epoch and gives the conformal multiples (split conformal
+prediction in units of the predicted spread; Lei et al., JASA 113, 2018).  The choice of the epoch makes that inexact, so the
+coverage on held-out folds, in every evaluation, is the evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpumemnet.sequence import layer_sequence
+from models.data import LabelledJobs
+from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
+from models.physics_line import LAYER_TERMS
+from models.sequence_network import SequenceClassifier, encoder_width, initialised
+from models.splits import pieces
+from models.training import COVERAGES, TrainedClassifier, extrapolation_scale, fitted_transform, label_interval
+
+HELD_OUT: Final = 6
+"""One in so many architectures chooses the epoch and calibrates."""
+CHUNK: Final = 8
+"""Batches are made of jobs of like length, out of so many batches at a time, so that little of them is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """Sizes and schedule of one training run.
+
+    Attributes:
+        width, depth, heads: of the encoder.
+        hidden, components: of the head.
+        epochs, batch_rows, learning_rate, weight_decay: AdamW with a one-cycle schedule.
+        seed: of initialisation, order and pieces.
+    """
+
+    width: int = 16
+    depth: int = 2
+    heads: int = 2
+    hidden: int = 96
+    components: int = 3
+    epochs: int = 25
+    batch_rows: int = 64
+    learning_rate: float = 4e-3
+    weight_decay: float = 0.3
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """What training reads of ``B`` jobs: features, sequences one by one, label intervals in units of the closed form's error."""
+
+    features: Tensor
+    sequences: list[NDArray[np.float32]]
+    lower: Tensor
+    upper: Tensor
+
+
+def train_sequence_classifier(
+    data: LabelledJobs, plan: SequencePlan | None = None, progress: Callable[[float], None] = lambda share: None
+) -> TrainedClassifier:
+    """Train on ``data``, whose jobs all have layers.
+
+    Raises:
+        InvalidJobError: when a job has totals only.
+        ValueError: when there are too few architectures to hold some out.
+    """
+    plan = plan or SequencePlan()
+    transform = fitted_transform(data, data.without_layers())
+    piece = pieces(data.groups, HELD_OUT, plan.seed)
+    members = MemberMLPs(transform.width + encoder_width(plan.width), 1, plan.hidden, plan.components, plan.seed)
+    network = SequenceClassifier(transform, initialised(plan.width, plan.depth, plan.heads, plan.seed), members)
+    lower, upper = label_interval(transform, data)
+    rows = _Rows(float_tensor(data.features), _sequences(data), lower, upper)
+    best_epoch = _fit(network, rows, np.flatnonzero(piece != 0), np.flatnonzero(piece == 0), plan, progress)
+
+    held_out = np.flatnonzero(piece == 0)
+    coverages = tuple(level for level in COVERAGES if math.ceil((len(held_out) + 1) * level) <= len(held_out))
+    bounds = _multiples(network, rows, data, held_out, coverages)
+    final = SequenceClassifier(transform, network.encoder, members, bounds).eval()
+    return TrainedClassifier(final, coverages, {"layers": bounds}, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
+
+
+def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
+    """The sequences without padding: one job at a time, so that one long network does not stretch all others."""
+    return [layer_sequence([job])[0][0] for job in data.jobs]
+
+
+def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
+    """Sequences padded to the longest, ``[B, L, F]``, and their mask as floats, ``[B, L]``."""
+    longest = max(map(len, sequences))
+    padded = np.zeros((len(sequences), longest, sequences[0].shape[1]), dtype=np.float32)
+    mask = np.zeros((len(sequences), longest), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        padded[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = 1.0
+    return torch.from_numpy(padded), torch.from_numpy(mask)
+
+
+def _batches(
+    rows: NDArray[np.int64], lengths: NDArray[np.int64], size: int, order: np.random.Generator
+) -> Iterator[NDArray[np.int64]]:
+    shuffled = order.permutation(rows)
+    batches = []
+    for start in range(0, len(shuffled), size * CHUNK):
+        chunk = shuffled[start : start + size * CHUNK]
+        chunk = chunk[np.argsort(lengths[chunk], kind="stable")]
+        batches += [chunk[first : first + size] for first in range(0, len(chunk), size)]
+    for index in order.permutation(len(batches)):
+        yield batches[index]
+
+
+def _fit(
+    network: SequenceClassifier,
+    rows: _Rows,
+    training: NDArray[np.int64],
+    held_out: NDArray[np.int64],
+    plan: SequencePlan,
+    progress: Callable[[float], None],
+) -> int:
+    order = np.random.default_rng(plan.seed)
+    lengths = np.array([len(sequence) for sequence in rows.sequences])
+    decayed = [parameter for parameter in network.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in network.parameters() if parameter.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}], lr=plan.learning_rate
+    )
+    chunk = plan.batch_rows * CHUNK
+    whole, rest = divmod(len(training), chunk)
+    steps = whole * CHUNK + math.ceil(rest / plan.batch_rows)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.learning_rate, plan.epochs * steps, pct_start=0.1)
+    best_loss, best_epoch = math.inf, 0
+    best_state = {name: value.clone() for name, value in network.state_dict().items()}
+    for epoch in range(plan.epochs):
+        for batch in _batches(training, lengths, plan.batch_rows, order):
+            loss = _loss(network, rows, batch).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)
+            optimizer.step()
+            schedule.step()
+        with torch.no_grad():
+            ordered = held_out[np.argsort(lengths[held_out], kind="stable")]
+            parts = [_loss(network, rows, ordered[first : first + 256]) for first in range(0, len(ordered), 256)]
+            loss_value = float(torch.cat(parts).mean())
+        if loss_value < best_loss:
+            best_loss, best_epoch = loss_value, epoch
+            best_state = {name: value.clone() for name, value in network.state_dict().items()}
+        progress((epoch + 1) / plan.epochs)
+    network.load_state_dict(best_state)
+    return best_epoch
+
+
+def _loss(network: SequenceClassifier, rows: _Rows, batch: NDArray[np.int64]) -> Tensor:
+    """Negative log-probability of each label's interval, shape ``[B]``."""
+    places = torch.from_numpy(batch)
+    inputs_BD, _, _, _ = network.joined(rows.features[places], *batch_of([rows.sequences[row] for row in batch.tolist()]))
+    mixture = network.head.members(inputs_BD.unsqueeze(0))
+    upper, lower = rows.upper[places, None], rows.lower[places, None]
+    return -(mixture_cdf(mixture, upper) - mixture_cdf(mixture, lower)).clamp_min(1e-7).log()[:, 0]
+
+
+def _multiples(
+    network: SequenceClassifier, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64], coverages: Sequence[float]
+) -> tuple[float, ...]:
+    scores = []
+    for first in range(0, len(held_out), 256):
+        part = held_out[first : first + 256]
+        with torch.no_grad():
+            sequences = batch_of([rows.sequences[row] for row in part.tolist()])
+            inputs_BD, reference_B1, units_B1, _ = network.joined(rows.features[torch.from_numpy(part)], *sequences)
+            centre, spread = centre_and_spread(*(amount[:, 0] for amount in network.head.members(inputs_BD.unsqueeze(0))))
+        expected = (reference_B1 + centre * units_B1)[:, 0].double().numpy()
+        unit = (spread * units_B1)[:, 0].double().numpy()
+        labels = np.where(np.isnan(data.label_bytes[part]), data.lower_bytes[part], data.label_bytes[part])
+        scores.append((np.log(labels) - expected) / unit)
+    ordered = np.sort(np.concatenate(scores))
+    return tuple(float(ordered[math.ceil((len(ordered) + 1) * level) - 1]) for level in coverages)

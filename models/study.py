@@ -1,0 +1,172 @@
+"""Runs candidates over folds and gathers the sections of the report; folds run side by side in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Final
+
+import numpy as np
+
+from gpumemnet.bundle import Bundle
+from models.answers import Answers
+from models.candidates import (
+    MEASURED_CANDIDATES,
+    MLP_BASED,
+    TRACED_CANDIDATES,
+    TRANSFERRED,
+    Candidate,
+    Plans,
+    pooled,
+    transferred,
+)
+from models.data import LabelledJobs
+from models.section import Section
+from models.splits import folds
+
+Progress = Callable[[str, float], None]
+MEASURED_FOLDS: Final = 5
+TRACED_FOLDS: Final = 3
+"""Agreement with the trace is worth fewer trainings than agreement with a GPU."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Study:
+    """One dataset to be split, trained and tested on.
+
+    Attributes:
+        slug, title, about: of its section.
+        data: the rows.
+        candidates: that are tried.
+        fold_count: folds, split by architecture.
+        plans: of the classifiers.
+        traced: a bundle that learnt from traces on another GPU, to be tried too.
+        ours: the candidate of the pictures.
+    """
+
+    slug: str
+    title: str
+    about: str
+    data: LabelledJobs
+    candidates: tuple[Candidate, ...]
+    fold_count: int
+    plans: Plans
+    traced: Bundle | None = None
+    ours: str = MLP_BASED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fold:
+    slug: str
+    fold: int
+    test_rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    answers: dict[str, Answers]
+    seconds: dict[str, float]
+
+
+def measured_study(data: LabelledJobs, plans: Plans, traced: Bundle | None) -> Study:
+    """The study of a dataset with readings of a GPU."""
+    family = data.jobs[0].family
+    oom = int(np.isnan(data.label_bytes).sum())
+    about = (
+        f"{len(data):,} {family} jobs measured on {data.gpu} ({data.provenance}, {data.label_source}), of which {oom:,} ran out "
+        f"of memory: trained on as censored labels, not judged. {MEASURED_FOLDS} folds split by architecture; every model is "
+        "trained anew in each and judged on the jobs held out."
+    )
+    return Study(
+        slug=f"measured-{family}",
+        title=f"{family} jobs, measured",
+        about=about,
+        data=data,
+        candidates=MEASURED_CANDIDATES,
+        fold_count=MEASURED_FOLDS,
+        plans=plans,
+        traced=traced,
+    )
+
+
+def traced_study(data: LabelledJobs, plans: Plans) -> Study:
+    """The study of a dataset whose labels come from the trace."""
+    family = data.jobs[0].family
+    about = (
+        f"{len(data):,} {family} jobs drawn from the recipe and traced as on {data.gpu}; no GPU has run them, so this says how "
+        f"well a feature vector stands in for a trace, and nothing more. {TRACED_FOLDS} folds split by architecture."
+    )
+    return Study(
+        slug=f"traced-{family}",
+        title=f"{family} jobs, traced labels",
+        about=about,
+        data=data,
+        candidates=TRACED_CANDIDATES,
+        fold_count=TRACED_FOLDS,
+        plans=plans,
+    )
+
+
+def run_studies(studies: Sequence[Study], progress: Progress, workers: int | None = None) -> list[Section]:
+    """The sections of ``studies``, in their order.
+
+    Raises:
+        ValueError: when a dataset has fewer architectures than folds.
+    """
+    workers = workers or min(os.cpu_count() or 1, sum(study.fold_count for study in studies))
+    tasks = [(study, fold) for study in studies for fold in range(study.fold_count)]
+    for study in studies:
+        folds(study.data.groups, study.fold_count, study.plans.mlp.seed)
+    done: list[_Fold] = []
+    # the longest first, so that no core waits for one at the end
+    tasks.sort(key=lambda task: -len(task[0].data))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        running = [pool.submit(_run_fold, study, fold) for study, fold in tasks]
+        for finished in as_completed(running):
+            done.append(finished.result())
+            progress(f"{done[-1].slug}, fold {done[-1].fold + 1}", len(done) / len(tasks))
+    return [
+        _section(study, sorted((one for one in done if one.slug == study.slug), key=lambda one: one.fold)) for study in studies
+    ]
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _run_fold(study: Study, fold: int) -> _Fold:
+    training_rows, test_rows = folds(study.data.groups, study.fold_count, study.plans.mlp.seed)[fold]
+    test_rows = test_rows[~np.isnan(study.data.label_bytes[test_rows])]
+    training, test = study.data.take(training_rows), study.data.take(test_rows)
+    answers: dict[str, Answers] = {}
+    seconds: dict[str, float] = {}
+    for candidate in study.candidates:
+        start = time.monotonic()
+        found = candidate(training, test, study.plans)
+        for name, answer in found.items():
+            answers[name] = answer
+            seconds[name] = (time.monotonic() - start) / len(found)
+    if study.traced is not None:
+        answers[TRANSFERRED] = transferred(study.traced, training, test)
+    return _Fold(study.slug, fold, test_rows, answers, seconds)
+
+
+def _section(study: Study, parts: Sequence[_Fold]) -> Section:
+    rows = np.concatenate([part.test_rows for part in parts])
+    tested = study.data.take(rows)
+    names = [name for name in parts[0].answers if all(name in part.answers for part in parts)]
+    return Section(
+        slug=study.slug,
+        title=study.title,
+        about=study.about,
+        is_measured=study.data.provenance != "traced",
+        jobs=tested.jobs,
+        features=tested.features,
+        label_bytes=tested.label_bytes,
+        folds=np.concatenate([np.full(len(part.test_rows), part.fold) for part in parts]),
+        answers={name: pooled([part.answers[name] for part in parts]) for name in names},
+        candidate=study.ours,
+        seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
+    )
