@@ -118,15 +118,28 @@ def _ours_of_layers(training: LabelledJobs, test: LabelledJobs, plans: Plans) ->
 
 
 def _traced_peak(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    answers = traced_peak_answers(training, test)
+    return {} if answers is None else {TRACED_PEAK: answers}
+
+
+def traced_peak_answers(training: LabelledJobs, test: LabelledJobs, context_bytes: int | None = None) -> Answers | None:
+    """What the traced peaks of ``test`` give, calibrated on ``training``; ``None`` where either has none.
+
+    Args:
+        training: measured jobs with traced peaks.
+        test: the jobs.
+        context_bytes: CUDA context of the GPU of ``test``; that of the training jobs unless given.
+    """
     fit = fit_traced_peak(training, COVERAGES)
     traced = np.array([job.traced_peak_bytes or np.nan for job in test.jobs], dtype=np.float64)
     if fit is None or np.isnan(traced).any():
-        return {}
-    centre = traced + fit.context_bytes
+        return None
+    centre = traced + (fit.context_bytes if context_bytes is None else context_bytes)
     expected = centre * np.exp(fit.log_shift)
-    bounds = {level: np.maximum(centre * np.exp(bound), expected) for level, bound in zip(COVERAGES, fit.log_bounds, strict=True)}
+    levels = zip(COVERAGES, fit.log_bounds, strict=True)
+    bounds = {level: np.maximum(centre * np.exp(bound), expected) for level, bound in levels}
     bins = {scheme.name: scheme.index(expected) for scheme in SCHEMES}
-    return {TRACED_PEAK: Answers(expected, bounds[COVERAGE], bins, bounds_bytes=bounds)}
+    return Answers(expected, bounds[COVERAGE], bins, bounds_bytes=bounds)
 
 
 MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (

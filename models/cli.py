@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpumemnet.bundle import check_replaceable
-from gpumemnet.errors import BundleError, DatasetError, GpumemnetError
+from gpumemnet.bundle import ENCODERS, check_replaceable
+from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.job import FAMILIES
 
@@ -31,7 +31,8 @@ Dataset = Annotated[Path, typer.Option("--dataset", help="Parquet dataset, as da
 Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisation and order.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
-DEFAULT_DATASET: Final = Path("dataset_builder/datasets/published_mlp_a100.parquet")
+DATASETS: Final = Path("dataset_builder/datasets")
+DEFAULT_DATASET: Final = DATASETS / "published_mlp_a100.parquet"
 
 
 @app.callback()
@@ -49,22 +50,36 @@ def train(
     metrics: Annotated[
         Path | None, typer.Option("--metrics", help="evaluation.json of the same dataset, to be copied into the card.")
     ] = None,
+    encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Which classifier.")] = "mlp",
+    traces: Annotated[
+        Path | None, typer.Option("--traces", help="Measured rows with traced peaks, for jobs that send one; else the dataset's.")
+    ] = None,
     seed: Seed = 0,
-    epochs: Epochs = 80,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
 ) -> None:
-    """Train the MLP-based classifier on all jobs of a dataset and write its bundle."""
+    """Train a classifier on all jobs of a dataset and write its bundle."""
     check_replaceable(out)
+    if encoder not in ENCODERS:
+        raise InvalidRequestError(f"must be {' or '.join(ENCODERS)}, not {encoder}", "encoder")
     if not (name := name or out.resolve().name) or not version:
         raise BundleError("the model needs a name and a version: give --name and --model-version")
     data = _load(dataset, family)
+    calibration = _load(traces, family) if traces else None
     from models.export import save_classifier
+    from models.plans import mlp_plan, transformer_plan
+    from models.sequence_training import SequencePlan, train_sequence_classifier
     from models.training import TrainingPlan, train_classifier
 
-    plan = TrainingPlan(seed=seed, epochs=epochs)
-    rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
+    plan: TrainingPlan | SequencePlan
     with _progress("training") as report, _split_errors(dataset):
-        classifier = train_classifier(data, plan, lambda share: report("training", share))
-    bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows)
+        if encoder == "transformer":
+            plan = transformer_plan(seed, epochs)
+            classifier = train_sequence_classifier(data, plan, lambda share: report("training", share))
+        else:
+            plan = mlp_plan(data, seed, epochs)
+            classifier = train_classifier(data, plan, lambda share: report("training", share))
+    rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
+    bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration)
     typer.echo(f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}")
 
 
@@ -83,11 +98,11 @@ def evaluate(
     """Evaluate every candidate on held-out architectures and print the table."""
     data = _load(dataset, family)
     from models.evaluation import evaluate as run_evaluation
+    from models.plans import mlp_plan
     from models.report import heading, markdown_table, write_report
-    from models.training import TrainingPlan
 
     with _progress("evaluating") as report, _split_errors(dataset):
-        evaluation = run_evaluation(data, plan=TrainingPlan(seed=seed, epochs=epochs), fold_count=folds, progress=report)
+        evaluation = run_evaluation(data, plan=mlp_plan(data, seed, epochs), fold_count=folds, progress=report)
     paths = write_report(evaluation, out) if out else []
     if as_json:
         typer.echo(json.dumps(evaluation.rows(), indent=2))
@@ -95,6 +110,27 @@ def evaluate(
         typer.echo(f"{heading(evaluation)}\n{markdown_table(evaluation)}", nl=False)
         for path in paths:
             typer.echo(f"wrote {path}", err=True)
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option("--out", help="Folder for report.md, report.json and the pictures.")] = Path("report"),
+    datasets: Annotated[
+        Path, typer.Option("--datasets", help="Folder of Parquet datasets; all that it holds are used.")
+    ] = DATASETS,
+    seed: Seed = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Few rows, folds and epochs: shows that all of it runs, and nothing else.")
+    ] = False,
+) -> None:
+    """Judge every candidate on every dataset, and write tables and pictures of it."""
+    from models.full_report import write_full_report
+
+    with _progress("reporting") as progress, _split_errors(datasets):
+        paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
+    for path in paths:
+        typer.echo(f"wrote {path}")
 
 
 def main(arguments: list[str] | None = None) -> int:

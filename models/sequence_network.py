@@ -107,7 +107,8 @@ def initialised(width: int, depth: int, heads: int, seed: int) -> LayerEncoder:
     generator = torch.Generator().manual_seed(seed)
     encoder = LayerEncoder(width, depth, heads)
     with torch.no_grad():
-        for parameter in encoder.parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / math.sqrt(parameter.shape[1]))
+        for module in encoder.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) / math.sqrt(module.in_features))
+                module.bias.zero_()
     return encoder

@@ -23,7 +23,7 @@ from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_
 from models.physics_line import LAYER_TERMS
 from models.sequence_network import SequenceClassifier, encoder_width, initialised
 from models.splits import pieces
-from models.training import COVERAGES, TrainedClassifier, extrapolation_scale, fitted_transform, label_interval
+from models.training import COVERAGES, SHORTEST_SCHEDULE, TrainedClassifier, extrapolation_scale, fitted_transform, label_interval
 
 HELD_OUT: Final = 6
 """One in so many architectures chooses the epoch and calibrates."""
@@ -82,9 +82,8 @@ def train_sequence_classifier(
     rows = _Rows(float_tensor(data.features), _sequences(data), lower, upper)
     best_epoch = _fit(network, rows, np.flatnonzero(piece != 0), np.flatnonzero(piece == 0), plan, progress)
 
-    held_out = np.flatnonzero(piece == 0)
-    coverages = tuple(level for level in COVERAGES if math.ceil((len(held_out) + 1) * level) <= len(held_out))
-    bounds = _multiples(network, rows, data, held_out, coverages)
+    coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
+    bounds = _multiples(network, rows, data, np.flatnonzero(piece == 0), coverages)
     final = SequenceClassifier(transform, network.encoder, members, bounds).eval()
     return TrainedClassifier(final, coverages, {"layers": bounds}, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
 
@@ -136,7 +135,9 @@ def _fit(
     chunk = plan.batch_rows * CHUNK
     whole, rest = divmod(len(training), chunk)
     steps = whole * CHUNK + math.ceil(rest / plan.batch_rows)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.learning_rate, plan.epochs * steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, plan.learning_rate, max(plan.epochs * steps, SHORTEST_SCHEDULE), pct_start=0.1
+    )
     best_loss, best_epoch = math.inf, 0
     best_state = {name: value.clone() for name, value in network.state_dict().items()}
     for epoch in range(plan.epochs):
@@ -183,4 +184,8 @@ def _multiples(
         labels = np.where(np.isnan(data.label_bytes[part]), data.lower_bytes[part], data.label_bytes[part])
         scores.append((np.log(labels) - expected) / unit)
     ordered = np.sort(np.concatenate(scores))
-    return tuple(float(ordered[math.ceil((len(ordered) + 1) * level) - 1]) for level in coverages)
+    ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]
+    if ranks[-1] >= len(ordered):
+        # too few rows were held out for the highest levels: twice the largest score stands in for what was not seen
+        ordered = np.append(ordered, [2.0 * max(ordered[-1], 1.0)] * (ranks[-1] - len(ordered) + 1))
+    return tuple(float(ordered[rank]) for rank in ranks)

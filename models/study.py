@@ -131,9 +131,12 @@ def run_studies(studies: Sequence[Study], progress: Progress, workers: int | Non
 
 
 def _one_thread() -> None:
+    """One process per core is enough; threads of torch and of scikit-learn's trees would only wait for each other."""
     import torch
+    from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    threadpool_limits(1)
 
 
 def _run_fold(study: Study, fold: int) -> _Fold:

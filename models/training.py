@@ -32,6 +32,10 @@ from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from models.splits import pieces
 
 COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
+SHORTEST_SCHEDULE: Final = 20
+"""Steps of the shortest one-cycle schedule: with fewer its first tenth holds none."""
+BEYOND: Final = 1e6
+"""Above every label, in units of the closed form's error."""
 TOTALS_COPIES: Final = 2
 """Each job is learnt once with its layers and so many times with its totals only."""
 
@@ -139,6 +143,8 @@ def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Ten
         _, reference_B1, units_B1, _ = transform(float_tensor(data.features))
     reference, units = reference_B1[:, 0].double().numpy(), units_B1[:, 0].double().numpy()
     lower, upper = ((np.log(edge) - reference) / units for edge in (data.lower_bytes, data.upper_bytes))
+    # a job that ran out of memory has no upper edge; infinity would make the gradient of a scale 0 times infinity
+    upper = np.minimum(upper, BEYOND)
     return torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
 
 
@@ -171,7 +177,9 @@ def _fit(
         lr=plan.learning_rate,
     )
     steps = math.ceil(training_rows / plan.batch_rows)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.learning_rate, plan.epochs * steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, plan.learning_rate, max(plan.epochs * steps, SHORTEST_SCHEDULE), pct_start=0.1
+    )
     best_loss_E = torch.full((plan.members,), torch.inf)
     best_epoch_E = torch.zeros(plan.members, dtype=torch.int64)
     best_state = [parameter.detach().clone() for parameter in members.parameters()]

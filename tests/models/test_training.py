@@ -13,7 +13,7 @@ from models.answers import REGRESSIONS, commonest_bin, regression_answers
 from models.data import LabelledJobs
 from models.evaluation import SCHEMES
 from models.export import save_classifier
-from models.network import float_tensor
+from models.network import MemberMLPs, float_tensor
 from models.splits import folds
 from models.training import TrainedClassifier, TrainingPlan, train_classifier
 
@@ -112,3 +112,14 @@ def test_a_bundle_never_lands_half(tmp_path: Path, trained: TrainedClassifier, h
     with pytest.raises(BundleError, match="choose another folder"):
         save_classifier(tmp_path / "mine", trained, halves[0], PLAN, name="x", version="1")
     assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_jobs_that_ran_out_of_memory_teach_and_do_not_stop_the_learning(synthetic: LabelledJobs) -> None:
+    data = synthetic.take(np.arange(150))
+    assert np.isnan(data.label_bytes).any()
+    trained = train_classifier(data, PLAN)
+    assert min(trained.best_epochs) > 0
+    before = MemberMLPs(trained.network.transform.width, PLAN.members, PLAN.hidden, PLAN.components, PLAN.seed)
+    for old, new in zip(before.parameters(), trained.network.members.parameters(), strict=True):
+        assert torch.isfinite(new).all()
+        assert not torch.equal(old, new)

@@ -1,0 +1,201 @@
+"""The whole report: every candidate on every dataset of a folder, the real models apart, and what each part of ours is worth.
+
+Datasets are told apart by what stands in their rows: measured and published rows give tables of accuracy, traced rows tables of
+agreement with the trace, and real models are for testing only.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from gpumemnet.bundle import Bundle
+from gpumemnet.dataset import read_dataset
+from gpumemnet.devices import context, device_profile
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import TRACED, Measurement
+from models.answers import Answers, calibrated_physics
+from models.candidates import (
+    MLP_BASED,
+    SCHEMES,
+    TRACED_PEAK,
+    TRANSFORMER_BASED,
+    Plans,
+    on_gpu,
+    served_answers,
+    traced_peak_answers,
+)
+from models.data import ZOO, LabelledJobs, load_labelled_jobs
+from models.export import save_classifier
+from models.learning import Learning, learn
+from models.plans import mlp_plan, transformer_plan
+from models.reporting import write_reporting
+from models.section import Section
+from models.sequence_training import train_sequence_classifier
+from models.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
+from models.training import train_classifier
+
+SMOKE_ROWS: Final = 260
+SMOKE_EPOCHS: Final = 2
+PUBLISHED_VALUES: Final = {
+    "fake_tensor_mib": "FakeTensor",
+    "horus_mib": "Horus, published",
+    "gpumemnet_mib": "GPUMemNet, published",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sources:
+    """The datasets of a folder: labelled jobs by family, and the rows of real models."""
+
+    measured: dict[str, LabelledJobs]
+    traced: dict[str, LabelledJobs]
+    zoo: dict[str, tuple[LabelledJobs, list[Measurement]]]
+
+
+def write_full_report(
+    datasets: Path, out: Path, *, seed: int, workers: int | None, is_smoke: bool, progress: Progress = lambda what, share: None
+) -> list[Path]:
+    """Write the report on all datasets in the folder ``datasets`` to ``out``.
+
+    Raises:
+        DatasetError: when the folder holds no dataset, or one that cannot be read.
+        ValueError: when a dataset has too few architectures to split.
+    """
+    start = time.monotonic()
+    sources = _sources(datasets, is_smoke)
+    epochs = SMOKE_EPOCHS if is_smoke else None
+    with tempfile.TemporaryDirectory() as scratch:
+        studies, bundles, calibrations = [], {}, {}
+        for family, data in sources.traced.items():
+            progress(f"learning from traced {family} jobs", 0.0)
+            plans = _plans(data, seed, epochs)
+            calibrations[family] = sources.measured.get(family)
+            bundles[family] = _bundles(data, plans, calibrations[family], Path(scratch))
+            studies.append(_shortened(traced_study(data, plans), is_smoke))
+        for family, data in sources.measured.items():
+            traced = bundles[family][0] if family in bundles else None
+            studies.append(_shortened(measured_study(data, _plans(data, seed, epochs), traced), is_smoke))
+        studies.sort(key=lambda study: (study.data.provenance == TRACED, study.slug))
+        sections = run_studies(studies, progress, workers)
+        zoo = [
+            _zoo_section(family, *rows, bundles[family], sources.measured.get(family))
+            for family, rows in sources.zoo.items()
+            if family in bundles
+        ]
+    learning = [
+        learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS) for study in studies if len(study.data) >= 4 * SMOKE_ROWS
+    ]
+    minutes = (time.monotonic() - start) / 60
+    notes = [*_learning_notes(learning), f"The whole report took {minutes:.1f} minutes."]
+    if is_smoke:
+        notes.insert(0, "A smoke run on few rows: its figures say nothing.")
+    return write_reporting([*sections, *zoo], out, notes=notes)
+
+
+def _sources(folder: Path, is_smoke: bool) -> _Sources:
+    paths = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+    if not paths:
+        raise DatasetError(f"{folder} holds no dataset (*.parquet): give --datasets")
+    found = _Sources({}, {}, {})
+    for path in paths:
+        rows = [row for row in read_dataset(path) if row.status in ("ok", "oom")]
+        for family, is_zoo in sorted({(row.job.family, row.recipe == ZOO) for row in rows}):
+            data = load_labelled_jobs(path, family, only_zoo=is_zoo)
+            if is_zoo:
+                own = [row for row in rows if row.job.family == family and row.recipe == ZOO]
+                found.zoo[family] = (data, own)
+                continue
+            if is_smoke and len(data) > SMOKE_ROWS:
+                data = data.take(np.arange(SMOKE_ROWS))
+            kept = found.traced if data.provenance == TRACED else found.measured
+            if family in kept:
+                raise DatasetError(f"{path} holds {family} jobs that another dataset of {folder} has too: merge them first")
+            kept[family] = data
+    return found
+
+
+def _plans(data: LabelledJobs, seed: int, epochs: int | None) -> Plans:
+    plans = Plans(mlp_plan(data, seed, epochs), transformer_plan(seed, epochs))
+    return plans if epochs is None else replace(plans, paper_epochs=4 * epochs)
+
+
+def _shortened(study: Study, is_smoke: bool) -> Study:
+    return replace(study, fold_count=2 if len(study.data) >= SMOKE_ROWS else 4) if is_smoke else study
+
+
+def _bundles(data: LabelledJobs, plans: Plans, calibration: LabelledJobs | None, scratch: Path) -> tuple[Bundle, Bundle]:
+    """Both encoders, trained on all of ``data``."""
+    family = data.jobs[0].family
+    first = train_classifier(data, plans.mlp)
+    second = train_sequence_classifier(data, plans.transformer)
+    return (
+        save_classifier(scratch / f"{family}-mlp", first, data, plans.mlp, name=f"{family}-mlp", version="0", traces=calibration),
+        save_classifier(scratch / f"{family}-t", second, data, plans.transformer, name=f"{family}-t", version="0"),
+    )
+
+
+def _zoo_section(
+    family: str, data: LabelledJobs, rows: Sequence[Measurement], bundles: tuple[Bundle, Bundle], measured: LabelledJobs | None
+) -> Section:
+    """Real models, asked of classifiers that have never seen one, with the context of the GPU's profile."""
+    answers = {
+        name: served_answers(bundle, data, data.gpu) for name, bundle in zip((MLP_BASED, TRANSFORMER_BASED), bundles, strict=True)
+    }
+    outside = context(device_profile(data.gpu))
+    if measured is not None:
+        physics = calibrated_physics(measured)(on_gpu(data, data.gpu))
+        answers["calibrated physics, published jobs"] = _plain(physics)
+        calibrated = traced_peak_answers(measured, data, outside.expected_bytes)
+        if calibrated is not None:
+            answers[TRACED_PEAK] = calibrated
+    options = [json.loads(row.options) for row in rows]
+    names = [json.loads(row.architecture)["model"] for row in rows]
+    return Section(
+        slug=f"zoo-{family}",
+        title=f"Real {family} models, never trained on",
+        about=f"{len(data)} published readings of real models on {data.gpu}. The classifiers learnt from traces of sampled "
+        f"networks on another GPU; the CUDA context is the profile's: {outside.source}.",
+        is_measured=True,
+        jobs=data.jobs,
+        features=data.features,
+        label_bytes=data.label_bytes,
+        folds=np.zeros(len(data), dtype=np.int64),
+        answers=answers,
+        candidate=MLP_BASED,
+        others_mib={
+            title: np.array([one.get(field) or np.nan for one in options], dtype=np.float64)
+            for field, title in PUBLISHED_VALUES.items()
+        },
+        names=tuple(f"{name}, batch {job.batch_size}" for name, job in zip(names, data.jobs, strict=True)),
+    )
+
+
+def _plain(expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Answers:
+    """Answers without a bound."""
+    return Answers(expected, np.full(len(expected), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
+
+
+def _learning_notes(learning: Sequence[Learning]) -> list[str]:
+    """The curves and importances as Markdown."""
+    notes = []
+    for one in learning:
+        lines = [f"### What more rows give: {one.slug}", "", "| rows | median error | within 10 % |", "| ---: | ---: | ---: |"]
+        lines += [f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |" for point in one.curve]
+        lines += [
+            "",
+            f"### What each kind of feature is worth: {one.slug}",
+            "",
+            "Growth of the median error when its columns are",
+        ]
+        lines += ["permuted among the held-out jobs.", "", "| columns | error added |", "| --- | ---: |"]
+        lines += [f"| {importance.group} | {importance.added_error:+.2%} |" for importance in one.importances]
+        notes.append("\n".join(lines))
+    return notes

@@ -1,0 +1,26 @@
+"""Which plan a dataset is trained with: wide option spaces get wider networks, and learn in fewer passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from models.data import LabelledJobs
+from models.sequence_training import SequencePlan
+from models.training import TrainingPlan
+
+WIDE: Final = TrainingPlan(hidden=96, epochs=40)
+"""For jobs of many optimizers and precisions."""
+
+
+def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> TrainingPlan:
+    """The plan of the MLP-based classifier on ``data``; ``epochs`` are the plan's own unless given."""
+    options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}
+    plan = WIDE if len(options) > 1 else TrainingPlan()
+    return replace(plan, seed=seed, epochs=epochs or plan.epochs)
+
+
+def transformer_plan(seed: int, epochs: int | None = None) -> SequencePlan:
+    """The plan of the transformer-based classifier."""
+    plan = SequencePlan(seed=seed)
+    return replace(plan, epochs=epochs or plan.epochs)

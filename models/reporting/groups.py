@@ -1,0 +1,60 @@
+"""Groups of a section's jobs that are judged apart: by family, optimizer, precision, checkpointing and octave of memory.
+
+A good mean can hide a bad group.  Groups of fewer than 20 jobs say nothing, and one group says what the whole section says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS
+from gpumemnet.units import GIB
+from models.reporting.candidate_figures import judged_rows
+from models.section import Section
+
+Rows = NDArray[np.int64]
+
+MIN_ROWS: Final = 20
+OCTAVE_WORD: Final = "octave of memory"
+_OPTIONS: Final = {"family": FAMILIES, "optimizer": OPTIMIZERS, "precision": PRECISIONS, "checkpointing": CHECKPOINTING}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Jobs that are alike in one respect; ``rows`` of the section, shape ``[R]``."""
+
+    name: str
+    rows: Rows
+
+
+def groupings(section: Section) -> dict[str, list[Group]]:
+    """What jobs differ in → its groups of at least 20 judged jobs, where there is more than one."""
+    judged = judged_rows(section)
+    found = {OCTAVE_WORD: octave_groups(section.label_bytes, judged)}
+    for option, choices in _OPTIONS.items():
+        values = [getattr(section.jobs[row], option) for row in judged.tolist()]
+        found[option] = _split(judged, values, choices)
+    large = {word: [group for group in found[word] if len(group.rows) >= MIN_ROWS] for word in (*_OPTIONS, OCTAVE_WORD)}
+    return {word: groups for word, groups in large.items() if len(groups) > 1}
+
+
+def octave_groups(label_bytes: NDArray[np.float64], rows: Rows) -> list[Group]:
+    """``rows`` by octaves of their labels, from the lowest up: below 0.5 GiB, 0.5–1, 1–2 and so on."""
+    octaves = np.maximum(np.floor(np.log2(label_bytes[rows] / GIB)), -2).astype(np.int64)
+    groups = _split(rows, octaves.tolist(), range(-2, int(octaves.max(initial=-2)) + 1))
+    return [Group(octave_name(int(group.name)), group.rows) for group in groups]
+
+
+def octave_name(octave: int) -> str:
+    """The octave from ``2**octave`` GiB up, for a person; everything below 0.5 GiB is one."""
+    return "below 0.5 GiB" if octave < -1 else f"{2.0**octave:g}–{2.0 ** (octave + 1):g} GiB"
+
+
+def _split(rows: Rows, values: Sequence[Hashable], choices: Sequence[Hashable]) -> list[Group]:
+    column = np.array([choices.index(value) for value in values], dtype=np.int64)
+    return [Group(str(choices[code]), rows[column == code]) for code in np.unique(column).tolist()]

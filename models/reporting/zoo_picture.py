@@ -1,0 +1,86 @@
+"""The picture of real models: bars side by side per model and batch, as in GPUMemNet's (arXiv 2602.17817, section 6).
+
+Models need between half a GiB and the whole card, so small and large ones have
+their own panels, and a bar that would dwarf its panel is cut, with its value written at the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.units import GIB
+from models.reporting.candidate_figures import judged_rows
+from models.reporting.canvas import COLOURS, GREY, OURS, new_figure, shortened
+from models.reporting.zoo import estimates
+from models.section import Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+
+BARS_PER_PANEL: Final = 48
+CUT: Final = 2.2
+"""Bars end at this multiple of the largest label in their panel."""
+_LABEL_COLOUR: Final = "#4D4D4D"
+
+
+def zoo_picture(section: Section) -> Figure | None:
+    """Labels beside the candidate, the trace and every published estimator; ``None`` where the jobs have no names."""
+    rows = judged_rows(section)
+    if not section.names or not len(rows):
+        return None
+    series = estimates(section)
+    panels = _panels(section, rows, max(2, BARS_PER_PANEL // len(series)))
+    figure = new_figure(0.7 + 2.5 * len(panels))
+    for axes, mine in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+        _draw_panel(axes, section, mine, series)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, shortened(names), loc="outside upper center", ncols=3, frameon=False)
+    return figure
+
+
+def _panels(section: Section, rows: NDArray[np.int64], groups: int) -> list[list[int]]:
+    """Rows of each panel: models from small to large, kept together, each by rising batch size."""
+    models: dict[str, list[int]] = {}
+    for row in sorted(rows.tolist(), key=lambda row: section.jobs[row].batch_size):
+        models.setdefault(section.names[row], []).append(row)
+    panels: list[list[int]] = [[]]
+    for mine in sorted(models.values(), key=lambda mine: float(np.median(section.label_bytes[mine]))):
+        if panels[-1] and len(panels[-1]) + len(mine) > groups:
+            panels.append([])
+        panels[-1] += mine
+    return panels
+
+
+def _draw_panel(axes: Axes, section: Section, rows: Sequence[int], series: dict[str, Array]) -> None:
+    top = CUT * float(section.label_bytes[rows].max()) / GIB
+    width = 0.84 / len(series)
+    for index, (name, values) in enumerate(series.items()):
+        colour = (_LABEL_COLOUR, OURS, *COLOURS)[index % (2 + len(COLOURS))]
+        places = np.arange(len(rows)) - 0.42 + width * (index + 0.5)
+        heights = np.nan_to_num(values[rows] / GIB)
+        axes.bar(places, np.minimum(heights, top), width, color=colour, label=name)
+        for place, height in zip(places, heights, strict=True):
+            if height > top:
+                axes.text(place, 0.98 * top, f"{height:.3g}", rotation=90, ha="center", va="top", fontsize=7)
+    axes.set(ylim=(0, top), xlim=(-0.6, len(rows) - 0.4), ylabel="GiB")
+    axes.set_xticks(range(len(rows)), _group_names(section, rows), fontsize=9)
+    axes.tick_params(axis="x", length=0)
+    for place in range(1, len(rows)):
+        if section.names[rows[place]] != section.names[rows[place - 1]]:
+            axes.axvline(place - 0.5, color=GREY, linewidth=0.6)
+
+
+def _group_names(section: Section, rows: Sequence[int]) -> list[str]:
+    """The batch under each group, and a model's name once, under the middle one of its groups."""
+    names = [f"batch {section.jobs[row].batch_size}" for row in rows]
+    for model in dict.fromkeys(section.names[row] for row in rows):
+        mine = [place for place, row in enumerate(rows) if section.names[row] == model]
+        names[mine[len(mine) // 2]] += f"\n{model}"
+    return names
