@@ -178,11 +178,20 @@ def _split_errors(dataset: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on standard error, silent where that is no terminal."""
+    """A progress bar on standard error; where that is no terminal, a line for each thing that is done."""
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+    if not sys.stderr.isatty():
+        said: list[str] = []
+
+        def say(what: str, share: float) -> None:
+            if what not in said[-1:]:
+                said.append(what)
+                typer.echo(f"{share:4.0%} {what}", err=True)
+
+        yield say
+        return
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=1.0)
         yield lambda what, share: progress.update(task, description=what, completed=share)

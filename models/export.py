@@ -166,8 +166,8 @@ def save_classifier(
         },
         "conformal": {
             "method": "cross-conformal: log-errors in units of the predicted spread, scored on rows that the scored member of "
-            "the ensemble had not trained on; meant for jobs like the training jobs; the share above the bound, measured on "
-            "held-out folds, stands under 'metrics'",
+            "the ensemble had not trained on, apart for jobs with and without cudnn.benchmark; meant for jobs like the training "
+            "jobs; the share above the bound, measured on held-out folds, stands in the report",
             "coverages": list(classifier.coverages),
             "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
         },

@@ -7,6 +7,7 @@ agreement with the trace, and real models are for testing only.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -71,6 +72,8 @@ def write_full_report(
     """
     start = time.monotonic()
     sources = _sources(datasets, is_smoke)
+    if is_smoke:  # one measured family, and the one that the real models are of
+        sources = _Sources(_first(sources.measured), _first(sources.traced), sources.zoo)
     epochs = SMOKE_EPOCHS if is_smoke else None
     with tempfile.TemporaryDirectory() as scratch:
         studies, bundles, calibrations = [], {}, {}
@@ -94,10 +97,10 @@ def write_full_report(
         learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS) for study in studies if len(study.data) >= 4 * SMOKE_ROWS
     ]
     minutes = (time.monotonic() - start) / 60
-    notes = [*_learning_notes(learning), f"The whole report took {minutes:.1f} minutes."]
+    notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
     if is_smoke:
         notes.insert(0, "A smoke run on few rows: its figures say nothing.")
-    return write_reporting([*sections, *zoo], out, notes=notes)
+    return write_reporting([*sections, *zoo], out, notes=notes, appendix=_learning_parts(learning))
 
 
 def _sources(folder: Path, is_smoke: bool) -> _Sources:
@@ -120,6 +123,10 @@ def _sources(folder: Path, is_smoke: bool) -> _Sources:
                 raise DatasetError(f"{path} holds {family} jobs that another dataset of {folder} has too: merge them first")
             kept[family] = data
     return found
+
+
+def _first(by_family: dict[str, LabelledJobs]) -> dict[str, LabelledJobs]:
+    return dict(sorted(by_family.items())[:1])
 
 
 def _plans(data: LabelledJobs, seed: int, epochs: int | None) -> Plans:
@@ -183,9 +190,9 @@ def _plain(expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Answers:
     return Answers(expected, np.full(len(expected), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
 
 
-def _learning_notes(learning: Sequence[Learning]) -> list[str]:
+def _learning_parts(learning: Sequence[Learning]) -> list[str]:
     """The curves and importances as Markdown."""
-    notes = []
+    parts = []
     for one in learning:
         lines = [f"### What more rows give: {one.slug}", "", "| rows | median error | within 10 % |", "| ---: | ---: | ---: |"]
         lines += [f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |" for point in one.curve]
@@ -197,5 +204,5 @@ def _learning_notes(learning: Sequence[Learning]) -> list[str]:
         ]
         lines += ["permuted among the held-out jobs.", "", "| columns | error added |", "| --- | ---: |"]
         lines += [f"| {importance.group} | {importance.added_error:+.2%} |" for importance in one.importances]
-        notes.append("\n".join(lines))
-    return notes
+        parts.append("\n".join(lines))
+    return parts

@@ -90,6 +90,10 @@ PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
 )
 MODES: Final[tuple[Amount, ...]] = ({"has_layers": 1.0}, {"has_layers": -1.0, "": 1.0})
 """1 and 0 for a job with layers, 0 and 1 for one with totals only."""
+GROUPS: Final = ("layers", "totals", "layers, cudnn_benchmark", "totals, cudnn_benchmark")
+"""Kinds of jobs whose bounds are calibrated apart (Mondrian conformal prediction; Vovk et al., Algorithmic Learning in a Random
+World, section 4.5): where cuDNN tries all algorithms the workspace of one convolution can exceed all else."""
+BENCHMARK: Final = FEATURE_NAMES.index("is_cudnn_benchmark")
 
 
 def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
@@ -163,10 +167,12 @@ class FeatureTransform(nn.Module):
         self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :data:`MODES` ``[B, 2]``."""
+        """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :data:`GROUPS` ``[B, 4]``."""
         raw_BD, lines_B2, modes_B2 = self._raw(features_BF)
         inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
-        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), modes_B2 @ self.errors, modes_B2
+        benchmark_B1 = features_BF[:, BENCHMARK : BENCHMARK + 1]
+        groups_B4 = torch.cat((modes_B2 * (1.0 - benchmark_B1), modes_B2 * benchmark_B1), dim=1)
+        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), modes_B2 @ self.errors, groups_B4
 
     def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs before standardisation; both lines in bytes; the modes."""
@@ -212,27 +218,26 @@ class MixtureClassifier(nn.Module):
     multiples: Tensor
 
     def __init__(self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]]) -> None:
-        """``multiples`` hold for each calibrated coverage the multiple of the spread, for the modes ``layers`` and ``totals``."""
+        """``multiples`` hold for each of :data:`GROUPS`, for each calibrated coverage, the multiple of the spread."""
         super().__init__()
         self.transform = transform
         self.members = members
         self.member_count = len(members.weights[0])
         # The spread of all members is a sum over them; dividing here saves the graph a node.
-        by_mode = torch.tensor([multiples["layers"], multiples["totals"]]) / self.member_count
-        self.register_buffer("multiples", by_mode)
+        self.register_buffer("multiples", torch.tensor([multiples[group] for group in GROUPS]) / self.member_count)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
         return self.answer(*self.transform(features_BF))
 
-    def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, modes_B2: Tensor) -> tuple[Tensor, ...]:
+    def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_B4: Tensor) -> tuple[Tensor, ...]:
         """The outputs from the members' inputs and what the transform says of each job."""
         mixture = self.members(inputs_BD.unsqueeze(0))
         flat = (part.reshape(-1, self.member_count * self.members.components) for part in mixture)
         weights_BK, locations_BK, scales_BK = flat
         centre_B1, spread_B1 = centre_and_spread(weights_BK, locations_BK, scales_BK)
         expected_B1 = reference_B1 + centre_B1 * units_B1
-        bounds_BL = expected_B1 + spread_B1 * units_B1 * (modes_B2 @ self.multiples)
+        bounds_BL = expected_B1 + spread_B1 * units_B1 * (groups_B4 @ self.multiples)
         pad = nn.functional.pad
         return (
             pad(weights_BK * ((1.0 - BACKGROUND_WEIGHT) / self.member_count), (0, 1), value=BACKGROUND_WEIGHT),

@@ -7,13 +7,13 @@ layer, pooled, with the job features).  Attention runs over the layers, padding 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.sequence import SEQUENCE_COLUMNS
-from models.network import FeatureTransform, MemberMLPs, MixtureClassifier
+from models.network import GROUPS, FeatureTransform, MemberMLPs, MixtureClassifier
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
 
@@ -79,18 +79,25 @@ class SequenceClassifier(nn.Module):
     """Transform, encoder and head: the exported graph of the transformer-based classifier."""
 
     def __init__(
-        self, transform: FeatureTransform, encoder: LayerEncoder, members: MemberMLPs, bounds: Sequence[float] = ()
+        self,
+        transform: FeatureTransform,
+        encoder: LayerEncoder,
+        members: MemberMLPs,
+        multiples: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """``bounds`` hold for each calibrated coverage the multiple of the spread."""
+        """``multiples`` are those of the head, for jobs with layers; none before calibration."""
         super().__init__()
         self.encoder = encoder
-        self.head = MixtureClassifier(transform, members, {"layers": bounds, "totals": bounds})
+        given = multiples or {}
+        # jobs with totals only have no sequence: their groups are there for the graph alone
+        filled = {group: given.get(group.replace("totals", "layers"), ()) for group in GROUPS}
+        self.head = MixtureClassifier(transform, members, filled)
 
     def joined(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs of the head ``[B, D]``; reference and unit ``[B, 1]``, modes ``[B, 2]`` as the transform gives them."""
-        inputs_BD, reference_B1, units_B1, modes_B2 = self.head.transform(features_BF)
+        """Inputs of the head ``[B, D]``; reference and unit ``[B, 1]``, groups ``[B, 4]`` as the transform gives them."""
+        inputs_BD, reference_B1, units_B1, groups_B4 = self.head.transform(features_BF)
         pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
-        return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, modes_B2
+        return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, groups_B4
 
     def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, ...]:
         """The outputs of :class:`models.network.MixtureClassifier`."""

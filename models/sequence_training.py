@@ -23,7 +23,15 @@ from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_
 from models.physics_line import LAYER_TERMS
 from models.sequence_network import SequenceClassifier, encoder_width, initialised
 from models.splits import pieces
-from models.training import COVERAGES, SHORTEST_SCHEDULE, TrainedClassifier, extrapolation_scale, fitted_transform, label_interval
+from models.training import (
+    COVERAGES,
+    SHORTEST_SCHEDULE,
+    TrainedClassifier,
+    extrapolation_scale,
+    fitted_transform,
+    grouped_multiples,
+    label_interval,
+)
 
 HELD_OUT: Final = 6
 """One in so many architectures chooses the epoch and calibrates."""
@@ -83,9 +91,10 @@ def train_sequence_classifier(
     best_epoch = _fit(network, rows, np.flatnonzero(piece != 0), np.flatnonzero(piece == 0), plan, progress)
 
     coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
-    bounds = _multiples(network, rows, data, np.flatnonzero(piece == 0), coverages)
-    final = SequenceClassifier(transform, network.encoder, members, bounds).eval()
-    return TrainedClassifier(final, coverages, {"layers": bounds}, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
+    held_out = np.flatnonzero(piece == 0)
+    multiples = grouped_multiples("layers", _scores(network, rows, data, held_out), data.take(held_out), coverages)
+    final = SequenceClassifier(transform, network.encoder, members, multiples).eval()
+    return TrainedClassifier(final, coverages, multiples, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
 
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
@@ -169,9 +178,8 @@ def _loss(network: SequenceClassifier, rows: _Rows, batch: NDArray[np.int64]) ->
     return -(mixture_cdf(mixture, upper) - mixture_cdf(mixture, lower)).clamp_min(1e-7).log()[:, 0]
 
 
-def _multiples(
-    network: SequenceClassifier, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64], coverages: Sequence[float]
-) -> tuple[float, ...]:
+def _scores(network: SequenceClassifier, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Log-errors of the jobs held out, in units of the predicted spread."""
     scores = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]
@@ -183,9 +191,4 @@ def _multiples(
         unit = (spread * units_B1)[:, 0].double().numpy()
         labels = np.where(np.isnan(data.label_bytes[part]), data.lower_bytes[part], data.label_bytes[part])
         scores.append((np.log(labels) - expected) / unit)
-    ordered = np.sort(np.concatenate(scores))
-    ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]
-    if ranks[-1] >= len(ordered):
-        # too few rows were held out for the highest levels: twice the largest score stands in for what was not seen
-        ordered = np.append(ordered, [2.0 * max(ordered[-1], 1.0)] * (ranks[-1] - len(ordered) + 1))
-    return tuple(float(ordered[rank]) for rank in ranks)
+    return np.concatenate(scores)

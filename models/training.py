@@ -34,6 +34,8 @@ from models.splits import pieces
 COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 SHORTEST_SCHEDULE: Final = 20
 """Steps of the shortest one-cycle schedule: with fewer its first tenth holds none."""
+FEWEST_SCORES: Final = 60
+"""Scores that a group needs to be calibrated apart."""
 BEYOND: Final = 1e6
 """Above every label, in units of the closed form's error."""
 TOTALS_COPIES: Final = 2
@@ -67,7 +69,7 @@ class TrainedClassifier:
     Attributes:
         network: the whole graph, in evaluation mode.
         coverages: the levels of the graph's bounds.
-        multiples: mode (``layers``, ``totals``) → for each coverage the multiple of the spread that gives it.
+        multiples: one of :data:`models.network.GROUPS` → for each coverage the multiple of the spread that gives it.
         range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
         best_epochs: the epoch that each member stopped at.
     """
@@ -103,9 +105,10 @@ def train_classifier(
     best_epochs = _fit(members, rows, np.tile(piece, 1 + TOTALS_COPIES), plan, progress)
 
     coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
-    multiples = {}
+    multiples: dict[str, tuple[float, ...]] = {}
     for mode, mode_data in (("layers", data), ("totals", totals)):
-        multiples[mode] = _conformal_multiples(transform, members, mode_data, piece, coverages)
+        scores = _conformal_scores(transform, members, mode_data, piece)
+        multiples |= grouped_multiples(mode, scores, data, coverages)
     network = MixtureClassifier(transform, members, multiples).eval()
     range_log_scale = max(extrapolation_scale(data, LAYER_TERMS), extrapolation_scale(totals, TOTALS_TERMS))
     return TrainedClassifier(network, coverages, multiples, range_log_scale, best_epochs)
@@ -207,10 +210,10 @@ def _fit(
     return tuple(best_epoch_E.tolist())
 
 
-def _conformal_multiples(
-    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64], coverages: Sequence[float]
-) -> tuple[float, ...]:
-    """For each coverage the multiple of the predicted spread that bounds that share of rows unseen by the member asked.
+def _conformal_scores(
+    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Each job's log-error in units of the predicted spread, of the member that had not seen it, shape ``[B]``.
 
     A job that ran out of memory scores with the card's capacity, the least that it can have needed.
     """
@@ -220,8 +223,32 @@ def _conformal_multiples(
         centre_B1, spread_B1 = centre_and_spread(*(part[own] for part in members(inputs_BD.unsqueeze(0))))
     expected, spread = (reference_B1 + centre_B1 * units_B1).double()[:, 0], (spread_B1 * units_B1).double()[:, 0]
     labels = np.where(np.isnan(data.label_bytes), data.lower_bytes, data.label_bytes)
-    scores = np.sort((np.log(labels) - expected.numpy()) / spread.numpy())
-    return tuple(float(scores[math.ceil((len(labels) + 1) * level) - 1]) for level in coverages)
+    scores: NDArray[np.float64] = (np.log(labels) - expected.numpy()) / spread.numpy()
+    return scores
+
+
+def grouped_multiples(
+    mode: str, scores: NDArray[np.float64], data: LabelledJobs, coverages: Sequence[float]
+) -> dict[str, tuple[float, ...]]:
+    """The multiples of ``mode`` for jobs without and with ``cudnn.benchmark``; alike where either are too few to tell apart."""
+    benchmark = np.array([job.cudnn_benchmark for job in data.jobs], dtype=bool)
+    parts = [scores[~benchmark], scores[benchmark]]
+    if min(map(len, parts)) < FEWEST_SCORES:
+        parts = [scores, scores]
+    names = (mode, f"{mode}, cudnn_benchmark")
+    return {name: conformal_multiples(part, coverages) for name, part in zip(names, parts, strict=True)}
+
+
+def conformal_multiples(scores: NDArray[np.float64], coverages: Sequence[float]) -> tuple[float, ...]:
+    """For each coverage the score that bounds that share of jobs like these.
+
+    Where there are too few for the highest levels, twice the largest score stands in for what was not seen.
+    """
+    ordered = np.sort(scores)
+    ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]
+    if ranks[-1] >= len(ordered):
+        ordered = np.append(ordered, [2.0 * max(ordered[-1], 1.0)] * (ranks[-1] - len(ordered) + 1))
+    return tuple(float(ordered[rank]) for rank in ranks)
 
 
 def extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:

@@ -34,13 +34,16 @@ FORMAT: Final = 1
 Draw = Callable[[], "Figure | None"]
 
 
-def write_reporting(sections: Sequence[Section], folder: Path, *, notes: Sequence[str] = ()) -> list[Path]:
+def write_reporting(
+    sections: Sequence[Section], folder: Path, *, notes: Sequence[str] = (), appendix: Sequence[str] = ()
+) -> list[Path]:
     """Write the report of ``sections`` into ``folder``, which is made where it is missing.
 
     Args:
         sections: in the order of the report; their slugs name the pictures and differ.
         folder: where to.
         notes: sentences for the top of the report.
+        appendix: parts of its end, in Markdown.
 
     Returns:
         The paths of all files: ``report.md``, ``report.json``, and the pictures.
@@ -66,6 +69,7 @@ def write_reporting(sections: Sequence[Section], folder: Path, *, notes: Sequenc
     map_link, map_paths = _drawn(folder, "map.png", "PCA and t-SNE of all jobs' features", lambda: map_picture(sections))
     if map_paths:
         text += ["## All jobs\n", "Features in logarithms, every column scaled alike.\n", *map_link]
+    text += [f"{part}\n" for part in appendix]
     content = {"format": FORMAT, "notes": list(notes), "sections": documents, "pictures": [path.name for path in map_paths]}
     figures = json.dumps(_without_nan(content), indent=2, allow_nan=False) + "\n"
     written = [*pictures, *map_paths, write_whole(folder / "report.json", figures.encode())]
