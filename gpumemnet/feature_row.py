@@ -178,30 +178,45 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         previous_elements, previous_bytes, previous_total = elements, own_bytes, total
 
     # Backward: the fullest moment; live is what is kept up to a layer, less the gradients that are yet to come.
-    kept, live = [0.0] * 4, [0.0] * 4
-    fullest, fullest_total = [0.0] * 4, 0.0
-    before = (0, 0.0)
-    for own, is_saved, is_needed, (left, here, copy, group) in zip(outputs, saved, needed, moves, strict=True):
+    kept, fullest = [0.0] * 4, [0.0] * 4
+    live = [created * amount for amount in trained]
+    live_total, fullest_total = sum(live), 0.0
+    before_class, before_bytes = 0, 0.0
+    for (own_class, own_bytes), is_saved, is_needed, (left, here, copy, group) in zip(outputs, saved, needed, moves, strict=True):
         if is_saved:
-            left = [*left, own]
+            left.append((own_class, own_bytes))
         for size_class, amount in left:
             kept[size_class] += amount
             live[size_class] += amount
+            live_total += amount
             by_group[group] += amount
         if copy:
             live[copy[0]] += copy[1]
-        moment = [live[c] + created * trained[c] for c in range(4)] if is_needed else [0.0] * 4
-        moment[own[0]] += own[1]
-        moment[before[0]] += before[1]
+            live_total += copy[1]
         if is_needed:
-            for size_class, amount in here:
-                live[size_class] -= created * amount
-                moment[size_class] += (1.0 - created) * amount
-        for c in range(4):
-            if moment[c] > fullest[c]:
-                fullest[c] = moment[c]
-        fullest_total = max(fullest_total, sum(moment))
-        before = own
+            coming = [] if created else here
+            moving = [*coming, (own_class, own_bytes), (before_class, before_bytes)]
+            for size_class, amount in moving:
+                live[size_class] += amount
+                live_total += amount
+            for size_class in range(4):
+                if live[size_class] > fullest[size_class]:
+                    fullest[size_class] = live[size_class]
+            if live_total > fullest_total:
+                fullest_total = live_total
+            for size_class, amount in moving:
+                live[size_class] -= amount
+                live_total -= amount
+            if created:
+                for size_class, amount in here:
+                    live[size_class] -= amount
+                    live_total -= amount
+        else:
+            flowing = own_bytes + before_bytes if own_class == before_class else own_bytes
+            fullest[own_class] = max(fullest[own_class], flowing)
+            fullest[before_class] = max(fullest[before_class], before_bytes)
+            fullest_total = max(fullest_total, own_bytes + before_bytes)
+        before_class, before_bytes = own_class, own_bytes
 
     logits = at_loss_total = 0.0
     resident = [weights[c] + (state + (1.0 - created)) * trained[c] for c in range(4)]
@@ -210,7 +225,7 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         size_class, amount = _packed(logits)
         at_loss = [kept[c] + copies[c] for c in range(4)]
         at_loss[size_class] += LOSS_TENSORS * amount
-        at_loss[before[0]] += before[1] * (1 - saved[-1])
+        at_loss[before_class] += before_bytes * (1 - saved[-1])
         fullest = [max(a, b) for a, b in zip(fullest, at_loss, strict=True)]
         at_loss_total = sum(at_loss)
         fullest_total = max(fullest_total, at_loss_total)

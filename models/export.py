@@ -58,6 +58,7 @@ PUBLISHED_CREDIT: Final[Mapping[str, str]] = {
 TRACED_CREDIT: Final[Mapping[str, str]] = {
     "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
     "source": "python -m dataset_builder trace-recipe",
+    "licence": "Apache-2.0",
 }
 
 _CREDITS: Final = {"published": PUBLISHED_CREDIT, TRACED: TRACED_CREDIT}

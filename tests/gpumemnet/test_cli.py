@@ -15,6 +15,7 @@ from gpumemnet.job_json import job_to_dict, job_to_json
 from gpumemnet.predictor import Predictor
 from tests.jobs import small_job
 
+PUBLISHED = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
 
 
@@ -58,10 +59,25 @@ def test_many_jobs_in_every_format_give_the_same_answers(tmp_path: Path) -> None
 
 def test_a_job_outside_the_support_says_why(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(job_to_json(small_job(optimizer="sgd")))
-    done = gpumemnet("predict", tmp_path / "job.json")
+    done = gpumemnet("predict", tmp_path / "job.json", "--bundle", PUBLISHED)
     assert done.returncode == 0
     assert "optimizer is 'sgd'; the model was trained on 'adam'" in done.stdout
     assert "none: the job lies outside" in done.stdout
+
+
+def test_gpu_and_encoder_are_chosen(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(job_to_json(small_job()))
+    answers = [
+        json.loads(gpumemnet("predict", tmp_path / "job.json", "--json", *options).stdout)
+        for options in ((), ("--gpu", "L4"), ("--encoder", "transformer"))
+    ]
+    assert [answer["gpu"] for answer in answers] == ["NVIDIA A100-SXM4-40GB", "NVIDIA L4", "NVIDIA A100-SXM4-40GB"]
+    assert [answer["model"]["name"] for answer in answers] == 2 * ["mlp-a100-published"] + ["mlp-a100-published-layers"]
+    assert {answer["label_source"] for answer in answers} == {"nvidia_smi_device_1s"}
+    for option, value, says in (("--gpu", "Voodoo2", "known GPUs are"), ("--encoder", "oracle", "encoder: must be one of mlp")):
+        done = gpumemnet("predict", tmp_path / "job.json", option, value)
+        assert done.returncode == 2
+        assert says in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,7 +90,7 @@ def test_a_job_outside_the_support_says_why(tmp_path: Path) -> None:
         (json.dumps({**job_to_dict(small_job()), "batch_size": -1}), "batch_size: must be between 1 and 2147483647, not -1"),
         (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": NaN'), "NaN is not a number that JSON allows"),
         (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": 1e99'), "whole number, not 1e+99"),
-        (json.dumps({**job_to_dict(small_job()), "family": "cnn"}), "no model for cnn jobs"),
+        (json.dumps({**job_to_dict(small_job()), "family": "rnn"}), "family: must be one of"),
     ],
 )
 def test_a_file_that_is_no_job_is_one_sentence(tmp_path: Path, content: str, says: str) -> None:
@@ -116,9 +132,10 @@ def test_models_names_the_data_and_its_licence() -> None:
     assert done.returncode == 0
     assert "mlp-a100-published" in done.stdout
     assert "CC BY 4.0" in done.stdout
-    cards = json.loads(gpumemnet("models", "--json").stdout)
-    assert cards[0]["training_data"]["rows"] == 3000
-    assert len(cards[0]["sha256"]) == 64
+    cards = {card["name"]: card for card in json.loads(gpumemnet("models", "--json").stdout)}
+    assert cards["mlp-a100-published"]["training_data"]["rows"] == 3000
+    assert len(cards["mlp-a100-published"]["sha256"]) == 64
+    assert cards["cnn-h200-traced"]["training_data"]["label_source"] == "traced"
 
 
 def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Path) -> None:

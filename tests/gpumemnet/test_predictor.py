@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
-from gpumemnet.devices import device_profile, device_profiles
+from gpumemnet.bundle import shipped_bundles
+from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.job import TrainingJob, totals_only
 from gpumemnet.job_json import job_from_json
@@ -19,7 +20,8 @@ from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs, small_job
 
-PREDICTOR = Predictor.default()
+PREDICTOR = Predictor([bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"])
+DEFAULT = Predictor.default()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
 
 
@@ -154,3 +156,80 @@ def test_devices_are_found_by_name_and_alias() -> None:
         assert (profile.context_bytes is None) == profile.context_source.startswith("unknown")
     with pytest.raises(InvalidRequestError, match="known GPUs are A100"):
         device_profile("TPU")
+
+
+# Several models.
+
+
+def test_measured_models_answer_first_and_traced_ones_for_what_nobody_measured() -> None:
+    inside, outside = mlp(2048), replace(mlp(2048), precision="amp_bf16", optimizer="adamw")
+    assert (DEFAULT.predict(inside).estimator, DEFAULT.predict(inside).label_source) == (
+        "mlp-a100-published",
+        "nvidia_smi_device_1s",
+    )
+    one = DEFAULT.predict(outside)
+    assert (one.estimator, one.label_source, one.gpu) == ("mlp-h200-traced", "traced", "NVIDIA H200")
+    assert one.in_support
+    assert one.safe_bytes is not None
+    together = DEFAULT.estimate([inside, outside, inside])
+    assert [estimate.estimator for estimate in together] == ["mlp-a100-published", "mlp-h200-traced", "mlp-a100-published"]
+
+
+def test_beyond_every_support_the_one_with_the_fewest_reasons_answers() -> None:
+    layers = (*mlp(2048).layers, Layer("magic", 3, 4))
+    strange = small_job(batch_size=512, input_elements=1024, layers=layers, optimizer="sgd", precision="bf16")
+    estimate = DEFAULT.predict(strange)
+    assert not estimate.in_support
+    assert estimate.safe_bytes is None
+    assert len(estimate.reasons) < len(PREDICTOR.predict(strange).reasons)
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "transformer"])
+@pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
+def test_both_encoders_answer_for_every_family(family: str, encoder: str) -> None:
+    layers = {
+        "mlp": mlp(1024).layers,
+        "cnn": (
+            Layer("conv2d", 802_816, 9_408),
+            Layer("relu", 802_816),
+            Layer("adaptive_avg_pool", 64),
+            Layer("linear", 10, 650),
+        ),
+        "transformer": (Layer("embedding", 393_216, 38_597_376), Layer("linear", 393_216, 590_592), Layer("gelu", 393_216)),
+    }
+    job = small_job(family=family, layers=layers[family], sequence_length=512 if family == "transformer" else None)
+    estimate = DEFAULT.predict(job, encoder=encoder)
+    assert estimate.expected_bytes > 300 * MIB
+    assert estimate.probabilities.sum() == pytest.approx(1)
+    assert estimate.estimator.endswith("-layers") == (encoder == "transformer")
+
+
+def test_an_encoder_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="encoder: must be one of mlp"):
+        PREDICTOR.predict(mlp(64), encoder="transformer")
+
+
+# Other GPUs.
+
+
+def test_on_another_gpu_its_context_takes_the_place_of_the_one_learnt() -> None:
+    job = mlp(4096)
+    own, named, other = (PREDICTOR.predict(job, gpu=gpu) for gpu in (None, "A100", "A30"))
+    assert (own.expected_bytes, own.bins.count) == (named.expected_bytes, named.bins.count)
+    assert other.gpu == "NVIDIA A30"
+    learnt = PREDICTOR.bundles[0].card.context_bytes
+    assert learnt - other_context() == pytest.approx(own.expected_bytes - other.expected_bytes, abs=MIB)
+    assert other.bins.count == math.ceil(device_profile("A30").capacity_bytes / GIB) + 1
+    assert other.safe_bytes is not None
+    assert other.safe_bytes > other.expected_bytes
+    moved = own.probabilities @ np.arange(own.bins.count) - other.probabilities @ np.arange(other.bins.count)
+    assert moved == pytest.approx((learnt - other_context()) / GIB, abs=0.7)
+
+
+def other_context() -> int:
+    return context(device_profile("A30")).expected_bytes
+
+
+def test_a_gpu_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="known GPUs are"):
+        PREDICTOR.predict(mlp(64), gpu="Voodoo2")

@@ -1,5 +1,6 @@
 """Training: what is learnt, what is exported, and that safe bytes hold on jobs never seen."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,19 @@ import torch
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
 from models.answers import REGRESSIONS, commonest_bin, regression_answers
-from models.data import LabelledJobs
+from models.data import LabelledJobs, features_on
 from models.evaluation import SCHEMES
 from models.export import save_classifier
 from models.network import MemberMLPs, float_tensor
 from models.splits import folds
-from models.training import TrainedClassifier, TrainingPlan, train_classifier
+from models.training import (
+    COVERAGES,
+    TrainedClassifier,
+    TrainingPlan,
+    conformal_multiples,
+    grouped_multiples,
+    train_classifier,
+)
 
 PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
 
@@ -123,3 +131,25 @@ def test_jobs_that_ran_out_of_memory_teach_and_do_not_stop_the_learning(syntheti
     for old, new in zip(before.parameters(), trained.network.members.parameters(), strict=True):
         assert torch.isfinite(new).all()
         assert not torch.equal(old, new)
+
+
+def test_benchmark_jobs_are_bounded_apart(synthetic: LabelledJobs) -> None:
+    generator = np.random.default_rng(4)
+    benchmark = np.arange(len(synthetic)) % 3 == 0
+    jobs = tuple(replace(job, cudnn_benchmark=bool(one)) for job, one in zip(synthetic.jobs, benchmark, strict=True))
+    data = replace(synthetic, jobs=jobs, features=features_on(synthetic.gpu, jobs))
+    scores = np.where(benchmark, generator.exponential(30.0, len(data)), generator.normal(0.0, 1.0, len(data)))
+    multiples = grouped_multiples("layers", scores, data, COVERAGES)
+    level = COVERAGES.index(0.95)
+    assert multiples["layers"][level] < 2.5
+    assert multiples["layers, cudnn_benchmark"][level] > 50
+    alike = grouped_multiples("layers", scores[:90], data.take(np.arange(90)), COVERAGES)
+    assert alike["layers"] == alike["layers, cudnn_benchmark"]  # thirty scores are too few to stand alone
+
+
+def test_levels_beyond_the_scores_rest_on_twice_the_largest() -> None:
+    scores = np.linspace(-1.0, 3.0, 50)
+    multiples = conformal_multiples(scores, COVERAGES)
+    assert list(multiples) == sorted(multiples)
+    assert multiples[COVERAGES.index(0.98)] == 3.0
+    assert multiples[COVERAGES.index(0.99)] == 6.0
