@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402 - after the process is pinned
 
 from gpumemnet import Layer, Predictor, TrainingJob, job_to_json  # noqa: E402
 from gpumemnet.feature_row import feature_row  # noqa: E402
-from gpumemnet.features import feature_columns  # noqa: E402
+from gpumemnet.features import FEATURE_NAMES, feature_columns  # noqa: E402
 
 JOBS = 2000
 COLD = """
@@ -72,24 +72,54 @@ def microseconds(run: Callable[[TrainingJob], object], jobs: list[TrainingJob]) 
     return min(rounds)
 
 
+def deep_transformer(batch_size: int) -> TrainingJob:
+    """A transformer of about 100 layers."""
+    width, length = 512, 256
+    block = [("layer_norm", width, 2 * width), *([("linear", width, width * width)] * 3), ("attention", width, 0)]
+    block += [("linear", width, width * width), ("add", width, 0), ("layer_norm", width, 2 * width)]
+    block += [
+        ("linear", 4 * width, 4 * width * width),
+        ("gelu", 4 * width, 0),
+        ("linear", width, 4 * width * width),
+        ("add", width, 0),
+    ]
+    layers = [("embedding", width, 30_000 * width), *(8 * block), ("linear", 30_000, 30_000 * width)]
+    return TrainingJob(
+        family="transformer",
+        batch_size=batch_size,
+        input_elements=length,
+        optimizer="adamw",
+        precision="amp_bf16",
+        sequence_length=length,
+        attention_kernel="flash",
+        layers=tuple(Layer(kind, elements * length, parameters) for kind, elements, parameters in layers),
+    )
+
+
 def main() -> None:
     """Measure and print the table."""
     predictor = Predictor.default()
     jobs = random_jobs(JOBS)
-    model = predictor.model_for(jobs[0])
+    [model, *_] = predictor.models_for(jobs[0])
     workspace = model.card.blas_workspace_bytes
-    rows = [np.array([feature_row(job, workspace)]) for job in jobs]
-    position = iter(range(10**9))
-    print(f"one core, {JOBS} different MLP jobs of 7 to 31 layers, {len(rows[0][0])} features")
+    rows = {id(job): np.array([feature_row(job, workspace)]) for job in jobs}
+    deep = [deep_transformer(job.batch_size % 64 + 1) for job in jobs[:500]]
+    print(f"one core, {JOBS} different MLP jobs of 7 to 31 layers, {len(FEATURE_NAMES)} features")
     print(f"{'':44}{'median µs':>12}{'p99 µs':>12}")
     for name, run in (
         ("one prediction, probabilities of all bins", predictor.predict),
         ("  of which: feature vector, plain floats", lambda job: feature_row(job, workspace)),
-        ("  of which: graph in onnxruntime", lambda job: model.run(rows[next(position) % JOBS])),
+        ("  of which: graph in onnxruntime", lambda job: model.run((job,), rows[id(job)])),
         ("feature vector of one job, arrays", lambda job: feature_columns((job,), workspace)),
     ):
         median, p99 = microseconds(run, jobs)
         print(f"{name:44}{median:12.0f}{p99:12.0f}")
+    for encoder in ("mlp", "transformer"):
+        median, p99 = microseconds(lambda job, encoder=encoder: predictor.predict(job, encoder=encoder), deep)
+        print(f"{f'one transformer of {len(deep[0].layers)} layers, {encoder}-based':44}{median:12.0f}{p99:12.0f}")
+    begin = time.perf_counter()
+    predictor.estimate(deep * 2, encoder="transformer")
+    print(f"{'the same, 1,000 in one call, per job':44}{1e6 * (time.perf_counter() - begin) / 1000:12.0f}")
     for size in (10, 100, 1000):
         begin = time.perf_counter()
         for start in range(0, JOBS, size):

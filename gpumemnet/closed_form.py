@@ -51,7 +51,6 @@ LOSS_TENSORS: Final = 3
 LOOP_TEMPORARIES: Final = 2
 """Copies of the one parameter at hand that an optimizer needs which goes through them in a loop."""
 
-_CLASS_CODES: Final = np.arange(len(SIZE_CLASSES))
 _CLASS_TOPS: Final = np.array([SMALL_LIMIT, MEDIUM_LIMIT - BLOCK, LARGE_LIMIT - BLOCK], dtype=np.float64)
 
 
@@ -170,14 +169,16 @@ def packed(sizes: Array) -> Array:
     Returns:
         Shape ``[..., 4]``, zero outside the tensor's own class.
     """
-    blocks = np.ceil(sizes / BLOCK)
+    flat = np.ascontiguousarray(sizes).ravel()
+    places = np.flatnonzero(flat)  # half of them are empty: a layer without weights, or without a mask
+    blocks = np.ceil(flat[places] / BLOCK)
     blocks *= BLOCK
     classes = np.searchsorted(_CLASS_TOPS, blocks)
-    shares = MEDIUM_SEGMENT / np.floor(MEDIUM_SEGMENT / np.minimum(np.maximum(blocks, BLOCK), MEDIUM_LIMIT))
+    shares = MEDIUM_SEGMENT / np.floor(MEDIUM_SEGMENT / np.minimum(blocks, MEDIUM_LIMIT))
     own_segments = np.ceil(blocks / ROUNDING) * ROUNDING
-    amounts = np.where(classes == 0, blocks, np.where(classes == 1, shares, own_segments))
-    by_class: Array = amounts[..., None] * (classes[..., None] == _CLASS_CODES)
-    return by_class
+    by_class = np.zeros(len(flat) * len(SIZE_CLASSES))
+    by_class[places * len(SIZE_CLASSES) + classes] = np.where(classes == 0, blocks, np.where(classes == 1, shares, own_segments))
+    return by_class.reshape(*sizes.shape, len(SIZE_CLASSES))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -99,7 +99,7 @@ def _paper_mlp(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict
 
 
 def _paper_transformer(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
-    answer = fit_paper_transformer(training, PAPER_SCHEMES, plans.mlp.seed, plans.paper_epochs // 4)
+    answer = fit_paper_transformer(training, PAPER_SCHEMES, plans.mlp.seed, plans.paper_epochs // 6)
     return {"GPUMemNet's transformer-based (softmax)": answer(test)}
 
 

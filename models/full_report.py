@@ -181,7 +181,7 @@ def _zoo_section(
             title: np.array([one.get(field) or np.nan for one in options], dtype=np.float64)
             for field, title in PUBLISHED_VALUES.items()
         },
-        names=tuple(f"{name}, batch {job.batch_size}" for name, job in zip(names, data.jobs, strict=True)),
+        names=tuple(names),
     )
 
 

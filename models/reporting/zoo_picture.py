@@ -6,6 +6,7 @@ their own panels, and a bar that would dwarf its panel is cut, with its value wr
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,8 @@ Array = NDArray[np.float64]
 BARS_PER_PANEL: Final = 48
 CUT: Final = 2.2
 """Bars end at this multiple of the largest label in their panel."""
+LONGEST_NAME: Final = 14
+"""Characters of a model's name that fit under one group of bars."""
 _LABEL_COLOUR: Final = "#4D4D4D"
 
 
@@ -82,5 +85,7 @@ def _group_names(section: Section, rows: Sequence[int]) -> list[str]:
     names = [f"batch {section.jobs[row].batch_size}" for row in rows]
     for model in dict.fromkeys(section.names[row] for row in rows):
         mine = [place for place, row in enumerate(rows) if section.names[row] == model]
-        names[mine[len(mine) // 2]] += f"\n{model}"
+        # a model with one group in the row has the width of that group and no more
+        words = textwrap.fill(model.replace("_", " "), LONGEST_NAME * len(mine), max_lines=2)
+        names[mine[len(mine) // 2]] += f"\n{words}"
     return names
