@@ -36,7 +36,7 @@ _OTHER_RULES: Final = _RULES["other"]
 _NO_LAYERS: Final = [0.0] * (2 + 2 * len(GROUP_NAMES) + 3 * 4 + 15)
 _CONVOLUTIONS: Final = GROUP_NAMES.index("conv")
 _EMBEDDINGS: Final = frozenset(LAYER_GROUPS["embedding"])
-_MAX_LAYERS: Final = 100
+_MAX_LAYERS: Final = 70
 
 
 def is_quick(job: TrainingJob) -> bool:

@@ -31,6 +31,8 @@ from gpumemnet.units import GIB
 
 TRUST: Final = ("measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first."""
+_CHUNK: Final = 32
+"""So many layer sequences go through attention at once: more would fall out of the processor's cache."""
 
 
 class GraphAnswer(NamedTuple):
@@ -94,15 +96,24 @@ class BundleModel:
 
     def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
         """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
-        inputs: dict[str, NDArray[np.float32]] = {"features": features.astype(np.float32)}
-        if self.needs_layers:
-            sequences, mask = layer_sequence(jobs)
-            inputs |= {"sequences": sequences, "mask": mask.astype(np.float32)}
-        weights, locations, scales, amounts = self._session.run(GRAPH_OUTPUTS, inputs)
+        rows = features.astype(np.float32)
+        if not self.needs_layers:
+            parts = [self._session.run(GRAPH_OUTPUTS, {"features": rows})]
+        else:
+            parts = [
+                self._run_layers(jobs[at : at + _CHUNK], rows[at : at + _CHUNK]) for at in range(0, max(1, len(jobs)), _CHUNK)
+            ]
+        weights, locations, scales, amounts = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
         amounts_bytes = np.exp(amounts, dtype=np.float64)
         return GraphAnswer(
             MemoryDistribution(weights, locations, scales), amounts_bytes[:, 0], amounts_bytes[:, 1], amounts_bytes[:, 2:]
         )
+
+    def _run_layers(self, jobs: Sequence[TrainingJob], rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        sequences, mask = layer_sequence(jobs)
+        inputs = {"features": rows, "sequences": sequences, "mask": mask.astype(np.float32)}
+        answer: list[NDArray[np.float32]] = self._session.run(GRAPH_OUTPUTS, inputs)
+        return answer
 
     def level(self, coverage: float) -> int:
         """Position of the smallest calibrated coverage that is at least ``coverage``.

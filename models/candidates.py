@@ -7,14 +7,17 @@ judged as they are served: exported to a bundle and asked through :class:`gpumem
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
+from sklearn.neural_network import MLPClassifier
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.bundle import Bundle
@@ -31,11 +34,12 @@ from models.answers import (
 )
 from models.data import LabelledJobs, features_on
 from models.export import save_classifier
+from models.network import float_tensor
 from models.paper.formulas import horus, naive
 from models.paper.training import fit_paper_mlp, fit_paper_transformer
 from models.sequence_training import SequencePlan, train_sequence_classifier
 from models.traced_peak import fit_traced_peak
-from models.training import COVERAGES, TrainingPlan, train_classifier
+from models.training import COVERAGES, TrainingPlan, fitted_transform, train_classifier
 
 Array = NDArray[np.float64]
 
@@ -46,6 +50,9 @@ MLP_BASED: Final = "MLP-based classifier"
 TOTALS_ONLY: Final = f"{MLP_BASED}, totals only"
 TRANSFORMER_BASED: Final = "transformer-based classifier"
 TRACED_PEAK: Final = "traced peak, calibrated"
+PAPER_MLP: Final = "GPUMemNet's MLP-based (softmax)"
+TWO_MEMBERS: Final = f"{MLP_BASED}, two members"
+SOFTMAX_HEAD: Final = "softmax head on the same inputs"
 TRANSFERRED: Final = f"{MLP_BASED}, learnt from traces on another GPU"
 PAPER_EPOCHS: Final = 120
 MONOTONE_ITERATIONS: Final = 200
@@ -95,7 +102,7 @@ def _regressions(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> di
 
 def _paper_mlp(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
     answer = fit_paper_mlp(training, PAPER_SCHEMES, plans.mlp.seed, plans.paper_epochs)
-    return {"GPUMemNet's MLP-based (softmax)": answer(test)}
+    return {PAPER_MLP: answer(test)}
 
 
 def _paper_transformer(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
@@ -115,6 +122,35 @@ def _ours_of_layers(training: LabelledJobs, test: LabelledJobs, plans: Plans) ->
         trained = train_sequence_classifier(training, plans.transformer)
         bundle = save_classifier(Path(folder) / "fold", trained, training, plans.transformer, name="fold", version="0")
     return {TRANSFORMER_BASED: served_answers(bundle, test)}
+
+
+def _ablations(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+    """Ours without its ensemble, and without its head."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = replace(plans.mlp, members=2)
+        trained = train_classifier(training, plan)
+        bundle = save_classifier(Path(folder) / "fold", trained, training, plan, name="fold", version="0")
+    return {TWO_MEMBERS: served_answers(bundle, test), SOFTMAX_HEAD: softmax_answers(training, test, plans.mlp.seed)}
+
+
+def softmax_answers(training: LabelledJobs, test: LabelledJobs, seed: int) -> Answers:
+    """A softmax over bins on the inputs of the MLP-based classifier, one network for each bin width.
+
+    Expected is the middle of the predicted 1 GiB bin; a job that ran out of memory is of the class that begins at the capacity.
+    """
+    transform = fitted_transform(training, training.without_layers())
+    with torch.no_grad():
+        inputs, others = (transform(float_tensor(jobs.features))[0].numpy() for jobs in (training, test))
+    labels = np.where(np.isnan(training.label_bytes), training.lower_bytes, training.label_bytes)
+    bins = {}
+    for scheme in SCHEMES:
+        classes = scheme.index(labels)
+        network = MLPClassifier((64, 64), max_iter=60, random_state=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # sixty passes are meant, whether or not the loss stands still
+            bins[scheme.name] = network.fit(inputs, classes).predict(others).astype(np.int64)
+    expected = (bins[ONE_GIB.name] + 0.5) * ONE_GIB.width_bytes
+    return Answers(expected, np.full(len(test), np.nan), bins)
 
 
 def _traced_peak(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
@@ -143,9 +179,9 @@ def traced_peak_answers(training: LabelledJobs, test: LabelledJobs, context_byte
 
 
 MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (
-    *(_commonest, _formulas, _regressions, _paper_mlp, _paper_transformer, _ours, _ours_of_layers, _traced_peak),
+    *(_commonest, _formulas, _regressions, _paper_mlp, _paper_transformer, _ours, _ablations, _ours_of_layers, _traced_peak),
 )
-TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (_commonest, _formulas, _regressions, _ours, _ours_of_layers)
+TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (_commonest, _formulas, _regressions, _ours, _ablations, _ours_of_layers)
 
 
 def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, context_bytes: int | None = None) -> Answers:

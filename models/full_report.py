@@ -22,12 +22,18 @@ from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import context, device_profile
 from gpumemnet.errors import DatasetError
 from gpumemnet.measurement import TRACED, Measurement
+from gpumemnet.units import GIB
 from models.answers import Answers, calibrated_physics
 from models.candidates import (
     MLP_BASED,
+    ONE_GIB,
+    PAPER_MLP,
     SCHEMES,
+    SOFTMAX_HEAD,
+    TOTALS_ONLY,
     TRACED_PEAK,
     TRANSFORMER_BASED,
+    TWO_MEMBERS,
     Plans,
     on_gpu,
     served_answers,
@@ -45,6 +51,8 @@ from models.training import train_classifier
 
 SMOKE_ROWS: Final = 260
 SMOKE_EPOCHS: Final = 2
+SMALL_JOBS: Final = 40 * GIB
+"""Accuracies are of jobs up to this size, as the project's targets are."""
 PUBLISHED_VALUES: Final = {
     "fake_tensor_mib": "FakeTensor",
     "horus_mib": "Horus, published",
@@ -100,7 +108,7 @@ def write_full_report(
     notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
     if is_smoke:
         notes.insert(0, "A smoke run on few rows: its figures say nothing.")
-    return write_reporting([*sections, *zoo], out, notes=notes, appendix=_learning_parts(learning))
+    return write_reporting([*sections, *zoo], out, notes=notes, appendix=[*_ablation_parts(sections), *_learning_parts(learning)])
 
 
 def _sources(folder: Path, is_smoke: bool) -> _Sources:
@@ -188,6 +196,42 @@ def _zoo_section(
 def _plain(expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Answers:
     """Answers without a bound."""
     return Answers(expected, np.full(len(expected), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
+
+
+_ABLATION: Final = {
+    MLP_BASED: "all of it",
+    TWO_MEMBERS: "two members instead of five",
+    SOFTMAX_HEAD: "a softmax over bins instead of the distribution, one network for each width",
+    TOTALS_ONLY: "without the layer list: no closed form",
+    PAPER_MLP: "GPUMemNet's features and its softmax",
+    TRANSFORMER_BASED: "with attention over the layers",
+    TRACED_PEAK: "the traced peak instead of all of it",
+}
+
+
+def _ablation_parts(sections: Sequence[Section]) -> list[str]:
+    """What each part of the MLP-based classifier is worth, as Markdown."""
+    parts = []
+    for section in sections:
+        lines = [
+            f"### What each part is worth: {section.slug}",
+            "",
+            "| | 1 GiB accuracy | 8,000 MiB | error median | within 10 % |",
+        ]
+        lines.append("| --- | ---: | ---: | ---: | ---: |")
+        for name, words in _ABLATION.items():
+            if name not in section.answers:
+                continue
+            answers, labels = section.answers[name], section.label_bytes
+            errors, small = np.abs(answers.expected_bytes / labels - 1.0), labels <= SMALL_JOBS
+            right = [
+                np.mean((answers.bins.get(scheme.name, scheme.index(answers.expected_bytes)) == scheme.index(labels))[small])
+                for scheme in (ONE_GIB, SCHEMES[-1])
+            ]
+            cells = (f"{right[0]:.1%}", f"{right[1]:.1%}", f"{np.median(errors):.1%}", f"{(errors <= 0.1).mean():.1%}")
+            lines.append(f"| {words} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+    return parts
 
 
 def _learning_parts(learning: Sequence[Learning]) -> list[str]:
