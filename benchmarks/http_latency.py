@@ -195,7 +195,7 @@ def serve_peer(kind: str) -> None:
 
     predictor = Predictor.default()
     answerer = Answerer(predictor, BATCH_JOBS)
-    models = {model["family"]: model for model in json.loads(answerer.models())["models"]}
+    models = {model["name"]: model for model in json.loads(answerer.models())["models"]}
     app = FastAPI()
 
     def predict(question: Question) -> Prediction:
@@ -227,8 +227,10 @@ def serve_peer(kind: str) -> None:
                 "probabilities": estimate.probabilities.tolist(),
             },
             gpu=estimate.gpu,
+            label_source=estimate.label_source,
             model={
-                name: models[job.family][name] for name in ("name", "version", "sha256", "family", "encoder", "training_data")
+                name: models[estimate.estimator][name]
+                for name in ("name", "version", "sha256", "family", "encoder", "training_data")
             },
         )
 
