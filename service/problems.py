@@ -41,6 +41,12 @@ INVALID_JOB: Final = ProblemKind("invalid-job", 422, "The job is not valid")
 UNSUPPORTED_JOB: Final = ProblemKind("unsupported-job", 422, "No model is loaded for the job")
 INTERNAL_ERROR: Final = ProblemKind("internal-error", 500, "The service failed")
 NOT_READY: Final = ProblemKind("not-ready", 503, "The service is not ready")
+OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy")
+UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is needed")
+FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow this")
+CONFLICT: Final = ProblemKind("conflict", 409, "The request contradicts what is there")
+RATE_LIMITED: Final = ProblemKind("rate-limited", 429, "Too many requests")
+UNKNOWN: Final = ProblemKind("unknown", 404, "There is no such thing")
 
 _KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
     InvalidJobError: INVALID_JOB,
@@ -58,8 +64,29 @@ _KIND_OF_STATUS: Final = {
     )
 }
 
-PROBLEM_KINDS: Final = (*_KIND_OF_ERROR.values(), *_KIND_OF_STATUS.values(), INTERNAL_ERROR)
+PROBLEM_KINDS: Final = (
+    *_KIND_OF_ERROR.values(),
+    *_KIND_OF_STATUS.values(),
+    *(OVERLOADED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN),
+    INTERNAL_ERROR,
+)
 """Every kind that the service answers with."""
+
+
+class Refusal(HTTPException):
+    """A request that the service refuses for a reason that lies in no field of its body.
+
+    Attributes:
+        kind: the type of the problem, which gives the status.
+    """
+
+    def __init__(self, kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(kind.status, detail, dict(headers or {}))
+        self.kind = kind
+
+    def document(self) -> dict[str, Any]:
+        """The problem document."""
+        return _document(self.kind, _encodable(self.detail))
 
 
 def located(error: FieldError, place: str) -> FieldError:
@@ -88,6 +115,8 @@ async def _answer_field_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if isinstance(error, Refusal):
+        return _response(error.document(), error.headers)
     kind = _KIND_OF_STATUS.get(error.status_code)
     if kind is None:  # raised by the framework alone; RFC 9457, section 4.2.1
         phrase = HTTPStatus(error.status_code).phrase
