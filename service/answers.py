@@ -51,6 +51,16 @@ class Answerer:
         """The families that a model is loaded for."""
         return self._families
 
+    @property
+    def predictor(self) -> Predictor:
+        """What answers."""
+        return self._predictor
+
+    @property
+    def max_jobs(self) -> int:
+        """Most jobs in one request."""
+        return self._max_jobs
+
     def check(self) -> None:
         """Let every model answer the example job of its family.
 

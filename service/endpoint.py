@@ -46,6 +46,11 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
     """
     if not _declared_as_json(scope):
         raise HTTPException(415, f"the body must be sent with the header 'Content-Type: {JSON}'")
+    return await read_body(receive)
+
+
+async def read_body(receive: Receive) -> bytes | None:
+    """The whole body of whatever kind, or ``None`` when the client left before it was sent."""
     chunks: list[bytes] = []
     while True:
         message = await receive()
