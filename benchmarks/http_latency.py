@@ -1,34 +1,43 @@
 """Measures the REST service over HTTP: latency at one connection, throughput at many, CPU time and memory.
 
-    python benchmarks/http_latency.py [--connections 32] [--rounds 3]
+    python benchmarks/http_latency.py [--connections 32] [--rounds 3] [--mlserver .mlserver/bin/python]
 
-The server has one core and the load comes from another.  Beside the service stand two peers in front of the same model, which
-differ from it in the route alone: FastAPI's usual way, the request read and the answer checked by pydantic, once as ``async def``
-and once as ``def`` (in a thread pool).  All three take turns in every round; the table shows the median over the rounds.
+The server has one core and the load comes from another.  The service runs as it would in earnest: keys are checked, every
+request is logged and counted, every prediction is stored.  The peers stand in front of the same models and do none of this:
+FastAPI's usual way, the request read and the answer checked by pydantic, once as ``async def`` and once as ``def`` (in a thread
+pool), and MLServer with a runtime that asks the same predictor.  MLServer needs an environment of its own:
+
+    python -m venv .mlserver && .mlserver/bin/pip install mlserver==1.7.1 onnxruntime==1.31.1 uvloop==0.21.0
+
+All take turns in every round; the table shows the median over the rounds.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import re
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from gpumemnet.predictor import Predictor
+import psutil
+from http_load import Request, run_load
+
 from service.examples import EXAMPLE_JOBS
 
+ROOT = Path(__file__).parents[1]
 START_SECONDS = 60
 BATCH_JOBS = 1000
+FAMILY = "mlp"
+KEY = "a-key-for-the-benchmark-and-nothing-else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,94 +54,88 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A server under measurement."""
+class Candidate:
+    """A server to measure: how it is started on a port, when it is ready, and what one prediction is asked with."""
 
-    port: int
-    pid: int
-    start_seconds: float
-
-    def cpu_seconds(self) -> float:
-        """CPU time used so far."""
-        columns = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(columns[11]) + int(columns[12])) / os.sysconf("SC_CLK_TCK")
-
-    def resident_mib(self) -> float:
-        """Resident memory now."""
-        return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text())[1]) / 1024
+    command: Sequence[str]
+    ready_path: str
+    request: Request
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-class Connection(asyncio.Protocol):
-    """Sends the same request again and again, the next one when the answer to the last is complete."""
-
-    def __init__(self, request: bytes, count: int, seconds: list[float], done: asyncio.Future[None]) -> None:
-        self.request, self.remaining, self.seconds, self.done = request, count, seconds, done
-        self.received = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self.transport = transport
-        self.send()
-
-    def send(self) -> None:
-        """Ask once more."""
-        self.started = time.perf_counter()
-        self.transport.write(self.request)
-
-    def data_received(self, data: bytes) -> None:
-        """Wait for the whole answer, then ask again."""
-        self.received += data
-        head, end, content = self.received.partition(b"\r\n\r\n")
-        if not end or len(content) < int(re.search(rb"(?i)content-length: (\d+)", head)[1]):
-            return
-        self.seconds.append(time.perf_counter() - self.started)
-        self.remaining -= 1
-        if not head.startswith(b"HTTP/1.1 200"):
-            self.done.set_exception(RuntimeError(self.received.decode()))
-        elif self.remaining:
-            self.received = b""
-            self.send()
-        else:
-            self.transport.close()
-            self.done.set_result(None)
-
-
-async def load(port: int, path: str, body: bytes, connections: int, requests: int) -> tuple[list[float], float]:
-    """Sorted seconds of every request, and the seconds of the whole."""
-    head = f"POST {path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    loop = asyncio.get_running_loop()
-    seconds: list[float] = []
-    finished = [loop.create_future() for _ in range(connections)]
-    started = time.perf_counter()
-    for done in finished:
-        await loop.create_connection(
-            lambda done=done: Connection(head.encode() + body, requests // connections, seconds, done), "127.0.0.1", port
-        )
-    await asyncio.gather(*finished)
-    return sorted(seconds), time.perf_counter() - started
+def candidates(mlserver: str | None) -> dict[str, Candidate]:
+    """The service and its peers by name; ``{port}`` and ``{folder}`` in a command or a variable are filled in later."""
+    job = EXAMPLE_JOBS[FAMILY]
+    body = json.dumps({"job": job}).encode()
+    tensor = json.dumps({"inputs": [{"name": "job", "shape": [1], "datatype": "BYTES", "data": [json.dumps(job)]}]}).encode()
+    header = f"Authorization: Bearer {KEY}\r\n"
+    own = (sys.executable, "-m", "service", "--port", "{port}")
+    settings = {
+        "GPUMEMNET_API_KEYS": f"benchmark:predict:{sha256(KEY.encode()).hexdigest()}",
+        "GPUMEMNET_DATABASE_URL": "sqlite:///{folder}/observations.sqlite3",
+    }
+    peers = str(ROOT / "benchmarks" / "http_peers.py")
+    servers = {
+        "gpumemnet service": Candidate(own, "/readyz", Request("/v1/predict", body, header), settings),
+        "the same, Open Inference Protocol": Candidate(
+            own, "/readyz", Request("/v2/models/gpumemnet/infer", tensor, header), settings
+        ),
+        "FastAPI, async def, pydantic": Candidate(
+            (sys.executable, peers, "async", "{port}"), "/openapi.json", Request("/v1/predict", body)
+        ),
+        "FastAPI, def, pydantic": Candidate(
+            (sys.executable, peers, "def", "{port}"), "/openapi.json", Request("/v1/predict", body)
+        ),
+    }
+    if mlserver is not None:
+        for name, kind in (("MLServer 1.7.1, as it installs itself", "default"), ("MLServer 1.7.1, all extras off", "bare")):
+            servers[name] = Candidate(
+                (mlserver, str(ROOT / "benchmarks" / "mlserver_peer" / "serve.py"), kind, "{port}", "{folder}"),
+                "/v2/models/gpumemnet/ready",
+                Request("/v2/models/gpumemnet/infer", tensor),
+                {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/benchmarks/mlserver_peer"},
+            )
+    return servers
 
 
-def run_load(port: int, path: str, body: bytes, connections: int, requests: int) -> tuple[list[float], float]:
-    """:func:`load` on the event loop that costs the least."""
-    import uvloop
+@contextmanager
+def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Process, float]]:
+    """A server in a child process that has one core: its port, its process, and the seconds until it was ready."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
+        port = _free_port()
+        command = [part.format(port=port, folder=folder) for part in candidate.command]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+        settings = {name: value.format(folder=folder) for name, value in candidate.environment.items()}
+        started = time.perf_counter()
+        process = psutil.Popen(command, stdout=log, stderr=log, env=clean | settings, cwd=ROOT)
+        try:
+            process.cpu_affinity([core])  # its children inherit it
+            while not _answers(f"http://127.0.0.1:{port}{candidate.ready_path}"):
+                if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
+                    log.seek(0)
+                    raise SystemExit(f"the server did not start: {' '.join(command)}\n{log.read()[-2000:]}")
+                time.sleep(0.02)
+            yield port, process, time.perf_counter() - started
+        finally:
+            if process.is_running():
+                process.terminate()
+            process.wait(timeout=30)
 
-    return uvloop.run(load(port, path, body, connections, requests))
 
-
-def measure(server: Server, body: bytes, connections: int, requests: int) -> Figures:
+def measure(port: int, process: psutil.Process, request: Request, connections: int, requests: int) -> Figures:
     """One round."""
-    run_load(server.port, "/v1/predict", body, 1, 300)
-    alone, _ = run_load(server.port, "/v1/predict", body, 1, requests // 4)
-    before = server.cpu_seconds()
-    together, elapsed = run_load(server.port, "/v1/predict", body, connections, requests)
+    run_load(port, request, 1, 300)
+    alone, _ = run_load(port, request, 1, requests // 4)
+    before = _cpu_seconds(process)
+    together, elapsed = run_load(port, request, connections, requests)
     return Figures(
         alone_p50=percentile(alone, 50) * 1e3,
         alone_p99=percentile(alone, 99) * 1e3,
         per_second=len(together) / elapsed,
         together_p50=percentile(together, 50) * 1e3,
         together_p99=percentile(together, 99) * 1e3,
-        cpu_microseconds=(server.cpu_seconds() - before) / len(together) * 1e6,
-        resident_mib=server.resident_mib(),
+        cpu_microseconds=(_cpu_seconds(process) - before) / len(together) * 1e6,
+        resident_mib=sum(one.memory_info().rss for one in _with_children(process)) / 2**20,
     )
 
 
@@ -140,112 +143,38 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
 
 
-@contextmanager
-def running(command: Sequence[str], core: int) -> Iterator[Server]:
-    """A server in a child process that has one core."""
-    with tempfile.TemporaryFile("w+") as log:
-        started = time.perf_counter()
-        process = subprocess.Popen([sys.executable, *command], stderr=log)
-        try:
-            os.sched_setaffinity(process.pid, {core})
-            while process.poll() is None and time.perf_counter() - started < START_SECONDS:
-                log.seek(0)
-                if found := re.search(r"listening on (http://\S+)", log.read()):
-                    yield Server(urlsplit(found[1]).port, process.pid, time.perf_counter() - started)
-                    return
-                time.sleep(0.01)
-            log.seek(0)
-            raise SystemExit(f"the server did not start:\n{log.read()}")
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+def batch_of_different_jobs() -> bytes:
+    """A batch whose jobs differ in widths and batch sizes."""
+    template = EXAMPLE_JOBS[FAMILY]
+    jobs = []
+    for number in range(BATCH_JOBS):
+        width, batch_size = 256 + number, 16 + number % 200
+        first, *rest = template["layers"]
+        layer = {**first, "activations": width, "parameters": width * 3073}
+        jobs.append({**template, "batch_size": batch_size, "layers": [layer, *rest]})
+    return json.dumps({"jobs": jobs}).encode()
 
 
-def serve_peer(kind: str) -> None:
-    """The same answers in FastAPI's usual way."""
-    import uvicorn
-    from fastapi import FastAPI
-    from pydantic import BaseModel, ConfigDict
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = [one.cpu_times() for one in _with_children(process)]
+    return sum(one.user + one.system for one in times)
 
-    from gpumemnet.job_json import job_from_dict
-    from service.answers import Answerer
-    from service.schemas import Prediction
 
-    class LayerModel(BaseModel):
-        kind: str
-        activations: int
-        parameters: int = 0
+def _with_children(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
 
-    class JobModel(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-        family: str
-        batch_size: int
-        input_elements: int
-        optimizer: str
-        precision: str
-        layers: list[LayerModel] = []
-        total_activations: int | None = None
-        total_parameters: int | None = None
-        activation_function: str | None = None
-        sequence_length: int | None = None
 
-    class Question(BaseModel):
-        job: JobModel
-        coverage: float = 0.99
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
-    predictor = Predictor.default()
-    answerer = Answerer(predictor, BATCH_JOBS)
-    models = {model["name"]: model for model in json.loads(answerer.models())["models"]}
-    app = FastAPI()
 
-    def predict(question: Question) -> Prediction:
-        job = job_from_dict(question.job.model_dump())
-        estimate = predictor.predict(job, coverage=question.coverage)
-        lower_bytes, upper_bytes = estimate.bin_bounds_bytes
-        mib = 2**20
-        return Prediction(
-            bin={
-                "index": estimate.bin_index,
-                "lower_bytes": lower_bytes,
-                "upper_bytes": upper_bytes,
-                "lower_mib": lower_bytes // mib,
-                "upper_mib": upper_bytes and upper_bytes // mib,
-                "probability": float(estimate.probabilities.max()),
-            },
-            expected_bytes=estimate.expected_bytes,
-            expected_mib=-(-estimate.expected_bytes // mib),
-            safe_bytes=estimate.safe_bytes,
-            safe_mib=estimate.safe_bytes and -(-estimate.safe_bytes // mib),
-            coverage=estimate.coverage,
-            in_support=estimate.in_support,
-            reasons=list(estimate.reasons),
-            bins={
-                "name": estimate.bins.name,
-                "width_bytes": estimate.bins.width_bytes,
-                "width_mib": estimate.bins.width_bytes // mib,
-                "count": estimate.bins.count,
-                "probabilities": estimate.probabilities.tolist(),
-            },
-            gpu=estimate.gpu,
-            label_source=estimate.label_source,
-            model={
-                name: models[estimate.estimator][name]
-                for name in ("name", "version", "sha256", "family", "encoder", "training_data")
-            },
-        )
-
-    if kind == "async":
-
-        @app.post("/v1/predict")
-        async def predict_on_the_loop(question: Question) -> Prediction:
-            return predict(question)
-    else:
-        app.post("/v1/predict")(predict)
-
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    print(f"listening on http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="warning", access_log=False)
-    uvicorn.Server(config).run(sockets=[listener])
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def main() -> None:
@@ -253,47 +182,42 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--requests", type=int, default=10_000, help="per server and round at that many connections")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", choices=["async", "def"], help=argparse.SUPPRESS)
+    parser.add_argument("--mlserver", help="interpreter of an environment with MLServer")
+    parser.add_argument("--only", help="servers whose name matches this regular expression")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    if arguments.peer:
-        serve_peer(arguments.peer)
-        return
     *_, server_core, load_core = [min(os.sched_getaffinity(0)), *sorted(os.sched_getaffinity(0))][-2:]
     os.sched_setaffinity(0, {load_core})
 
-    family = Predictor.default().bundles[0].card.family
-    body = json.dumps({"job": EXAMPLE_JOBS[family]}).encode()
-    commands = {
-        "gpumemnet service": ["-m", "service", "--port", "0"],
-        "FastAPI, async def, pydantic": [__file__, "--peer", "async"],
-        "FastAPI, def, pydantic": [__file__, "--peer", "def"],
-    }
-    rounds: dict[str, list[Figures]] = {name: [] for name in commands}
+    servers = {name: server for name, server in candidates(arguments.mlserver).items() if re.search(arguments.only or "", name)}
+    rounds: dict[str, list[Figures]] = {name: [] for name in servers}
     starts, batches = [], []
     for _ in range(arguments.rounds):
-        for name, command in commands.items():
-            with running(command, server_core) as server:
-                rounds[name].append(measure(server, body, arguments.connections, arguments.requests))
+        for name, server in servers.items():
+            with running(server, server_core) as (port, process, start_seconds):
+                rounds[name].append(measure(port, process, server.request, arguments.connections, arguments.requests))
                 if name == "gpumemnet service":
-                    starts.append(server.start_seconds)
-                    batch = json.dumps({"jobs": [EXAMPLE_JOBS[family]] * BATCH_JOBS}).encode()
-                    batches += run_load(server.port, "/v1/predict/batch", batch, 1, 20)[0]
+                    starts.append(start_seconds)
+                    batch = Request("/v1/predict/batch", batch_of_different_jobs(), server.request.headers)
+                    batches += run_load(port, batch, 1, 30)[0]
 
     print(
         f"| server | 1 connection: p50 / p99 ms | {arguments.connections} connections: req/s | p50 / p99 ms "
         "| CPU µs per request | resident MiB |\n|---|---|---|---|---|---|"
     )
     for name, figures in rounds.items():
-        median = {field: statistics.median(getattr(figure, field) for figure in figures) for field in Figures.__slots__}
+        median = {entry: statistics.median(getattr(figure, entry) for figure in figures) for entry in Figures.__slots__}
         print(
             f"| {name} | {median['alone_p50']:.2f} / {median['alone_p99']:.2f} | {median['per_second']:,.0f} "
             f"| {median['together_p50']:.1f} / {median['together_p99']:.1f} | {median['cpu_microseconds']:.0f} "
             f"| {median['resident_mib']:.0f} |"
         )
-    layers = len(EXAMPLE_JOBS[family]["layers"])
-    print(f"\nA job of {layers} layers, {len(body)} bytes.  Start until it listens: {statistics.median(starts):.2f} s.")
-    print(f"A batch of {BATCH_JOBS:,} such jobs: {statistics.median(batches) * 1e3:.0f} ms (median).")
+    print(f"\nA job of {len(EXAMPLE_JOBS[FAMILY]['layers'])} layers.")
+    if starts:
+        print(f"Start until it is ready: {statistics.median(starts):.2f} s.")
+        print(f"A batch of {BATCH_JOBS:,} different jobs: {statistics.median(batches) * 1e3:.1f} ms (median).")
+    if arguments.mlserver is None:
+        print("MLServer was not measured: see --help.")
     if server_core == load_core:
         print("There is one core only: server and load shared it.")
 

@@ -1,0 +1,109 @@
+"""The same answers in FastAPI's usual way, for benchmarks/http_latency.py: ``python http_peers.py async|def PORT``."""
+
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import Predictor
+from gpumemnet.units import MIB, ceil_mib
+
+
+class LayerModel(BaseModel):
+    """One layer."""
+
+    kind: str
+    activations: int
+    parameters: int = 0
+
+
+class JobModel(BaseModel):
+    """The fields of a job that the benchmark sends, and some more."""
+
+    model_config = ConfigDict(extra="forbid")
+    family: str
+    batch_size: int
+    input_elements: int
+    optimizer: str
+    precision: str
+    layers: list[LayerModel] = []
+    total_activations: int | None = None
+    total_parameters: int | None = None
+    activation_function: str | None = None
+    sequence_length: int | None = None
+
+
+class Question(BaseModel):
+    """The body of a request."""
+
+    job: JobModel
+    coverage: float = 0.99
+
+
+class BinModel(BaseModel):
+    """The most probable bin."""
+
+    index: int
+    lower_mib: int
+    upper_mib: int | None
+    probability: float
+
+
+class Answer(BaseModel):
+    """The body of an answer."""
+
+    bin: BinModel
+    request_mib: int
+    limit_mib: int | None
+    coverage: float
+    in_support: bool
+    reasons: list[str]
+    bin_width_mib: int
+    probabilities: list[float]
+    gpu: str
+    label_source: str
+    model: str
+
+
+def main(kind: str, port: int) -> None:
+    """Serve until interrupted."""
+    predictor = Predictor.default()
+    app = FastAPI()
+
+    def predict(question: Question) -> Answer:
+        estimate = predictor.predict(job_from_dict(question.job.model_dump()), coverage=question.coverage)
+        lower_bytes, upper_bytes = estimate.bin_bounds_bytes
+        return Answer(
+            bin=BinModel(
+                index=estimate.bin_index,
+                lower_mib=lower_bytes // MIB,
+                upper_mib=upper_bytes and upper_bytes // MIB,
+                probability=float(estimate.probabilities.max()),
+            ),
+            request_mib=ceil_mib(estimate.expected_bytes),
+            limit_mib=estimate.safe_bytes and ceil_mib(estimate.safe_bytes),
+            coverage=estimate.coverage,
+            in_support=estimate.in_support,
+            reasons=list(estimate.reasons),
+            bin_width_mib=estimate.bins.width_bytes // MIB,
+            probabilities=estimate.probabilities.tolist(),
+            gpu=estimate.gpu,
+            label_source=estimate.label_source,
+            model=estimate.estimator,
+        )
+
+    if kind == "async":
+
+        @app.post("/v1/predict")
+        async def predict_on_the_loop(question: Question) -> Answer:
+            return predict(question)
+    else:
+        app.post("/v1/predict")(predict)
+
+    uvicorn.run(app, port=port, loop="uvloop", http="httptools", log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
