@@ -7,6 +7,9 @@
     ├── InvalidRequestError     a question that cannot be asked (bin width, coverage, GPU …)   (HTTP 422)
     ├── UnsupportedJobError     a valid job for which no bundle is loaded     (HTTP 422)
     ├── BundleError             a bundle that is damaged, foreign or from another version
+    │   └── RegistryError       a registry of bundles that is damaged, or a change that it refuses
+    │       ├── UnknownReleaseError   a release that is not there         (HTTP 404)
+    │       └── RegistryBusyError     another process is writing to it    (HTTP 503)
     ├── ExtractError            a model factory that cannot be turned into a job
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
@@ -52,6 +55,18 @@ class UnsupportedJobError(FieldError):
 
 class BundleError(GpumemnetError):
     """A bundle on disk is incomplete, altered, of a foreign format or of another version."""
+
+
+class RegistryError(BundleError):
+    """A registry is damaged or cannot be written, or what was asked of it cannot be."""
+
+
+class UnknownReleaseError(RegistryError):
+    """There is no release of the name."""
+
+
+class RegistryBusyError(RegistryError):
+    """Another process holds the registry's lock."""
 
 
 class ExtractError(GpumemnetError):

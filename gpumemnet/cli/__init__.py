@@ -15,6 +15,7 @@ import typer
 from gpumemnet.cli.extract import extract
 from gpumemnet.cli.models import models
 from gpumemnet.cli.predict import predict
+from gpumemnet.cli.registry import registry
 from gpumemnet.cli.serve import serve
 from gpumemnet.cli.trace import trace
 from gpumemnet.errors import GpumemnetError
@@ -41,6 +42,7 @@ def _application() -> typer.Typer:
     application.callback()(_gpumemnet)
     for command in COMMANDS:
         application.command()(command)
+    application.add_typer(registry, name="registry")
     return application
 
 

@@ -1,0 +1,139 @@
+"""``gpumemnet registry``: puts bundles into a registry and says which of them answer."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from gpumemnet.bundle import load_bundle
+from gpumemnet.cli.output import print_facts, print_table
+from gpumemnet.errors import RegistryError
+from gpumemnet.registry import SHIPPED, Aliases, Registry
+
+registry: Final = typer.Typer(no_args_is_help=True)
+
+Folder = Annotated[
+    Path, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")]
+Name = Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stays in the registry's history.")]
+_HISTORY_SHOWN: Final = 10
+
+
+@registry.callback()
+def _registry() -> None:
+    """Keep releases of bundles, and choose which one answers; services that share the folder follow within a second."""
+
+
+@registry.command("add")
+def add(
+    release: Name,
+    bundle: Annotated[list[Path], typer.Argument(help="Bundle folders.")],
+    registry: Folder,
+    parent: Annotated[
+        str, typer.Option(help="The release whose bundles the given ones join, or replace where they answer for the same.")
+    ] = SHIPPED,
+    lineage: Annotated[Path | None, typer.Option(help="JSON file that says what made it: data, code, seeds.")] = None,
+    note: Annotated[str, typer.Option(help="A sentence for people.")] = "",
+) -> None:
+    """Copy bundles into the registry and make a release of them; nothing answers from it yet."""
+    made_by = {} if lineage is None else _lineage(lineage)
+    for folder in bundle:
+        load_bundle(folder)  # all of them before the first is written
+    store = Registry(registry)
+    hashes = [store.add_bundle(folder).sha256 for folder in bundle]
+    made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
+    typer.echo(f"release {made.name}: {len(made.bundles)} bundles")
+
+
+@registry.command("list")
+def list_releases(registry: Folder, as_json: AsJson = False) -> None:
+    """List releases, champion, challenger, and the champions so far."""
+    store = Registry(registry)
+    aliases, releases = store.aliases(), store.releases()
+    if as_json:
+        typer.echo(json.dumps({"aliases": asdict(aliases), "releases": [asdict(release) for release in releases]}, indent=2))
+        return
+    console = Console()
+    print_table(
+        console,
+        f"Registry {registry}",
+        ("release", "is", "bundles", "made", "from", "note"),
+        [
+            (release.name, _alias(aliases, release.name), len(release.bundles))
+            + ((release.created or "")[:16].replace("T", " "), release.parent or "", release.note)
+            for release in releases
+        ],
+    )
+    changes = [(change.since, f"{change.champion}, by {change.by or 'nobody'}: {change.reason}") for change in aliases.history]
+    if changes:
+        print_facts(console, "Champions", changes[-_HISTORY_SHOWN:])
+
+
+@registry.command("champion")
+def champion(release: Name, registry: Folder, reason: Reason = "") -> None:
+    """Let a release answer from now on."""
+    _say(Registry(registry).set_champion(release, by=_user(), reason=reason))
+
+
+@registry.command("challenger")
+def challenger(
+    registry: Folder,
+    release: Annotated[str | None, typer.Argument(metavar="RELEASE", help="Name of the release.")] = None,
+    none: Annotated[bool, typer.Option("--none", help="Let no release be asked beside the champion.")] = False,
+) -> None:
+    """Let a release be asked beside the champion, without answering."""
+    if none == (release is not None):
+        raise RegistryError("name a release, or give --none")
+    _say(Registry(registry).set_challenger(release))
+
+
+@registry.command("rollback")
+def rollback(registry: Folder, reason: Reason = "") -> None:
+    """Let the champion before this one answer again."""
+    _say(Registry(registry).rollback(by=_user(), reason=reason))
+
+
+@registry.command("verify")
+def verify(registry: Folder) -> None:
+    """Check every release and the checksums of every bundle; exit code 2 when something is wrong."""
+    problems = Registry(registry).verify()
+    for problem in problems:
+        typer.echo(problem)
+    if problems:
+        raise RegistryError(f"{len(problems)} {'thing is' if len(problems) == 1 else 'things are'} wrong in {registry}")
+    typer.echo("every release is whole")
+
+
+def _say(aliases: Aliases) -> None:
+    typer.echo(f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}")
+
+
+def _alias(aliases: Aliases, name: str) -> str:
+    return "champion" if name == aliases.champion else "challenger" if name == aliases.challenger else ""
+
+
+def _lineage(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise RegistryError(f"{path}: must hold a JSON object that says what made the bundles")
+    return document
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return ""

@@ -1,0 +1,88 @@
+"""Files that are whole or absent, even after a power cut, and a lock between processes that write to one folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+STAGING_PREFIX: Final = ".staging-"
+"""What is not finished yet has a name with this prefix; a writer that was killed leaves it behind."""
+
+_POLL_SECONDS: Final = 0.02
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write ``content`` to the new file ``path`` and to the disk beneath.
+
+    Raises:
+        OSError: when the file system refuses.
+    """
+    with path.open("xb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Let ``path`` hold ``content``: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        OSError: when the file system refuses.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=STAGING_PREFIX, delete=False) as stream:
+        staging = Path(stream.name)
+        try:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+            staging.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                staging.unlink()
+            raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in ``folder`` to the disk: without it a rename may be lost though the file is there.
+
+    Raises:
+        OSError: when the file system refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
+    """Hold the lock ``path`` against other processes and threads; the system gives it back when its holder dies.
+
+    Raises:
+        TimeoutError: when another holds it for longer than ``timeout_seconds``.
+        OSError: when the file cannot be made.
+    """
+    import fcntl  # POSIX only
+
+    deadline = time.monotonic() + timeout_seconds
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError from None
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,470 @@
+"""A registry of bundles in a folder: which models there are, which of them answer, and which did so before.
+
+::
+
+    bundles/<sha256>/        model.onnx, card.json, SHA256SUMS: named by their content and never changed
+    releases/<release>.json  the bundles that answer together, and where they come from
+    aliases.json             which release is the champion and which the challenger, and the champions so far
+
+A *release* is the unit that is put into service: one bundle for each family, encoder and provenance.  The release ``shipped`` is
+the bundles of the package; it is always there and has no files.  Champion and challenger are aliases, as in MLflow's registry.
+Writers hold a lock and replace whole files, so that a reader needs no lock and a killed writer leaves nothing that can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle, shipped_bundles
+from gpumemnet.durable import STAGING_PREFIX, locked, replace_file, sync_folder, write_file
+from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
+from gpumemnet.layers import describe
+
+FORMAT: Final = 1
+SHIPPED: Final = "shipped"
+ALIASES_FILE: Final = "aliases.json"
+LOCK_SECONDS: Final = 30.0
+MAX_HISTORY: Final = 1000
+"""So many champions are remembered; the oldest are forgotten first."""
+
+PRUNE_GRACE_SECONDS: Final = 3600.0
+"""Bundles younger than this are not pruned: their release may be about to be written."""
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_MAX_TEXT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The bundles that answer together.
+
+    Attributes:
+        name: its name, which no other release has or will have.
+        bundles: SHA-256 of each bundle, as :attr:`gpumemnet.bundle.Bundle.sha256`.
+        created: when, in ISO 8601; ``None`` for the shipped one.
+        parent: the release that it was made from.
+        lineage: what made it, as its maker says: hashes of data, version of code, seeds.
+        note: a sentence for people.
+    """
+
+    name: str
+    bundles: tuple[str, ...]
+    created: str | None
+    parent: str | None
+    lineage: Mapping[str, Any]
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of the champion: to which release, when (ISO 8601), by whom, why, and whether it went back to an older one."""
+
+    champion: str
+    since: str
+    by: str
+    reason: str
+    is_rollback: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aliases:
+    """Which release is what, and every champion so far, the oldest first."""
+
+    champion: str = SHIPPED
+    challenger: str | None = None
+    history: tuple[Change, ...] = ()
+
+    @property
+    def previous(self) -> str | None:
+        """The release that a rollback goes back to: the champion before this one, past those that were themselves undone."""
+        champions: list[str] = []
+        for change in self.history:
+            if change.is_rollback:
+                del champions[-1:]
+            if not champions or champions[-1] != change.champion:
+                champions.append(change.champion)
+        return champions[-2] if len(champions) > 1 else None
+
+
+class Registry:
+    """The registry in ``folder``, which need not exist before something is written to it.
+
+    Every method that writes waits for another writer, and raises :class:`RegistryBusyError` when that takes too long.
+    """
+
+    def __init__(self, folder: str | Path, lock_seconds: float = LOCK_SECONDS) -> None:
+        self.folder = Path(folder)
+        self._lock_seconds = lock_seconds
+
+    @property
+    def aliases_file(self) -> Path:
+        """The file whose change tells that the champion or the challenger may be another."""
+        return self.folder / ALIASES_FILE
+
+    # reading
+
+    def aliases(self) -> Aliases:
+        """Champion and challenger; the shipped release is champion of a registry in which nobody has chosen one.
+
+        Raises:
+            RegistryError: when the file is damaged.
+        """
+        content = _read(self.aliases_file)
+        if content is None:
+            return Aliases()
+        document = _parsed(content, self.aliases_file)
+        try:
+            challenger = document["challenger"]
+            return Aliases(
+                champion=_checked_name(document["champion"]),
+                challenger=None if challenger is None else _checked_name(challenger),
+                history=tuple(Change(**change) for change in document["history"]),
+            )
+        except (KeyError, TypeError, RegistryError):
+            raise RegistryError(
+                f"{self.aliases_file}: damaged: it must name a champion, a challenger or null, and a history"
+            ) from None
+
+    def releases(self) -> tuple[Release, ...]:
+        """Every release, the shipped one first, then by age.
+
+        Raises:
+            RegistryError: when one is damaged.
+        """
+        names = [path.stem for path in (self.folder / "releases").glob("*.json") if not path.name.startswith(".")]
+        found = sorted((self.release(name) for name in names), key=lambda release: (release.created or "", release.name))
+        return self.release(SHIPPED), *found
+
+    def release(self, name: str) -> Release:
+        """The release called ``name``; its bundles are not looked at.
+
+        Raises:
+            UnknownReleaseError: when there is none.
+            RegistryError: when the name is none or the file is damaged.
+        """
+        if _checked_name(name) == SHIPPED:
+            hashes = tuple(bundle.sha256 for bundle in shipped_bundles())
+            note = "the bundles of the package"
+            return Release(name=SHIPPED, bundles=hashes, created=None, parent=None, lineage={}, note=note)
+        path = self._release_file(name)
+        content = _read(path)
+        if content is None:
+            raise UnknownReleaseError(f"there is no release {name!r} in the registry {self.folder}")
+        document = _parsed(content, path)
+        try:
+            bundles = tuple(document["bundles"])
+            is_whole = document["name"] == name and isinstance(document["created"], str) and bundles
+            if is_whole and all(_SHA256.fullmatch(sha256) for sha256 in bundles):
+                fields = {field: document[field] for field in ("name", "created", "parent", "lineage", "note")}
+                return Release(bundles=bundles, **fields)
+        except (KeyError, TypeError):
+            pass
+        raise RegistryError(f"{path}: damaged: it must say its name, its bundles, when and from what it was made")
+
+    def load(self, name: str) -> tuple[Bundle, ...]:
+        """The bundles of the release ``name``, checked against their checksums and their names.
+
+        Raises:
+            UnknownReleaseError: when there is no such release.
+            BundleError: when one of the bundles is missing, altered or from another version.
+        """
+        if name == SHIPPED:
+            return shipped_bundles()
+        return tuple(self._load_bundle(sha256) for sha256 in self.release(name).bundles)
+
+    def verify(self) -> tuple[str, ...]:
+        """What is wrong with the aliases, the releases and all their bundles, in sentences; empty when nothing is."""
+        problems: list[str] = []
+        names = sorted(path.stem for path in (self.folder / "releases").glob("*.json") if not path.name.startswith("."))
+        folders = {path.name for path in _entries(self.folder / "bundles")}
+        try:
+            aliases = self.aliases()
+            names += [name for name in (aliases.champion, aliases.challenger) if name not in (None, SHIPPED, *names)]
+        except RegistryError as error:
+            problems.append(str(error))
+        for name in names:
+            try:
+                folders.update(self.release(name).bundles)
+            except BundleError as error:
+                problems.append(str(error))
+        for sha256 in sorted(folders):
+            try:
+                self._load_bundle(sha256)
+            except BundleError as error:
+                problems.append(str(error))
+        return tuple(problems)
+
+    # writing
+
+    def add_bundle(self, source: str | Path) -> Bundle:
+        """Copy the bundle in the folder ``source`` into the registry; one that is there already stays as it is.
+
+        Raises:
+            BundleError: when it is no whole bundle.
+            RegistryError: when it cannot be written.
+        """
+        with self._writing():
+            return self._add(Path(source))
+
+    def create_release(
+        self,
+        name: str,
+        bundles: Iterable[str],
+        *,
+        parent: str = SHIPPED,
+        lineage: Mapping[str, Any] | None = None,
+        note: str = "",
+    ) -> Release:
+        """Make a release of the bundles of ``parent``, in which ``bundles`` (SHA-256 of bundles in the registry) take the place
+        of those with the same family, encoder and provenance.
+
+        The shipped bundles that it keeps are copied into the registry: it answers the same after the package is upgraded.
+
+        Raises:
+            UnknownReleaseError: when there is no ``parent``.
+            BundleError: when a bundle is not in the registry or altered, or the bundles cannot answer together.
+            RegistryError: when the name is none or taken.
+        """
+        from gpumemnet.predictor import Predictor  # loads onnxruntime
+
+        if _checked_name(name) == SHIPPED:
+            raise RegistryError(f"the name {SHIPPED!r} belongs to the bundles of the package: choose another")
+        note = _checked_text(note, "note")
+        with self._writing():
+            path = self._release_file(name)
+            if path.exists():
+                raise RegistryError(f"there is a release {name!r} already, and releases do not change: choose another name")
+            chosen = {_slot(bundle): bundle for bundle in self.load(parent)}
+            added = [self._load_bundle(sha256) for sha256 in bundles]
+            if not added:
+                raise RegistryError(f"the release {name!r} would be the same as {parent!r}: name at least one bundle")
+            chosen |= {_slot(bundle): bundle for bundle in added}
+            Predictor(chosen.values())
+            release = Release(
+                name=name,
+                bundles=tuple(self._add(Path(bundle.source)).sha256 for bundle in chosen.values()),
+                created=_now(),
+                parent=parent,
+                lineage=dict(lineage or {}),
+                note=note,
+            )
+            path.parent.mkdir(exist_ok=True)
+            replace_file(path, _document(asdict(release)))
+            sync_folder(self.folder)
+            return release
+
+    def set_champion(self, name: str, *, by: str, reason: str) -> Aliases:
+        """Let the release ``name`` answer from now on; one that was the challenger is that no longer.
+
+        Raises:
+            UnknownReleaseError: when there is no such release.
+            BundleError: when one of its bundles is missing or altered.
+        """
+        with self._writing():
+            self.load(name)
+            aliases = self.aliases()
+            return aliases if aliases.champion == name else self._appoint(aliases, name, by, reason)
+
+    def set_challenger(self, name: str | None) -> Aliases:
+        """Let the release ``name`` be asked beside the champion; ``None`` ends that.
+
+        Raises:
+            UnknownReleaseError: when there is no such release.
+            RegistryError: when it is the champion.
+            BundleError: when one of its bundles is missing or altered.
+        """
+        with self._writing():
+            if name is not None:
+                self.load(name)
+            aliases = self.aliases()
+            if name == aliases.champion:
+                raise RegistryError(f"the release {name!r} is the champion: a challenger is another release")
+            return self._write(Aliases(champion=aliases.champion, challenger=name, history=aliases.history))
+
+    def rollback(self, *, by: str, reason: str) -> Aliases:
+        """Let the champion before this one answer again.
+
+        Raises:
+            RegistryError: when there was none before.
+            BundleError: when one of its bundles is missing or altered.
+        """
+        with self._writing():
+            aliases = self.aliases()
+            if aliases.previous is None:
+                raise RegistryError(f"there was no champion before {aliases.champion!r}: name a release to go to")
+            self.load(aliases.previous)
+            return self._appoint(aliases, aliases.previous, by, reason, is_rollback=True)
+
+    def prune(self, keep_releases: int | None = None, grace_seconds: float = PRUNE_GRACE_SECONDS) -> tuple[str, ...]:
+        """Delete what killed writers left behind, and bundles of no release; returns what was deleted.
+
+        Args:
+            keep_releases: delete releases too, but for so many of the newest, champion, challenger and previous champion.
+            grace_seconds: bundles younger than this stay.
+
+        Raises:
+            RegistryError: when a release is damaged: nothing is deleted then.
+        """
+        with self._writing():
+            releases, aliases = self.releases()[1:], self.aliases()
+            gone = set()
+            if keep_releases is not None:
+                old = {release.name for release in releases[: max(0, len(releases) - keep_releases)]}
+                gone = old - {aliases.champion, aliases.challenger, aliases.previous}
+            kept = {sha256 for release in releases if release.name not in gone for sha256 in release.bundles}
+            for name in sorted(gone):
+                self._release_file(name).unlink()
+            pruned = [folder for folder in _entries(self.folder / "bundles") if folder.name not in kept]
+            pruned = [folder for folder in pruned if time.time() - folder.stat().st_mtime >= grace_seconds]
+            for folder in pruned:
+                # first out of sight, so that nobody finds half a bundle under its name
+                shutil.rmtree(folder.rename(folder.with_name(STAGING_PREFIX + folder.name)))
+            return *sorted(gone), *sorted(folder.name for folder in pruned)
+
+    def _appoint(self, aliases: Aliases, name: str, by: str, reason: str, *, is_rollback: bool = False) -> Aliases:
+        history = aliases.history or (Change(champion=SHIPPED, since=_now(), by="", reason="the bundles of the package"),)
+        by, reason = _checked_text(by, "by"), _checked_text(reason, "reason")
+        change = Change(champion=name, since=_now(), by=by, reason=reason, is_rollback=is_rollback)
+        challenger = None if aliases.challenger == name else aliases.challenger
+        return self._write(Aliases(champion=name, challenger=challenger, history=(*history, change)[-MAX_HISTORY:]))
+
+    def _write(self, aliases: Aliases) -> Aliases:
+        replace_file(self.aliases_file, _document(asdict(aliases)))
+        return aliases
+
+    def _add(self, source: Path) -> Bundle:
+        bundle = load_bundle(source)
+        folder = self._bundle_folder(bundle.sha256)
+        if folder.exists():
+            return self._load_bundle(bundle.sha256)
+        folder.parent.mkdir(exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=folder.parent))
+        try:
+            for name in sorted(BUNDLE_FILES):
+                content = _read(source / name)
+                if content is None:
+                    raise BundleError(f"{source / name}: was removed while the bundle was copied")
+                write_file(staging / name, content)
+                (staging / name).chmod(0o444)
+            staging.chmod(0o755)
+            sync_folder(staging)
+            if load_bundle(staging).sha256 != bundle.sha256:
+                raise BundleError(f"{source}: was altered while it was copied")
+            staging.rename(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        sync_folder(folder.parent)
+        sync_folder(self.folder)
+        return self._load_bundle(bundle.sha256)
+
+    def _load_bundle(self, sha256: str) -> Bundle:
+        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+            raise RegistryError(f"{describe(sha256)} is no SHA-256 of a bundle, which is 64 hexadecimal digits")
+        folder = self._bundle_folder(sha256)
+        if not folder.is_dir():
+            raise RegistryError(f"there is no bundle {sha256} in the registry {self.folder}: add it first")
+        bundle = load_bundle(folder)
+        if bundle.sha256 != sha256:
+            raise RegistryError(f"{folder}: holds the bundle {bundle.sha256}: it was altered")
+        return bundle
+
+    def _bundle_folder(self, sha256: str) -> Path:
+        return self.folder / "bundles" / sha256
+
+    def _release_file(self, name: str) -> Path:
+        return self.folder / "releases" / f"{name}.json"
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the registry's lock; whatever lies in staging then is a killed writer's."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / ".lock", self._lock_seconds):
+                for folder in (self.folder, self.folder / "bundles", self.folder / "releases"):
+                    for left in folder.glob(STAGING_PREFIX + "*"):
+                        if left.is_dir():
+                            shutil.rmtree(left)
+                        else:
+                            left.unlink()
+                yield
+        except TimeoutError:
+            raise RegistryBusyError(f"the registry {self.folder} is being written to by another process: try again") from None
+        except OSError as error:
+            place = f" ({error.filename})" if error.filename else ""
+            raise RegistryError(f"the registry {self.folder} cannot be written to: {error.strerror}{place}") from None
+
+
+def release_digest(bundles: Collection[Bundle]) -> str:
+    """SHA-256 over the bundles, whatever their order: the same for the same models, under whatever name."""
+    import hashlib
+
+    return hashlib.sha256("\n".join(sorted(bundle.sha256 for bundle in bundles)).encode()).hexdigest()
+
+
+def _slot(bundle: Bundle) -> tuple[str, str, object]:
+    """What a release holds one bundle for, as :class:`gpumemnet.predictor.Predictor` does."""
+    return bundle.card.family, bundle.card.encoder, bundle.card.document["training_data"].get("provenance")
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RegistryError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise RegistryError(f"{path}: larger than {MAX_FILE_BYTES} bytes: no file of a registry")
+    return content
+
+
+def _parsed(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        raise RegistryError(f"{path}: no valid JSON") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise RegistryError(f"{path}: no file of a registry of format {FORMAT}: upgrade gpumemnet, or restore the file")
+    return document
+
+
+def _document(content: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps({"format": FORMAT, **content}, indent=2, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise RegistryError(f"the lineage must be a JSON object ({error})") from None
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RegistryError(
+            f"{describe(name)} cannot be the name of a release: use up to 64 lower-case letters, digits, dots, dashes and "
+            "underscores, beginning with a letter or a digit"
+        )
+    return name
+
+
+def _checked_text(text: str, field: str) -> str:
+    if not isinstance(text, str) or len(text) > _MAX_TEXT:
+        raise RegistryError(f"{field} must be a text of at most {_MAX_TEXT} characters")
+    return text
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
