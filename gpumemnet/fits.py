@@ -1,0 +1,267 @@
+"""Which GPUs hold a job: of the whole catalogue with its MIG profiles, or the devices of a site with the memory free on them now.
+
+A job fits where its safe bytes do, and does not where even the expected bytes exceed what is available; between the two nobody
+can say.  The predictor is asked once for all targets on which a job takes the same memory, not once for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.bins import MAX_BINS, BinScheme
+from gpumemnet.devices import context, device_profile, device_profiles
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.estimate import DEFAULT_COVERAGE
+from gpumemnet.job import TrainingJob
+from gpumemnet.layers import describe
+from gpumemnet.mig import available_mib, mig_profile, mig_profiles
+from gpumemnet.units import MIB, ceil_mib
+
+if TYPE_CHECKING:
+    from gpumemnet.estimate import Estimate
+    from gpumemnet.predictor import Predictor
+
+YES: Final = "yes"
+NO: Final = "no"
+UNSURE: Final = "unsure"
+UNKNOWN: Final = "unknown"
+VERDICTS: Final = (YES, NO, UNSURE, UNKNOWN)
+
+MAX_FREE_MIB: Final = 2**20
+"""More free memory than any GPU has: whoever gives more gave bytes or KiB."""
+MAX_DEVICE_NAME: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Something that a job may run on.
+
+    Attributes:
+        gpu: product name of the GPU.
+        mig: MIG profile, where it is a partition.
+        device: the caller's name of the device (index, UUID), where it is a certain one.
+        available_mib: memory that a process can use there.
+    """
+
+    gpu: str
+    available_mib: int
+    mig: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a job fits a target.
+
+    Attributes:
+        gpu, mig, device, available_mib: the target, as :class:`Target` has them.
+        request_mib: expected memory on this GPU, rounded up.
+        limit_mib: safe memory on this GPU, rounded up; ``None`` outside the model's support.
+        verdict: ``yes``: the limit is available; ``no``: not even the request is; ``unsure``: it lies between the two;
+            ``unknown``: there is no limit.
+        probability: that the job's memory is at most what is available, by the predicted distribution.
+    """
+
+    gpu: str
+    mig: str | None
+    device: str | None
+    available_mib: int
+    request_mib: int
+    limit_mib: int | None
+    verdict: str
+    probability: float
+
+
+@cache
+def catalogue_targets() -> tuple[Target, ...]:
+    """Every GPU of the catalogue, each followed by its MIG profiles."""
+    targets: list[Target] = []
+    for profile in device_profiles():
+        targets.append(Target(gpu=profile.name, available_mib=available_mib(profile)))
+        targets += [
+            Target(gpu=profile.name, mig=mig.name, available_mib=available_mib(profile, mig)) for mig in mig_profiles(profile.name)
+        ]
+    return tuple(targets)
+
+
+def target(name: str, *, mig: str | None = None, free_mib: int | None = None, device: str | None = None) -> Target:
+    """A target as a user names it.
+
+    Args:
+        name: a GPU of the catalogue by name or alias, alone or with a MIG profile behind a slash (``A100/3g.20gb``).
+        mig: the MIG profile, unless the name has it.
+        free_mib: memory free on it now; all that an empty one has unless given.
+        device: the caller's name of it.
+
+    Raises:
+        InvalidRequestError: on a GPU or a profile that is not in the catalogue, or an impossible amount of free memory.
+    """
+    if device is None and mig is None and free_mib is None and isinstance(name, str):
+        return _catalogue_target(name)
+    if free_mib is not None and (type(free_mib) is not int or not 0 <= free_mib <= MAX_FREE_MIB):
+        raise InvalidRequestError(
+            f"must be a whole number of MiB between 0 and {MAX_FREE_MIB}, not {describe(free_mib)}", "free_mib"
+        )
+    if device is not None and (not isinstance(device, str) or not 0 < len(device) <= MAX_DEVICE_NAME):
+        raise InvalidRequestError(f"must be a text of 1 to {MAX_DEVICE_NAME} characters, not {describe(device)}", "id")
+    if mig is not None and (not isinstance(mig, str) or "/" in mig):
+        raise InvalidRequestError(f"must be a MIG profile such as 3g.20gb, not {describe(mig)}", "mig")
+    if mig is not None and isinstance(name, str) and "/" in name:
+        raise InvalidRequestError("must not stand beside a gpu that names a profile: give it once", "mig")
+    found = _catalogue_target(name if mig is None else f"{name}/{mig}") if isinstance(name, str) else _unknown_gpu(name)
+    return Target(
+        gpu=found.gpu, mig=found.mig, device=device, available_mib=found.available_mib if free_mib is None else free_mib
+    )
+
+
+def _catalogue_target(name: str) -> Target:
+    gpu, slash, mig = name.partition("/")
+    profile = device_profile(gpu)
+    if not slash:
+        return Target(gpu=profile.name, available_mib=available_mib(profile))
+    partition = mig_profile(profile.name, mig)
+    return Target(gpu=profile.name, mig=partition.name, available_mib=available_mib(profile, partition))
+
+
+def _unknown_gpu(name: object) -> Target:
+    raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
+
+
+def fits(
+    predictor: Predictor,
+    job: TrainingJob,
+    targets: Iterable[Target] | None = None,
+    *,
+    coverage: float = DEFAULT_COVERAGE,
+    encoder: str | None = None,
+) -> tuple[Fit, ...]:
+    """Whether ``job`` fits each target, in their order.
+
+    Args:
+        predictor: who predicts.
+        job: the job.
+        targets: where it may run; the whole catalogue unless given.
+        coverage: share of jobs that stay below the limit.
+        encoder: ``mlp`` or ``transformer``; as the predictor chooses unless given.
+
+    Raises:
+        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`.
+    """
+    return fits_many(predictor, (job,), targets, coverage=coverage, encoder=encoder)[0]
+
+
+def fits_many(
+    predictor: Predictor,
+    jobs: Sequence[TrainingJob],
+    targets: Iterable[Target] | None = None,
+    *,
+    coverage: float = DEFAULT_COVERAGE,
+    encoder: str | None = None,
+) -> list[tuple[Fit, ...]]:
+    """:func:`fits` of many jobs, in order, with few runs of the models."""
+    wanted = catalogue_targets() if targets is None else tuple(targets)
+    found: list[dict[int, Fit]] = [{} for _ in jobs]
+    for gpu, positions in alike(predictor, wanted).items():
+        amounts = sorted({wanted[position].available_mib for position in positions})
+        for at in range(0, len(amounts), MAX_BINS - 1):
+            edges = AvailableMemory.of(amounts[at : at + MAX_BINS - 1])
+            place = {amount: row for row, amount in enumerate(edges.amounts_mib)}
+            estimates = predictor.estimate(jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder)
+            for answers, estimate in zip(found, estimates, strict=True):
+                memory = memory_of(estimate)
+                below = np.minimum(np.cumsum(estimate.probabilities), 1.0).tolist()
+                for position in positions:
+                    row = place.get(wanted[position].available_mib)
+                    if row is not None:
+                        answers[position] = _fit(wanted[position], memory, below[row])
+    return [tuple(answers[position] for position in range(len(wanted))) for answers in found]
+
+
+class Memory(NamedTuple):
+    """Request and limit of a job on one GPU, in whole MiB; no limit outside the support."""
+
+    request_mib: int
+    limit_mib: int | None
+
+
+def memory_of(estimate: Estimate) -> Memory:
+    """What ``estimate`` says in the terms of a scheduler."""
+    return Memory(
+        ceil_mib(estimate.expected_bytes), None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes)
+    )
+
+
+def verdict(memory: Memory, available_mib: int) -> str:
+    """One of :data:`VERDICTS`."""
+    if memory.limit_mib is None:
+        return UNKNOWN
+    if memory.limit_mib <= available_mib:
+        return YES
+    return NO if memory.request_mib > available_mib else UNSURE
+
+
+def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int]]:
+    """Positions of the targets by a GPU that stands for all of them, because a job takes the same memory on each.
+
+    Memory differs between GPUs by the CUDA context and the workspace of cuBLAS alone; the GPU that a model learnt from stands for
+    itself, because its context is the one within the labels.
+    """
+    own = {bundle.card.gpu for bundle in predictor.bundles}
+    leaders: dict[object, str] = {}
+    groups: dict[str, list[int]] = {}
+    for position, wanted in enumerate(targets):
+        leader = leaders.setdefault(wanted.gpu if wanted.gpu in own else _overheads(wanted.gpu), wanted.gpu)
+        groups.setdefault(leader, []).append(position)
+    return groups
+
+
+@cache
+def _overheads(gpu: str) -> tuple[int, int, int]:
+    profile = device_profile(gpu)
+    outside = context(profile)
+    return outside.expected_bytes, outside.bound_bytes, profile.blas_workspace_bytes
+
+
+def _fit(wanted: Target, memory: Memory, probability: float) -> Fit:
+    return Fit(
+        gpu=wanted.gpu,
+        mig=wanted.mig,
+        device=wanted.device,
+        available_mib=wanted.available_mib,
+        request_mib=memory.request_mib,
+        limit_mib=memory.limit_mib,
+        verdict=verdict(memory, wanted.available_mib),
+        probability=probability,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableMemory(BinScheme):
+    """Bins of uneven width: their edges are the amounts that are available somewhere, so one answer tells of all of them.
+
+    Attributes:
+        amounts_mib: the inner edges, rising.
+    """
+
+    amounts_mib: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, amounts_mib: Sequence[int]) -> AvailableMemory:
+        """The bins between the given amounts."""
+        return cls(MIB, len(amounts_mib) + 1, "available memory", tuple(amounts_mib))
+
+    @property
+    def log_inner_edges(self) -> NDArray[np.float64]:
+        """The amounts as ``log(bytes)``; of nothing at all that of one byte."""
+        return np.log(np.maximum(np.array(self.amounts_mib, dtype=np.float64) * MIB, 1.0))
+
+    def bounds_bytes(self, index: int) -> tuple[int, int | None]:
+        """Lower and upper edge of bin ``index``; the upper edge of the last bin is ``None``."""
+        edges = [0, *(amount * MIB for amount in self.amounts_mib), None]
+        return edges[index] or 0, edges[index + 1]
