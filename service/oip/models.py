@@ -1,0 +1,123 @@
+"""The models that the protocol shows: the whole predictor, which chooses among its bundles, and every bundle by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpumemnet.bundle import Bundle
+from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
+from gpumemnet.estimate import Estimate
+from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import BundleModel, Predictor
+from service.answers import Answerer
+from service.examples import EXAMPLE_JOBS
+from service.oip.request import INPUT_NAME, InferRequest
+from service.problems import located
+
+WHOLE: Final = "gpumemnet"
+"""The model that is the whole predictor."""
+
+
+@dataclass(frozen=True, slots=True)
+class OipModel:
+    """A model of the protocol.
+
+    Attributes:
+        name, version: as the protocol shows them.
+        predictor: what its bundles are loaded in.
+        bundle: the one bundle that answers, or ``None`` where the predictor chooses.
+    """
+
+    name: str
+    version: str
+    predictor: Predictor
+    bundle: Bundle | None
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the metadata say of it beyond the protocol."""
+        if self.bundle is None:
+            return {"feature_schema": FEATURE_SCHEMA}
+        card = self.bundle.card
+        return {
+            "sha256": self.bundle.sha256,
+            "family": card.family,
+            "encoder": card.encoder,
+            "gpu": card.gpu,
+            "feature_schema": FEATURE_SCHEMA,
+        }
+
+    def estimate(self, request: InferRequest) -> list[Estimate]:
+        """An estimate of every job of ``request``, in order.
+
+        Raises:
+            InvalidRequestError, UnsupportedJobError: at the job or the parameter that cannot be answered.
+        """
+        for index, job in enumerate(request.jobs):
+            self._check(job, request.encoder, index)
+        try:
+            if self.bundle is None:
+                return self.predictor.estimate(
+                    request.jobs, bins=request.bins, coverage=request.coverage, gpu=request.gpu, encoder=request.encoder
+                )
+            model = self._model(self.bundle, request.jobs[0])
+            return model.estimate(request.jobs, request.bins, request.coverage, model.place(request.gpu))
+        except FieldError as error:
+            raise located(error, "parameters") from None
+
+    def check(self) -> None:
+        """Let the model answer an example job of each of its families.
+
+        Raises:
+            BundleError: when it fails.
+        """
+        bundles = self.predictor.bundles if self.bundle is None else (self.bundle,)
+        for bundle in bundles:
+            try:
+                job = job_from_dict(EXAMPLE_JOBS[bundle.card.family])
+                self._model(bundle, job).estimate((job,), None, bundle.card.coverages[-1])
+            except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
+                raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
+
+    def _check(self, job: TrainingJob, encoder: str | None, index: int) -> None:
+        """Refuse a job that the model cannot answer for."""
+        place = f"{INPUT_NAME}[{index}]"
+        if self.bundle is None:
+            try:
+                self.predictor.models_for(job, encoder)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{error.reason} ({place})", "parameters.encoder") from None
+            except FieldError as error:
+                raise located(error, place) from None
+            return
+        card = self.bundle.card
+        if encoder not in (None, card.encoder):
+            raise InvalidRequestError(f"must be {card.encoder}, which {card.name} is: leave it out", "parameters.encoder")
+        if job.family != card.family:
+            raise InvalidRequestError(
+                f"is {job.family}, and {card.name} answers for {card.family} jobs: ask the model {WHOLE}", f"{place}.family"
+            )
+        if card.encoder == "transformer" and not job.has_layers:
+            raise InvalidRequestError(f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{place}.layers")
+
+    def _model(self, bundle: Bundle, job: TrainingJob) -> BundleModel:
+        return next(model for model in self.predictor.models_for(job, bundle.card.encoder) if model.bundle is bundle)
+
+
+def oip_models(answerer: Answerer, release: str) -> dict[str, OipModel]:
+    """All models by name; a bundle that is called as the whole predictor is hidden by it."""
+    predictor = answerer.predictor
+    models = {
+        bundle.card.name: OipModel(bundle.card.name, bundle.card.version, predictor, bundle) for bundle in predictor.bundles
+    }
+    return models | {WHOLE: OipModel(WHOLE, release, predictor, None)}
+
+
+def bundles_of(model: OipModel, estimates: Sequence[Estimate]) -> list[Bundle]:
+    """The bundle behind each estimate."""
+    by_name = {bundle.card.name: bundle for bundle in model.predictor.bundles}
+    return [by_name[estimate.estimator] for estimate in estimates]

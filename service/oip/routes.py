@@ -1,0 +1,239 @@
+"""The protocol's paths, and its one shape of errors: ``{"error": …}`` and not a problem document.
+
+Everything under ``/v2`` goes through one small application, so that whatever fails there, an unknown path included, is said as
+the protocol's clients expect it.  Who may ask, and how often, is decided before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
+from typing import Any, Final, Protocol
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from gpumemnet.errors import BundleError, FieldError
+from gpumemnet.units import MIB
+from service.answers import Answerer
+from service.endpoint import JSON, read_body
+from service.limits import INLINE_BODY_BYTES
+from service.oip.models import OipModel, bundles_of, oip_models
+from service.oip.outputs import OUTPUTS, output_tensors
+from service.oip.request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
+
+HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+RAW: Final = "application/octet-stream"
+EXTENSIONS: Final = ("binary_tensor_data",)
+PLATFORM: Final = "gpumemnet_onnx"
+
+logger = logging.getLogger("gpumemnet.service")
+
+
+class Serving(Protocol):
+    """Whoever says what answers now."""
+
+    @property
+    def answerer(self) -> Answerer:
+        """What answers; another one after a swap of models."""
+        ...
+
+
+def oip_routes(serving: Serving) -> list[BaseRoute]:
+    """The routes of the protocol; :mod:`service.oip.description` describes them."""
+    application = _OipApplication(serving)
+    return [Route("/v2", application), Route("/v2/{rest:path}", application)]
+
+
+class _Endpoint:
+    """ASGI application of a function: Starlette's own would answer errors before we see them."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+
+class _OipApplication:
+    """ASGI application for everything under ``/v2``."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._of_answerer: tuple[Answerer | None, dict[str, OipModel]] = (None, {})
+        routes: list[BaseRoute] = [
+            Route("/v2", _Endpoint(self._server), methods=["GET"]),
+            Route("/v2/", _Endpoint(self._server), methods=["GET"]),
+            Route("/v2/health/live", _Endpoint(self._live), methods=["GET"]),
+            Route("/v2/health/ready", _Endpoint(self._ready), methods=["GET"]),
+            Route("/v2/repository/index", _Endpoint(self._index), methods=["POST"]),
+        ]
+        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                Route(path, _Endpoint(self._model), methods=["GET"]),
+                Route(f"{path}/ready", _Endpoint(self._model_ready), methods=["GET"]),
+                Route(f"{path}/infer", _Endpoint(self._infer), methods=["POST"]),
+            ]
+        self._router = Router(routes, redirect_slashes=False, default=_nothing_there)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and say what is wrong with it as the protocol does."""
+        has_started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        try:
+            await self._router(scope, receive, watched)
+        except FieldError as error:
+            await _error(400, str(error))(scope, receive, send)
+        except HTTPException as error:
+            detail = error.detail
+            if error.status_code == 405:
+                detail = f"{scope['path'][:200]} answers to {(error.headers or {})['Allow']}, not to {scope['method']}"
+            await _error(error.status_code, detail, error.headers)(scope, receive, send)
+        except Exception:
+            if not has_started:
+                await _error(500, "an unexpected error occurred; the cause is in the log of the service")(scope, receive, send)
+            raise  # the server logs it
+
+    def _models(self) -> dict[str, OipModel]:
+        """The models of what answers now."""
+        answerer = self._serving.answerer
+        known, models = self._of_answerer
+        if known is not answerer:
+            models = oip_models(answerer, getattr(answerer, "release", "shipped"))
+            self._of_answerer = answerer, models
+        return models
+
+    def _asked(self, request: Request) -> OipModel:
+        models = self._models()
+        name, wanted = request.path_params["model"], request.path_params.get("version")
+        model = models.get(name)
+        if model is None:
+            raise HTTPException(404, f"there is no model {name[:100]!r}: models are {', '.join(models)}")
+        if wanted not in (None, model.version):
+            raise HTTPException(404, f"there is no version {wanted[:100]!r} of {name}: it has {model.version!r}")
+        return model
+
+    async def _server(self, request: Request) -> Response:
+        return _json({"name": "gpumemnet", "version": version("gpumemnet"), "extensions": EXTENSIONS})
+
+    async def _live(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        for model in self._models().values():
+            _check(model)
+        return _json({"ready": True})
+
+    async def _index(self, request: Request) -> Response:
+        entries = [
+            {"name": model.name, "version": model.version, "state": "READY", "reason": ""} for model in self._models().values()
+        ]
+        return _json(entries)
+
+    async def _model(self, request: Request) -> Response:
+        model = self._asked(request)
+        outputs = [{"name": output.name, "datatype": output.datatype, "shape": output.shape} for output in OUTPUTS]
+        return _json(
+            {
+                "name": model.name,
+                "versions": [model.version],
+                "platform": PLATFORM,
+                "inputs": [{"name": INPUT_NAME, "datatype": INPUT_DATATYPE, "shape": [-1]}],
+                "outputs": outputs,
+                "parameters": model.facts,
+            }
+        )
+
+    async def _model_ready(self, request: Request) -> Response:
+        model = self._asked(request)
+        _check(model)
+        return _json({"name": model.name, "ready": True})
+
+    async def _infer(self, request: Request) -> Response:
+        model, max_jobs = self._asked(request), self._serving.answerer.max_jobs
+        _check_media_type(request)
+        body = await read_body(request.receive)
+        if body is None:
+            return Response(status_code=400)  # the client has left
+        header = request.headers.get(HEADER_LENGTH)
+        header_length = None if header is None else header.encode("latin-1")
+        if len(body) <= INLINE_BODY_BYTES:
+            return infer(model, body, header_length, max_jobs)
+        return await run_in_threadpool(infer, model, body, header_length, max_jobs)
+
+
+def infer(model: OipModel, body: bytes, header_length: bytes | None, max_jobs: int) -> Response:
+    """The answer to an inference request.
+
+    Raises:
+        FieldError: when something in the request is at fault.
+    """
+    request = read_infer_request(body, header_length, max_jobs)
+    estimates = model.estimate(request)
+    rows = list(zip(estimates, bundles_of(model, estimates), strict=True))
+    tensors = output_tensors(rows, {output.name for output in request.outputs})
+    outputs, raw = [], []
+    for output in request.outputs:
+        tensor = tensors[output.name]
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if output.is_binary:
+            raw.append(tensor.as_bytes())
+            entry["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            entry["data"] = tensor.as_json()
+        outputs.append(entry)
+    answer = {
+        "model_name": model.name,
+        "model_version": model.version,
+        **({} if request.id is None else {"id": request.id}),
+        "parameters": {"coverage": request.coverage, "bin_width_mib": request.bins.width_bytes // MIB},
+        "outputs": outputs,
+    }
+    document = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not raw:
+        return Response(document, media_type=JSON)
+    return Response(b"".join((document, *raw)), headers={HEADER_LENGTH: str(len(document))}, media_type=RAW)
+
+
+async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:
+    raise HTTPException(404, f"there is nothing at {scope['path'][:200]}: the paths are listed at /docs")
+
+
+def _check(model: OipModel) -> None:
+    try:
+        model.check()
+    except BundleError as error:
+        logger.exception("not ready")
+        raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
+
+
+def _check_media_type(request: Request) -> None:
+    """Triton's client declares nothing; what a web page's form could send without asking is refused."""
+    media_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if media_type not in (JSON, RAW):
+        raise HTTPException(415, f"the body must be sent with 'Content-Type: {JSON}', or {RAW} with raw tensors behind it")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise HTTPException(415, f"a body with 'Content-Encoding: {encoding[:40]}' is not read: send it uncompressed")
+
+
+def _json(document: Any) -> Response:
+    return Response(orjson.dumps(document), media_type=JSON)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    text = message.encode("utf-8", "replace").decode()  # JSON's escapes can smuggle lone surrogates into a name
+    return Response(orjson.dumps({"error": text}), status, headers, JSON)
