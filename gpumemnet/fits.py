@@ -85,7 +85,8 @@ def catalogue_targets() -> tuple[Target, ...]:
     for profile in device_profiles():
         targets.append(Target(gpu=profile.name, available_mib=available_mib(profile)))
         targets += [
-            Target(gpu=profile.name, mig=mig.name, available_mib=available_mib(profile, mig)) for mig in mig_profiles(profile.name)
+            Target(gpu=profile.name, mig=mig.name, available_mib=available_mib(profile, mig))
+            for mig in mig_profiles(profile.name)
         ]
     return tuple(targets)
 
@@ -192,9 +193,7 @@ class Memory(NamedTuple):
 
 def memory_of(estimate: Estimate) -> Memory:
     """What ``estimate`` says in the terms of a scheduler."""
-    return Memory(
-        ceil_mib(estimate.expected_bytes), None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes)
-    )
+    return Memory(ceil_mib(estimate.expected_bytes), None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes))
 
 
 def verdict(memory: Memory, available_mib: int) -> str:

@@ -1,0 +1,302 @@
+"""The question turned round: the largest batch that fits a GPU, and the smallest GPU or MIG profile that holds a job.
+
+A predicted amount may fall by a little where the batch grows; a scheduler that searches would then run in circles.  So all here
+rests on the running maximum over a dense grid of batch sizes: with more memory the batch never shrinks, and with a larger batch
+neither the memory nor the GPU does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.estimate import DEFAULT_COVERAGE
+from gpumemnet.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memory_of, verdict
+from gpumemnet.job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.layers import describe
+
+if TYPE_CHECKING:
+    from gpumemnet.predictor import Predictor
+
+DEFAULT_MAX_BATCH: Final = 65_536
+_FINE_STEPS: Final = 16
+"""Steps of the grid to each doubling of the batch; every batch size up to twice as many is on it."""
+_LAYER_ROWS: Final = 50_000
+"""A job of so many layers that the grid would hold more gets fewer steps: the work of one question is bounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPoint:
+    """Memory at one batch size: the largest of this and all smaller ones on the grid.
+
+    Attributes:
+        batch_size: the batch size.
+        request_mib: expected memory, rounded up.
+        limit_mib: safe memory, rounded up; ``None`` outside the model's support.
+    """
+
+    batch_size: int
+    request_mib: int
+    limit_mib: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """The largest batches that fit one target.
+
+    Attributes:
+        gpu, mig, device, available_mib: the target, as :class:`~gpumemnet.fits.Target` has them.
+        coverage: share of jobs that stay below a limit.
+        max_batch: no batch above this was looked at.
+        safe_batch: the largest whose limit is available; ``None`` where there is none, or none with a limit.
+        likely_batch: the largest whose request is available; ``None`` where there is none.
+        reasons: why there is no limit at any batch size; empty where there is one.
+        curve: memory against batch size from 1 to ``max_batch``, which never falls.
+    """
+
+    gpu: str
+    mig: str | None
+    device: str | None
+    available_mib: int
+    coverage: float
+    max_batch: int
+    safe_batch: int | None
+    likely_batch: int | None
+    reasons: tuple[str, ...]
+    curve: tuple[BatchPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallestGpu:
+    """The smallest places that hold a job, by the memory available there.
+
+    Attributes:
+        coverage: share of jobs that stay below a limit.
+        safe: the smallest that holds the limit; ``None`` where none does, or there is no limit.
+        likely: the smallest that holds the request; ``None`` where none does.
+        reasons: why there is no limit; empty where there is one.
+    """
+
+    coverage: float
+    safe: Fit | None
+    likely: Fit | None
+    reasons: tuple[str, ...]
+
+
+def batch_sizes(
+    predictor: Predictor,
+    job: TrainingJob,
+    target: Target,
+    *,
+    coverage: float = DEFAULT_COVERAGE,
+    encoder: str | None = None,
+    max_batch: int = DEFAULT_MAX_BATCH,
+) -> BatchSizes:
+    """The largest batches of ``job`` that fit ``target``, whatever batch size the job itself states.
+
+    A traced peak is of one batch size and is left out of the question.
+
+    Args:
+        predictor: who predicts.
+        job: the job.
+        target: where it is to run.
+        coverage: share of jobs that stay below the limit.
+        encoder: ``mlp`` or ``transformer``; as the predictor chooses unless given.
+        max_batch: the largest batch size to look at.
+
+    Raises:
+        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`; on an impossible ``max_batch``.
+    """
+    if type(max_batch) is not int or not 1 <= max_batch <= MAX_BATCH_SIZE:
+        raise InvalidRequestError(
+            f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}", "max_batch"
+        )
+    ask = _Question(predictor, job, target.gpu, coverage, encoder)
+    grid = batch_grid(max_batch, _steps(job, max_batch))
+    curve = _running_maximum(grid, ask(grid))
+    reasons = ask.fewest_reasons
+    safe = _Bracket(curve, "limit_mib", target.available_mib, max_batch)
+    likely = _Bracket(curve, "request_mib", target.available_mib, max_batch)
+    while wanted := sorted({*safe.open_batches(), *likely.open_batches()}):
+        known = dict(zip(wanted, ask(wanted), strict=True))
+        safe.narrow(known)
+        likely.narrow(known)
+    return BatchSizes(
+        gpu=target.gpu,
+        mig=target.mig,
+        device=target.device,
+        available_mib=target.available_mib,
+        coverage=coverage,
+        max_batch=max_batch,
+        safe_batch=safe.largest,
+        likely_batch=likely.largest,
+        reasons=reasons,
+        curve=tuple(curve),
+    )
+
+
+def smallest_gpu(
+    predictor: Predictor,
+    job: TrainingJob,
+    targets: Iterable[Target] | None = None,
+    *,
+    coverage: float = DEFAULT_COVERAGE,
+    encoder: str | None = None,
+) -> SmallestGpu:
+    """The smallest of ``targets`` (the whole catalogue unless given) that holds ``job``.
+
+    The memory is that of the next batch size on the grid, or of a smaller one where that is predicted to take more; a job with a
+    traced peak is answered from that peak alone.
+
+    Raises:
+        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`.
+    """
+    wanted = sorted(catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib)
+    if job.traced_peak_bytes is not None:
+        found = fits(predictor, job, wanted, coverage=coverage, encoder=encoder)
+        reasons = predictor.predict(job, coverage=coverage, encoder=encoder).reasons
+        return _smallest(found, coverage, reasons)
+    grid = batch_grid(job.batch_size, _steps(job, job.batch_size), is_rounded_up=True)
+    memories: dict[int, Memory] = {}
+    reasons = ()
+    for gpu, positions in alike(predictor, wanted).items():
+        ask = _Question(predictor, job, gpu, coverage, encoder)
+        last = _running_maximum(grid, ask(grid))[-1]
+        memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
+        reasons = reasons or ask.last_reasons
+    at = dataclasses.replace(job, batch_size=grid[-1])
+    probabilities = [fit.probability for fit in fits(predictor, at, wanted, coverage=coverage, encoder=encoder)]
+    found = tuple(
+        Fit(
+            gpu=target.gpu,
+            mig=target.mig,
+            device=target.device,
+            available_mib=target.available_mib,
+            request_mib=memories[position].request_mib,
+            limit_mib=memories[position].limit_mib,
+            verdict=verdict(memories[position], target.available_mib),
+            probability=probabilities[position],
+        )
+        for position, target in enumerate(wanted)
+    )
+    return _smallest(found, coverage, reasons)
+
+
+def _smallest(found: Sequence[Fit], coverage: float, reasons: tuple[str, ...]) -> SmallestGpu:
+    return SmallestGpu(
+        coverage=coverage,
+        safe=next((fit for fit in found if fit.verdict == YES), None),
+        likely=next((fit for fit in found if fit.request_mib <= fit.available_mib), None),
+        reasons=reasons if any(fit.verdict == UNKNOWN for fit in found) else (),
+    )
+
+
+def batch_grid(max_batch: int, steps: int = _FINE_STEPS, *, is_rounded_up: bool = False) -> list[int]:
+    """Batch sizes from 1 to ``max_batch``: all up to twice the steps, then so many to each doubling.
+
+    Args:
+        max_batch: the last one.
+        steps: to each doubling, a power of two.
+        is_rounded_up: let the grid end at its first point that is not below ``max_batch`` instead.
+    """
+    points = _grid(steps)
+    end = bisect_left(points, max_batch)
+    if is_rounded_up or points[end] == max_batch:
+        return list(points[: end + 1])
+    return [*points[:end], max_batch]
+
+
+@lru_cache(maxsize=8)
+def _grid(steps: int) -> tuple[int, ...]:
+    points = [*range(1, steps + 1)]
+    while points[-1] < MAX_BATCH_SIZE:
+        first = points[-1]
+        points += [first + first * step // steps for step in range(1, steps + 1)]
+    return tuple(min(point, MAX_BATCH_SIZE) for point in points)
+
+
+def _steps(job: TrainingJob, max_batch: int) -> int:
+    steps = _FINE_STEPS
+    while steps > 1 and len(job.layers) * steps * max_batch.bit_length() > _LAYER_ROWS:
+        steps //= 2
+    return steps
+
+
+class _Question:
+    """Asks for one job at many batch sizes on one GPU: one call of the predictor, whatever their number."""
+
+    def __init__(self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None) -> None:
+        self._predictor = predictor
+        self._job = job if job.traced_peak_bytes is None else dataclasses.replace(job, traced_peak_bytes=None)
+        self._options = {"gpu": gpu, "coverage": coverage, "encoder": encoder}
+        self.fewest_reasons: tuple[str, ...] = ()
+        self.last_reasons: tuple[str, ...] = ()
+
+    def __call__(self, batches: Sequence[int]) -> list[Memory]:
+        jobs = [dataclasses.replace(self._job, batch_size=batch) for batch in batches]
+        estimates = self._predictor.estimate(jobs, **self._options)  # type: ignore[arg-type]
+        self.fewest_reasons = min((estimate.reasons for estimate in estimates), key=len)
+        self.last_reasons = estimates[-1].reasons
+        return [memory_of(estimate) for estimate in estimates]
+
+
+def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Memory = Memory(0, 0)) -> list[BatchPoint]:
+    """The memory at each batch size or at the largest smaller one; a limit is at least the request, and missing where it was."""
+    request, limit = start.request_mib, start.limit_mib or 0
+    points = []
+    for batch, memory in zip(grid, memories, strict=True):
+        request = max(request, memory.request_mib)
+        if memory.limit_mib is not None:
+            limit = max(limit, request, memory.limit_mib)
+        points.append(BatchPoint(batch_size=batch, request_mib=request, limit_mib=None if memory.limit_mib is None else limit))
+    return points
+
+
+class _Bracket:
+    """Closes in on the largest batch that fits, between two neighbours on the grid.
+
+    The batches that it asks for depend on the bracket alone and not on the memory available, so that more memory leads to the
+    same bracket or to a later one, and never to a smaller batch.
+    """
+
+    def __init__(self, curve: Sequence[BatchPoint], field: str, available_mib: int, max_batch: int) -> None:
+        self._field = field
+        self._available_mib = available_mib
+        self.largest: int | None = None
+        self._below = Memory(0, 0)
+        self._end = max_batch
+        self._take(curve, max_batch)
+
+    def open_batches(self) -> list[int]:
+        """The batches to ask for next; none when the answer is found."""
+        if self.largest is None or self._end - self.largest <= 1:
+            return []
+        width = self._end - self.largest
+        return sorted({self.largest + width * step // _FINE_STEPS for step in range(1, _FINE_STEPS)} - {self.largest})
+
+    def narrow(self, known: dict[int, Memory]) -> None:
+        """Take note of what was asked for."""
+        batches = self.open_batches()
+        if batches:
+            self._take(_running_maximum(batches, [known[batch] for batch in batches], self._below), self._end)
+
+    def _take(self, points: Sequence[BatchPoint], end: int) -> None:
+        fitting = [
+            index
+            for index, point in enumerate(points)
+            if (amount := getattr(point, self._field)) is not None and amount <= self._available_mib
+        ]
+        if fitting:
+            last = points[fitting[-1]]
+            self.largest = last.batch_size
+            limits = [point.limit_mib for point in points[: fitting[-1] + 1] if point.limit_mib is not None]
+            self._below = Memory(last.request_mib, max(limits, default=self._below.limit_mib or 0))
+            after = fitting[-1] + 1
+        else:
+            after = 0
+        self._end = points[after].batch_size if after < len(points) else end
