@@ -1,0 +1,1 @@
+"""The page that people see first, and the API's documentation: static files, served from memory."""

@@ -1,0 +1,87 @@
+// Shows one answer: the numbers and what they mean, then the bins, the devices and the copy boxes.
+
+import { batchChart, batchTable } from "./batch_chart.js";
+import { binName, binsChart, binsTable } from "./bins_chart.js";
+import { byId, draw, element } from "./dom.js";
+import { FitsTable, fitsLead } from "./fits_table.js";
+import { gauge } from "./gauge.js";
+import { legend } from "./marks.js";
+import { recipeBox, recipes } from "./recipes.js";
+import { count, coverageWords, gib, labelWords, mib, share } from "./words.js";
+
+const fits = new FitsTable(byId("fits-table"));
+
+// `shown` is {answer, question, capacityMib, rows}.
+export function showAnswer(shown) {
+  const { answer, capacityMib } = shown;
+  byId("no-answer").hidden = true;
+  byId("result").hidden = false;
+  byId("answer-gpu").textContent = answer.gpu;
+  byId("expected").textContent = mib(answer.request_mib);
+  byId("expected-more").textContent = `${gib(answer.request_mib)}, ${share(answer.request_mib / capacityMib)} of the card`;
+  byId("request").textContent = mib(answer.request_mib);
+  showLimit(answer, capacityMib);
+  showOrigin(answer);
+  draw(byId("gauge"), gauge(answer, capacityMib));
+  byId("bins-lead").textContent =
+    `Most probable: ${binName(answer.bins, answer.bin.index)} (${share(answer.bin.probability)}).`;
+  draw(byId("bins-chart"), binsChart(answer, capacityMib));
+  byId("bins-table").replaceChildren(binsTable(answer));
+  byId("fits-lead").textContent = fitsLead(shown.rows);
+  fits.show(shown.rows);
+  byId("raw").textContent = JSON.stringify(answer, null, 2).replace(/\[[\d.,eE\s+-]+\]/g, (list) => list.replace(/\s+/g, " "));
+}
+
+export const showKind = (kind) => fits.only(kind);
+
+export function showRecipes({ answer, question }, shardMib) {
+  byId("recipes").replaceChildren(...recipes(answer, question, shardMib).map(recipeBox));
+}
+
+export function spoken(answer) {
+  const limit = answer.limit_mib === null ? "no limit: the job is outside the model's support" : `limit ${mib(answer.limit_mib)}`;
+  return `Answered: ${mib(answer.request_mib)} expected, ${limit}, on ${answer.gpu}.`;
+}
+
+// `curve` is {gpu, capacityMib, points, largest, largestExpected}, or an Error that says why there is none.
+export function showCurve(curve, batchSize) {
+  const isCurve = !(curve instanceof Error) && curve.points.length > 1;
+  byId("batch-details").hidden = !isCurve;
+  if (!isCurve) {
+    byId("batch-lead").textContent = curve instanceof Error ? `Not answered: ${curve.message}` : "The service named too few batch sizes to draw.";
+    draw(byId("batch-chart"), () => []);
+    return;
+  }
+  byId("batch-lead").textContent = curve.words;
+  draw(byId("batch-chart"), batchChart(curve, batchSize));
+  byId("batch-chart").setAttribute("data-largest", curve.largest ?? "");
+  byId("batch-table").replaceChildren(batchTable(curve));
+}
+
+export function showLegend(place, hasLimit) {
+  place.replaceChildren(legend([["request"], ...(hasLimit ? [["limit"]] : []), ["capacity"]]));
+}
+
+function showLimit(answer, capacityMib) {
+  const { limit_mib: limit, margin } = answer;
+  byId("limit").textContent = limit === null ? "None" : mib(limit);
+  if (limit === null) {
+    byId("limit-meaning").textContent = "Not given, because nothing vouches for it. Do not use the expected memory as a cap.";
+  } else {
+    const over = limit > capacityMib ? ` That is more than the card's ${count(capacityMib)} MiB.` : "";
+    const added = margin ? ` It is ${count(margin.mib)} MiB above the request (${margin.name} margin).` : "";
+    byId("limit-meaning").textContent = `Cap the job here, not lower: ${coverageWords(answer.coverage)} of such jobs stay below.${added}${over}`;
+  }
+  const reasons = byId("reasons");
+  reasons.hidden = answer.in_support;
+  reasons.querySelector("ul").replaceChildren(...answer.reasons.map((reason) => element("li", {}, reason)));
+}
+
+function showOrigin(answer) {
+  const { model } = answer;
+  byId("traced").hidden = answer.label_source !== "traced";
+  const release = answer.release ? `, release ${answer.release}` : "";
+  const id = answer.prediction_id ? ` Prediction ${answer.prediction_id}.` : "";
+  byId("origin").textContent =
+    `Model ${model.name}, version ${model.version}${release}, sha256 ${model.sha256.slice(0, 12)}…; learnt from ${labelWords(answer.label_source)}.${id}`;
+}

@@ -1,0 +1,80 @@
+// Where the job fits: one row per GPU and MIG profile, sorted by any column, the smallest first at the start.
+
+import { element } from "./dom.js";
+import { count, gib, share } from "./words.js";
+
+const VERDICTS = { yes: ["✓ fits", 2], unsure: ["? unsure", 1], no: ["✕ too small", 0] };
+
+const COLUMNS = [
+  ["device", "Device", (row) => row.name, ""],
+  ["capacity", "Memory", (row) => row.capacity_mib, "count"],
+  ["verdict", "Fits?", (row) => VERDICTS[row.verdict][1] * 2 + row.probability, ""],
+  ["probability", "Probability", (row) => row.probability, "count"],
+];
+
+export class FitsTable {
+  constructor(place) {
+    this.place = place;
+    this.rows = [];
+    this.kind = "";
+    this.sort = { column: "capacity", descending: false };
+  }
+
+  show(rows) {
+    this.rows = rows;
+    this.paint();
+  }
+
+  only(kind) {
+    this.kind = kind;
+    this.paint();
+  }
+
+  paint() {
+    const { column, descending } = this.sort;
+    const value = COLUMNS.find(([name]) => name === column)[2];
+    const chosen = this.rows.filter((row) => !this.kind || row.kind === this.kind);
+    chosen.sort((one, other) => compare(value(one), value(other)) * (descending ? -1 : 1) || compare(one.name, other.name));
+    this.place.replaceChildren(element("table", {},
+      element("caption", { class: "unseen" }, "Where the job fits"),
+      element("thead", {}, element("tr", {}, ...COLUMNS.map((entry) => this.heading(entry)))),
+      element("tbody", {}, ...chosen.map(bodyRow))));
+  }
+
+  heading([name, text, , alignment]) {
+    const isSorted = this.sort.column === name;
+    const button = element("button", { type: "button" }, text);
+    button.addEventListener("click", () => {
+      this.sort = { column: name, descending: isSorted && !this.sort.descending };
+      this.paint();
+      this.place.querySelector(`[data-column="${name}"] button`).focus();
+    });
+    const direction = this.sort.descending ? "descending" : "ascending";
+    return element("th", { scope: "col", class: alignment || null, "data-column": name, "aria-sort": isSorted ? direction : null }, button);
+  }
+}
+
+// The smallest whole GPU and the smallest MIG profile that hold the job, in one sentence.
+export function fitsLead(rows) {
+  const bySize = rows.filter((row) => row.verdict === "yes").sort((one, other) => one.capacity_mib - other.capacity_mib);
+  const named = [["gpu", "Smallest GPU"], ["mig", "smallest MIG profile"]].map(([kind, words]) => {
+    const found = bySize.find((row) => row.kind === kind);
+    return found ? `${words}: ${found.name} (${gib(found.capacity_mib)})` : null;
+  }).filter(Boolean);
+  const verdicts = rows.map((row) => row.verdict);
+  if (named.length) return `${named.join("; ")}.`;
+  return verdicts.includes("unsure") ? "None is certain to hold it." : "None of them holds it.";
+}
+
+function bodyRow(row) {
+  const [text] = VERDICTS[row.verdict];
+  return element("tr", { "data-verdict": row.verdict, "data-kind": row.kind },
+    element("th", { scope: "row" }, row.name, row.note ? element("span", { class: "note" }, row.note) : null),
+    element("td", { class: "count" }, gib(row.capacity_mib)),
+    element("td", {}, element("span", { class: `verdict ${row.verdict}` }, text)),
+    element("td", { class: "count", title: `${count(row.capacity_mib)} MiB` }, share(row.probability)));
+}
+
+function compare(one, other) {
+  return typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other;
+}

@@ -1,0 +1,33 @@
+// Numbers as people read them: amounts in MiB and GiB, shares, and the few sentences built from them.
+
+const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
+
+export const count = (number) => whole.format(number);
+export const mib = (amount) => `${count(amount)} MiB`;
+
+export function gib(amountMib) {
+  const gibs = amountMib / 1024;
+  const digits = gibs >= 100 || Number.isInteger(gibs) ? 0 : gibs >= 10 ? 1 : 2;
+  return `${gibs.toLocaleString("en-GB", { minimumFractionDigits: 0, maximumFractionDigits: digits })} GiB`;
+}
+
+// A probability never rounds to a certainty that it is not.
+export function share(probability) {
+  if (probability <= 0) return "0 %";
+  if (probability >= 1) return "100 %";
+  if (probability < 0.001) return "< 0.1 %";
+  if (probability > 0.999) return "> 99.9 %";
+  const percent = probability * 100;
+  const digits = percent < 10 || percent > 99 ? 1 : 0;
+  return `${percent.toFixed(digits).replace(/\.0$/, "")} %`;
+}
+
+export const coverageWords = (coverage) => `${+(coverage * 100).toFixed(3)} %`;
+
+// "nvidia_smi_device_1s" and the like, in words.
+export function labelWords(source) {
+  if (source === "traced") return "traces; no GPU has run the jobs";
+  if (source.startsWith("nvml")) return "readings of a GPU by NVML";
+  if (source.startsWith("nvidia_smi")) return "readings of a GPU by nvidia-smi";
+  return source.replaceAll("_", " ");
+}
