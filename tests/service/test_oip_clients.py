@@ -1,0 +1,31 @@
+"""KServe's and Triton's own clients are answered, by the example that shows how to use them."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.job_json import job_from_json
+from gpumemnet.predictor import Predictor
+from gpumemnet.units import ceil_mib
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "oip_client.py"
+JOB = ROOT / "examples" / "mlp_job.json"
+
+
+@pytest.mark.parametrize(("client", "package"), [("kserve", "kserve"), ("triton", "tritonclient")])
+def test_an_independent_client_is_answered(service, predictor: Predictor, client, package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"the package {package} is not installed, whose client would ask")
+    command = [sys.executable, EXAMPLE, "--client", client, "--url", service.url, "--coverage", "0.9", JOB, JOB]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    expected = predictor.predict(job_from_json(JOB.read_bytes()), coverage=0.9)
+    assert len(lines) == 2
+    for line in map(json.loads, lines):
+        assert line["request_mib"] == ceil_mib(expected.expected_bytes)
+        assert line["limit_mib"] == ceil_mib(expected.safe_bytes)
+        assert line["model"] == expected.estimator
