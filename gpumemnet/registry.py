@@ -190,7 +190,7 @@ class Registry:
         folders = {path.name for path in _entries(self.folder / "bundles")}
         try:
             aliases = self.aliases()
-            names += [name for name in (aliases.champion, aliases.challenger) if name not in (None, SHIPPED, *names)]
+            names += {aliases.champion, aliases.challenger or SHIPPED} - {SHIPPED, *names}
         except RegistryError as error:
             problems.append(str(error))
         for name in names:

@@ -67,8 +67,14 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
         f"Registry {registry}",
         ("release", "is", "bundles", "made", "from", "note"),
         [
-            (release.name, _alias(aliases, release.name), len(release.bundles))
-            + ((release.created or "")[:16].replace("T", " "), release.parent or "", release.note)
+            (
+                release.name,
+                _alias(aliases, release.name),
+                len(release.bundles),
+                (release.created or "")[:16].replace("T", " "),
+                release.parent or "",
+                release.note,
+            )
             for release in releases
         ],
     )

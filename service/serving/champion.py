@@ -1,0 +1,276 @@
+"""What answers now, and how another release takes its place: loaded beside it, tested, and put there in one assignment.
+
+A request reads :attr:`Serving.answerer` once and keeps what it got, so no request sees two releases and none waits for a change.
+The release before stays in the registry and is loaded from there when it is wanted again: it costs no memory meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.errors import BundleError, RegistryError
+from gpumemnet.predictor import Predictor
+from gpumemnet.registry import SHIPPED, Aliases, Registry, release_digest
+from service.answers import Answerer
+from service.serving.golden import check_golden
+from service.serving.metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
+from service.serving.shadow import Shadow
+
+CONFIGURED: Final = "configured"
+"""The release's name where bundle folders are given in the settings."""
+
+logger = logging.getLogger("gpumemnet.service")
+
+Signature = tuple[int, int, int] | None
+
+
+class Loaded(NamedTuple):
+    """A release that is ready to answer; ``sha256`` is a hash over its bundles."""
+
+    release: str
+    sha256: str
+    bundles: Sequence[Bundle]
+    answerer: Answerer
+
+
+class Serving:
+    """What answers now.
+
+    Args:
+        build: makes an answerer of a predictor and the name of its release.
+        registry: where the champion is named; without one the shipped bundles answer, or those of ``bundles``.
+        bundles: folders of bundles to answer from instead of a registry.
+        shadow: asks the challenger; without one challengers are ignored.
+
+    Attributes:
+        answerer: what answers now; read it once for each request.
+        release, sha256: the name of its release, and a hash over its bundles.
+        previous: the release that answered before in this process.
+        aliases: the registry's aliases as they were last read.
+        failure: why the registry's champion does not answer, in a sentence; ``None`` when it does.
+        challenger_failure: the same for the challenger.
+
+    Raises:
+        BundleError: when nothing can answer: bundles given in the settings fail, or the shipped ones do.
+    """
+
+    answerer: Answerer
+    release: str
+    sha256: str
+
+    def __init__(
+        self,
+        build: Callable[[Predictor, str], Answerer],
+        *,
+        registry: Registry | None = None,
+        bundles: Sequence[Path] = (),
+        shadow: Shadow | None = None,
+    ) -> None:
+        if registry is not None and bundles:
+            raise BundleError(
+                "both bundles and a registry are given to answer from: give one of GPUMEMNET_BUNDLES, GPUMEMNET_REGISTRY"
+            )
+        self.registry = registry
+        self.previous: str | None = None
+        self.aliases = Aliases()
+        self.failure: str | None = None
+        self.challenger_failure: str | None = None
+        self._build = build
+        self._shadow = shadow
+        self._lock = threading.Lock()
+        self._seen: Signature = None
+        if registry is not None:
+            self._begin(registry)
+        elif bundles:
+            self._put(self._ready(CONFIGURED, [load_bundle(folder) for folder in bundles]))
+        else:
+            self._put(self._ready(SHIPPED, shipped_bundles()))
+
+    @property
+    def challenger(self) -> str | None:
+        """The release that is asked beside the champion in this process."""
+        return None if self._shadow is None else self._shadow.release
+
+    def follow(self) -> None:
+        """Answer from what the registry's aliases say now; looks at nothing but the file's date when it has not changed.
+
+        A champion that cannot be loaded or fails its self-test is reported, and what answered before answers on; it is tried
+        again when the aliases change.
+        """
+        if self.registry is None or _signature(self.registry.aliases_file) == self._seen:
+            return
+        with self._lock:
+            self._follow(self.registry)
+
+    def promote(self, release: str, *, by: str, reason: str) -> Aliases:
+        """Test ``release``, make it the registry's champion, and answer from it.
+
+        Raises:
+            UnknownReleaseError: when there is no such release.
+            RegistryError: when there is no registry, or it cannot be written to.
+            BundleError: when the release cannot be loaded or fails its self-test: nothing has changed then.
+        """
+        registry = self._registry()
+        with self._lock:
+            loaded = None if release == self.release else self._load_champion(release)
+            self.aliases = registry.set_champion(release, by=by, reason=reason)
+            self._swap(loaded)
+            self._follow_challenger()
+            return self.aliases
+
+    def roll_back(self, *, by: str, reason: str) -> Aliases:
+        """Test the champion before this one, make it champion again, and answer from it.
+
+        Raises:
+            As :meth:`promote`; RegistryError also when there was no champion before.
+        """
+        registry = self._registry()
+        with self._lock:
+            target = registry.aliases().previous
+            loaded = None if target is None or target == self.release else self._load_champion(target)
+            self.aliases = registry.rollback(by=by, reason=reason)
+            if self.aliases.champion == target:
+                self._swap(loaded)
+                self._follow_challenger()
+            else:  # another process changed the champion in between
+                self._follow(registry)
+            return self.aliases
+
+    def set_challenger(self, release: str | None) -> Aliases:
+        """Test ``release``, make it the registry's challenger, and ask it beside the champion; ``None`` ends that.
+
+        Raises:
+            As :meth:`promote`; RegistryError also when it is the champion.
+        """
+        registry = self._registry()
+        with self._lock:
+            predictor = None if release is None or release == self.challenger else self._load(release, "challenger")
+            self.aliases = registry.set_challenger(release)
+            if self._shadow is not None and release is not None and predictor is not None:
+                self._shadow.challenge(release, predictor)
+                self.challenger_failure = None
+            self._follow_challenger()
+            return self.aliases
+
+    def _registry(self) -> Registry:
+        if self.registry is None:
+            raise RegistryError("there is no registry to choose releases from: give the service a folder in GPUMEMNET_REGISTRY")
+        return self.registry
+
+    def _begin(self, registry: Registry) -> None:
+        """Serve the champion, or else the champion before it, or else the shipped bundles."""
+        self._seen = _signature(registry.aliases_file)
+        candidates = [SHIPPED]
+        try:
+            self.aliases = registry.aliases()
+            candidates = [self.aliases.champion, *filter(None, [self.aliases.previous]), SHIPPED]
+        except RegistryError as error:
+            self._report(str(error))
+        for release in dict.fromkeys(candidates):
+            try:
+                self._put(self._load_champion(release))
+                break
+            except BundleError as error:
+                if release == SHIPPED:
+                    raise
+                self._report(self.failure or str(error))
+        if self.failure:
+            logger.error("the registry's champion does not answer, %s does: %s", self.release, self.failure)
+        self._follow_challenger()
+
+    def _follow(self, registry: Registry) -> None:
+        seen = _signature(registry.aliases_file)
+        try:
+            if seen is None:
+                raise RegistryError(f"{registry.aliases_file}: is gone")
+            self.aliases = registry.aliases()
+            champion = self.aliases.champion
+            self._swap(None if champion == self.release else self._load_champion(champion))
+        except BundleError as error:
+            self._report(str(error))
+            logger.error("the registry's champion does not answer, %s answers on: %s", self.release, error)
+        self._seen = seen
+        self._follow_challenger()
+
+    def _swap(self, loaded: Loaded | None) -> None:
+        """Answer from ``loaded``, or go on when what is wanted answers already."""
+        self._report(None)
+        if loaded is None:
+            return
+        before, self.previous = self.release, self.release
+        MODEL_INFO.labels(self.release, self.sha256[:12]).set(0)
+        self._put(loaded)
+        SWAPS.inc()
+        logger.info("release %s answers now, and %s did before", loaded.release, before)
+        _give_memory_back()
+
+    def _put(self, loaded: Loaded) -> None:
+        if self._shadow is not None:
+            self._shadow.champion_is(loaded.bundles)
+        self.answerer, self.release, self.sha256 = loaded.answerer, loaded.release, loaded.sha256
+        MODEL_INFO.labels(self.release, self.sha256[:12]).set(1)
+
+    def _follow_challenger(self) -> None:
+        wanted = self.aliases.challenger
+        if self._shadow is None or wanted == self.challenger:
+            return
+        self.challenger_failure = None
+        self._shadow.withdraw()
+        try:
+            if wanted is not None:
+                self._shadow.challenge(wanted, self._load(wanted, "challenger"))
+        except BundleError as error:
+            self.challenger_failure = str(error)
+            logger.error("the registry's challenger is not asked: %s", error)
+        _give_memory_back()
+
+    def _load_champion(self, release: str) -> Loaded:
+        predictor = self._load(release, "champion")
+        return self._answering(release, predictor)
+
+    def _load(self, release: str, alias: str) -> Predictor:
+        try:
+            return _tested(self._registry().load(release))
+        except BundleError:
+            FAILED_LOADS.labels(alias).inc()
+            raise
+
+    def _ready(self, release: str, bundles: Sequence[Bundle]) -> Loaded:
+        return self._answering(release, _tested(bundles))
+
+    def _answering(self, release: str, predictor: Predictor) -> Loaded:
+        return Loaded(release, release_digest(predictor.bundles), predictor.bundles, self._build(predictor, release))
+
+    def _report(self, failure: str | None) -> None:
+        self.failure = failure
+        STALE.set(failure is not None)
+
+
+def _tested(bundles: Sequence[Bundle]) -> Predictor:
+    predictor = Predictor(bundles)
+    check_golden(predictor)
+    return predictor
+
+
+def _signature(file: Path) -> Signature:
+    """Changes whenever the file is replaced."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _give_memory_back() -> None:
+    """Return what the release before took to the system: the C library keeps it otherwise, and every change would cost some."""
+    if os.name == "posix":
+        with suppress(OSError, AttributeError):  # musl and macOS have no malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)

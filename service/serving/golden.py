@@ -1,0 +1,164 @@
+"""The self-test that a release passes before it answers anybody: golden jobs, and what must hold for every answer to them.
+
+A graph may load and run and yet be useless: trained on other units, exported with swapped columns, cut short in training.  What
+is tested here holds for every model that deserves the name; whether it is better than another is for the shadow to show.  A card
+may bring golden answers of its own (``"golden": [{"job": …, "expected_bytes": …, "safe_bytes": …}]``), which are tested as well:
+they show that this machine computes what the machine of the training computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from gpumemnet.bundle import ENCODERS
+from gpumemnet.errors import BundleError
+from gpumemnet.estimate import Estimate
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import BundleModel, Predictor
+from service.examples import EXAMPLE_JOBS, predict_examples
+
+PLAUSIBLE_FACTOR: Final = 4.0
+"""Answers to golden jobs lie within this factor of context, weights, gradients, optimizer state and layer outputs together.
+The shipped models lie between 0.8 and 1.7 times of them."""
+
+GOLDEN_TOLERANCE: Final = 0.01
+"""Relative; single precision on another processor differs by far less."""
+
+_SUM_TOLERANCE: Final = 1e-6
+_BATCH_TOLERANCE: Final = 1e-4
+_PHYSICAL_COLUMNS: Final = [
+    FEATURE_NAMES.index(name)
+    for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "input_bytes", "activation_bytes")
+]
+
+
+def check_golden(predictor: Predictor) -> None:
+    """Let every model of ``predictor`` answer golden jobs.
+
+    Raises:
+        BundleError: names the bundle, the job and what is wrong with the answer.
+    """
+    for model in _models(predictor):
+        golden = [(name, job) for name, job in _golden_jobs(model.card.family) if job.has_layers or not model.needs_layers]
+        for name, job in golden:
+            _checked(model, name, job)
+        _check_together(model, [job for _, job in golden])
+        for number, entry in enumerate(_own_golden(model)):
+            _check_own(model, number, entry)
+
+
+def _models(predictor: Predictor) -> Iterator[BundleModel]:
+    families = dict.fromkeys(bundle.card.family for bundle in predictor.bundles)
+    loaded = {(bundle.card.family, bundle.card.encoder) for bundle in predictor.bundles}
+    for family in families:
+        job = job_from_dict(EXAMPLE_JOBS[family])
+        for encoder in ENCODERS:
+            if (family, encoder) in loaded:
+                yield from predictor.models_for(job, encoder)
+
+
+def _golden_jobs(family: str) -> Iterator[tuple[str, TrainingJob]]:
+    for name, question in predict_examples(family).items():
+        job = job_from_dict(question["job"])
+        yield f"{family} job with {name}", job
+
+
+def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
+    try:
+        problem = _problem(model, job)
+    except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
+        raise _failure(model, f"the {name} is not answered ({type(error).__name__}: {error})") from error
+    if problem:
+        raise _failure(model, f"the {name}: {problem}")
+
+
+def _problem(model: BundleModel, job: TrainingJob) -> str | None:
+    features, _, _ = model.look((job,), model.own_place)
+    answer = model.run((job,), features)
+    mixture = answer.distribution
+    if not all(np.isfinite(part).all() for part in (mixture.weights, mixture.locations, mixture.scales, *answer[1:])):
+        return "the graph's outputs are not finite"
+    estimates = [model.estimate((job,), None, coverage)[0] for coverage in model.card.coverages]
+    for estimate in estimates:
+        problem = _estimate_problem(estimate)
+        if problem:
+            return problem
+    limits = [estimate.safe_bytes for estimate in estimates if estimate.safe_bytes is not None]
+    if limits != sorted(limits):
+        return "the safe bytes do not rise with the coverage"
+    if not _same(estimates[-1], model.estimate((job,), None, model.card.coverages[-1])[0], 0.0):
+        return "asked twice it answers differently"
+    closed_form = float(model.card.context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
+    ratio = estimates[-1].expected_bytes / closed_form
+    if not 1 / PLAUSIBLE_FACTOR <= ratio <= PLAUSIBLE_FACTOR:
+        return f"expected are {estimates[-1].expected_bytes:,} bytes, {ratio:.3g} times of what context and tensors take"
+    return None
+
+
+def _estimate_problem(estimate: Estimate) -> str | None:
+    probabilities = estimate.probabilities
+    if not np.isfinite(probabilities).all() or (probabilities < 0).any():
+        return "a probability is no number from 0 to 1"
+    if abs(float(probabilities.sum()) - 1.0) > _SUM_TOLERANCE:
+        return f"the probabilities add up to {float(probabilities.sum()):.6g}"
+    if estimate.expected_bytes <= 0:
+        return f"expected are {estimate.expected_bytes} bytes"
+    if estimate.safe_bytes is not None and estimate.safe_bytes < estimate.expected_bytes:
+        return f"the safe bytes ({estimate.safe_bytes:,}) lie below the expected bytes ({estimate.expected_bytes:,})"
+    return None
+
+
+def _check_together(model: BundleModel, jobs: list[TrainingJob]) -> None:
+    """A job's answer may not depend on which others it is asked with."""
+    coverage = model.card.coverages[0]
+    together = model.estimate(jobs, None, coverage)
+    for job, estimate in zip(jobs, together, strict=True):
+        if not _same(estimate, model.estimate((job,), None, coverage)[0], _BATCH_TOLERANCE):
+            raise _failure(model, "a job gets another answer when it is asked together with others")
+
+
+def _same(one: Estimate, other: Estimate, tolerance: float) -> bool:
+    if (one.safe_bytes is None) != (other.safe_bytes is None):
+        return False
+    return (
+        math.isclose(one.expected_bytes, other.expected_bytes, rel_tol=tolerance)
+        and math.isclose(one.safe_bytes or 0, other.safe_bytes or 0, rel_tol=tolerance)
+        and bool(np.allclose(one.probabilities, other.probabilities, rtol=0, atol=tolerance))
+    )
+
+
+def _own_golden(model: BundleModel) -> list[Any]:
+    golden = model.card.document.get("golden", [])
+    if not isinstance(golden, list):
+        raise _failure(model, "the card's golden answers are no list")
+    return golden
+
+
+def _check_own(model: BundleModel, number: int, entry: Any) -> None:
+    try:
+        job, answers = job_from_dict(entry["job"]), {name: entry[name] for name in ("expected_bytes", "safe_bytes")}
+        estimate = model.estimate((job,), None, entry.get("coverage", model.card.coverages[-1]))[0]
+        found: Mapping[str, int | None] = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
+        for name, wanted in answers.items():
+            bytes_found = found[name]
+            is_same = (
+                wanted is bytes_found
+                if wanted is None or bytes_found is None
+                else math.isclose(wanted, bytes_found, rel_tol=GOLDEN_TOLERANCE)
+            )
+            if not is_same:
+                raise _failure(model, f"golden job {number} of its card: {name} are {bytes_found} and should be {wanted}")
+    except BundleError:
+        raise
+    except Exception as error:
+        raise _failure(model, f"golden job {number} of its card is not answered ({type(error).__name__}: {error})") from error
+
+
+def _failure(model: BundleModel, what: str) -> BundleError:
+    return BundleError(f"the self-test of {model.card.name} (bundle {model.bundle.sha256[:12]}) failed: {what}")

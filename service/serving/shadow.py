@@ -1,0 +1,143 @@
+"""The challenger answers a share of what the champion answered, in the background, so that the two can be compared.
+
+Nobody waits for it: what is asked beside is put into a short queue and dropped when that is full, and the thread that answers
+rests so long after each job that it never takes more than a tenth of the processor from the requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from gpumemnet.bundle import Bundle
+from gpumemnet.errors import GpumemnetError
+from gpumemnet.predictor import Predictor
+from service.records import PredictionRecord, Recorder
+from service.serving.metrics import SHADOW_DIFFERENCE, SHADOWED
+
+QUEUE_LENGTH: Final = 256
+MAX_BUSY_SHARE: Final = 0.1
+"""Of the processor's time, for answers that nobody waits for."""
+
+_IDLE_SECONDS: Final = 0.5
+
+logger = logging.getLogger("gpumemnet.service")
+
+
+class ShadowStore(Recorder, Protocol):
+    """Takes note of predictions, and of what the challenger said of them."""
+
+    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
+        """Take note of the challenger's answer to a prediction recorded before; never blocks and never raises."""
+        ...
+
+
+class Challenger(NamedTuple):
+    """A release that is asked beside the champion."""
+
+    release: str
+    predictor: Predictor
+    sha256_of: Mapping[str, str]
+    """Name of a model → hash of its bundle."""
+
+
+class Shadow:
+    """A :class:`~service.records.Recorder` that passes every prediction on, and asks the challenger about a share of them.
+
+    Args:
+        store: takes note of predictions and of the challenger's answers; ``None`` where nothing is stored.
+        share: from 0 to 1.
+    """
+
+    def __init__(self, store: ShadowStore | None, share: float) -> None:
+        self._store = store
+        self._share = share
+        self._queue: queue.Queue[tuple[Challenger, PredictionRecord]] = queue.Queue(QUEUE_LENGTH)
+        self._challenger: Challenger | None = None
+        self._encoders: Mapping[str, str] = {}
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._dropped = SHADOWED.labels("dropped")
+        self._compared = SHADOWED.labels("compared")
+        self._failed = SHADOWED.labels("failed")
+
+    @property
+    def release(self) -> str | None:
+        """The challenger's release; ``None`` where there is none."""
+        challenger = self._challenger
+        return None if challenger is None else challenger.release
+
+    def challenge(self, release: str, predictor: Predictor) -> None:
+        """Ask ``predictor`` from now on."""
+        hashes = {bundle.card.name: bundle.sha256 for bundle in predictor.bundles}
+        self._challenger = Challenger(release, predictor, hashes)
+
+    def withdraw(self) -> None:
+        """Ask nobody from now on."""
+        self._challenger = None
+
+    def champion_is(self, bundles: Iterable[Bundle]) -> None:
+        """Learn what the champion's bundles look at: the challenger is asked for the same encoder."""
+        self._encoders = {bundle.sha256: bundle.card.encoder for bundle in bundles}
+
+    def record(self, record: PredictionRecord) -> None:
+        """Pass one prediction on, and perhaps ask the challenger about it later."""
+        if self._store is not None:
+            self._store.record(record)
+        challenger = self._challenger
+        if challenger is None or random.random() >= self._share:
+            return
+        try:
+            self._queue.put_nowait((challenger, record))
+        except queue.Full:
+            self._dropped.inc()
+
+    def start(self) -> None:
+        """Begin to ask; in the process that serves, after any fork."""
+        if self._thread is None:
+            self._stopping.clear()
+            self._thread = threading.Thread(target=self._run, name="gpumemnet-shadow", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop asking; what is waiting is forgotten."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                challenger, record = self._queue.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                continue
+            began = time.thread_time()
+            if challenger is self._challenger:
+                self._ask(challenger, record)
+            del challenger, record  # or a challenger that is gone would stay in memory until the next prediction
+            self._stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
+
+    def _ask(self, challenger: Challenger, record: PredictionRecord) -> None:
+        answered = record.estimate
+        try:
+            estimate = challenger.predictor.predict(
+                record.job, coverage=answered.coverage, gpu=answered.gpu, encoder=self._encoders.get(record.model_sha256)
+            )
+            SHADOW_DIFFERENCE.observe(abs(math.log(estimate.expected_bytes / answered.expected_bytes)))
+            sha256 = challenger.sha256_of[estimate.estimator]
+            if self._store is not None:
+                self._store.record_shadow(record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes)
+        except GpumemnetError:  # another coverage, encoder or family than the champion's
+            self._failed.inc()
+        except Exception:
+            self._failed.inc()
+            logger.exception("the challenger %s failed", challenger.release)
+        else:
+            self._compared.inc()
