@@ -24,8 +24,14 @@ PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 """Label sources whose label is ``peak_process_bytes``."""
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
 """Label sources whose label is ``peak_device_bytes``."""
-LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES
-PROVENANCES: Final = ("measured", "published", TRACED, "stand_in")
+SITE_PROCESS_SOURCES: Final = ("slurm_gpumem",)
+"""What schedulers and monitors read of the process every few seconds, so that a short peak may be missed."""
+SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
+"""The same of the whole device, neighbours included: see :data:`gpumemnet.observation.SOURCES`."""
+LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
+OBSERVED: Final = "observed"
+"""Provenance of what a finished job of a site really used, as its scheduler reported it."""
+PROVENANCES: Final = ("measured", "published", TRACED, OBSERVED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 
 _COUNTS: Final = (
@@ -64,7 +70,7 @@ class Measurement:
         status: ``ok``, ``oom`` (memory > ``capacity_bytes``), ``timeout`` or ``error``.
         label_source: one of :data:`LABEL_SOURCES`.
         capacity_bytes: device memory that the job could have had when it ran alone.
-        provenance: ``measured``, ``published`` or ``traced``.
+        provenance: ``measured``, ``published``, ``traced`` or ``observed``.
         gpu: the GPU's name as the driver gives it.
         recipe: name of the search space, so that test-only sets (a zoo of real models) stay apart.
         architecture: JSON object with every parameter of the network; rebuilds it.
@@ -134,6 +140,10 @@ class Measurement:
         object.__setattr__(self, "architecture_key", key)
         if (self.provenance == TRACED) != (self.label_source == TRACED):
             raise DatasetError("a traced row has both provenance and label_source 'traced', and no other row has either")
+        if self.label_source in SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES and self.provenance != OBSERVED:
+            raise DatasetError(
+                f"a row with label_source '{self.label_source}' was observed by a site: provenance is '{OBSERVED}'"
+            )
         if self.status == "ok" and self.label_bytes is None:
             raise DatasetError("status is 'ok', but the row holds no label")
 
@@ -142,7 +152,8 @@ class Measurement:
         """The label: peak process bytes, or peak device bytes where the source is the device; ``None`` unless ``ok``."""
         if self.status != "ok":
             return None
-        return self.peak_process_bytes if self.label_source in PROCESS_SOURCES else self.peak_device_bytes
+        of_process = self.label_source in PROCESS_SOURCES + SITE_PROCESS_SOURCES
+        return self.peak_process_bytes if of_process else self.peak_device_bytes
 
 
 MEASUREMENT_FIELDS: Final = tuple(f.name for f in fields(Measurement) if f.name != "job")

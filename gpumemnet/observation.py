@@ -1,0 +1,266 @@
+"""An observation: what a finished job really used, as a scheduler reports it.
+
+It names the job by the id of the prediction that it was scheduled with, or holds the job itself.  A job that ran out of GPU
+memory is a censored observation: it needed more than it had.  The service stores observations, ``gpumemnet import-sacct`` makes
+them from Slurm's accounting, and they join the dataset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from gpumemnet.devices import device_profile
+from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.layers import describe
+from gpumemnet.measurement import (
+    DEVICE_SOURCES,
+    LABEL_SOURCES,
+    PROCESS_SOURCES,
+    SITE_DEVICE_SOURCES,
+    SITE_PROCESS_SOURCES,
+    TRACED,
+)
+from gpumemnet.units import GIB, MIB
+
+SOURCES: Final[Mapping[str, str]] = {
+    "nvml_accounting": "NVML's accounting mode: the highest memory of the process, kept by the driver",
+    "nvml_process": "NVML's or nvidia-smi's memory of the process, read again and again: the highest reading",
+    "nvml_device_difference": "NVML's memory of the whole GPU less what it was before the job, which ran alone: the highest",
+    "nvidia_smi_device_1s": "nvidia-smi's memory of the whole GPU every second, the job alone on it: the highest",
+    "slurm_gpumem": "Slurm's accounting of gres/gpumem: NVML's memory of the processes, by default every 30 seconds",
+    "dcgm": "DCGM's framebuffer in use (DCGM_FI_DEV_FB_USED), the job alone on the GPU: the highest reading",
+    "prometheus": "another exporter's series of a GPU's memory, the job alone on it: the highest sample",
+}
+"""Where a peak may come from.  Not among them: the allocator's own maximum (``torch.cuda.max_memory_reserved``), which lacks the
+CUDA context, and a trace, which is a prediction itself."""
+
+PROCESS_OBSERVATIONS: Final = (*(source for source in PROCESS_SOURCES if source != TRACED), *SITE_PROCESS_SOURCES)
+"""Sources that read the process; the others read the whole GPU."""
+
+MIN_BYTES: Final = MIB
+MAX_BYTES: Final = 1024 * GIB
+"""No process on a GPU takes less than the one or more than the other: outside, the unit is wrong."""
+MAX_KEY_LENGTH: Final = 200
+MAX_TEXT_LENGTH: Final = 100
+EARLIEST: Final = datetime(2010, 1, 1, tzinfo=UTC)
+CLOCK_SKEW: Final = timedelta(days=1)
+"""How far in the future an observation may lie: clocks differ, and so do ideas of the time zone."""
+
+OBSERVATION_FIELDS: Final = (
+    *("prediction_id", "job", "gpu", "peak_mib", "peak_bytes", "source", "oom", "limit_mib", "limit_bytes"),
+    *("observed_at", "idempotency_key", "driver", "cuda", "torch"),
+)
+_SOFTWARE: Final = ("driver", "cuda", "torch")
+_PREDICTION_ID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
+
+assert set(SOURCES) == set(LABEL_SOURCES) - {TRACED}
+assert set(PROCESS_OBSERVATIONS) == set(SOURCES) - set(DEVICE_SOURCES) - set(SITE_DEVICE_SOURCES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one run of a job used.
+
+    Attributes:
+        source: where the peak comes from, one of :data:`SOURCES`; of an ``oom``, who noticed.
+        prediction_id: id of the prediction that the job was scheduled with.
+        job: the job itself; beside a prediction's id it counts where the prediction is not known any more.
+        gpu: the GPU that it ran on, by NVML's name where the catalogue has it; ``None`` for that of the prediction.
+        peak_bytes: the most GPU memory that it took, CUDA context included; ``None`` only with ``oom``.
+        oom: whether it ran out of GPU memory: it needed more than ``peak_bytes`` and ``limit_bytes``.
+        limit_bytes: the memory that it could have had, its limit or the whole GPU.
+        observed_at: when it ended.
+        idempotency_key: the reporter's name for this observation, which is then stored once however often it is sent.
+        driver, cuda, torch: versions of the software.
+    """
+
+    source: str
+    prediction_id: str | None = None
+    job: TrainingJob | None = None
+    gpu: str | None = None
+    peak_bytes: int | None = None
+    oom: bool = False
+    limit_bytes: int | None = None
+    observed_at: datetime | None = None
+    idempotency_key: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    torch: str | None = None
+
+
+def observation_from_dict(document: object) -> Observation:
+    """An observation from its JSON object.
+
+    Raises:
+        InvalidRequestError: names the field and says what it may hold.
+        InvalidJobError: when the job is at fault; the field begins with ``job``.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidRequestError(f"an observation must be a JSON object, not {describe(document)}")
+    for name in document:
+        if name not in OBSERVATION_FIELDS:
+            raise InvalidRequestError(f"is not a field: {_hint(str(name))}", str(name)[:64])
+    given = {name: value for name, value in document.items() if value is not None}
+    oom = given.get("oom", False)
+    if not isinstance(oom, bool):
+        raise InvalidRequestError(f"must be true or false, not {describe(oom)}", "oom")
+    observation = Observation(
+        source=_source(given.get("source")),
+        prediction_id=_prediction_id(given.get("prediction_id")),
+        job=_job(given["job"]) if "job" in given else None,
+        gpu=_gpu(given.get("gpu")),
+        peak_bytes=_amount(given, "peak"),
+        oom=oom,
+        limit_bytes=_amount(given, "limit"),
+        observed_at=_time(given.get("observed_at")),
+        idempotency_key=_text(given, "idempotency_key", MAX_KEY_LENGTH),
+        **{name: _text(given, name, MAX_TEXT_LENGTH) for name in _SOFTWARE},
+    )
+    if observation.peak_bytes is None and not oom:
+        raise InvalidRequestError("is missing: give the peak as peak_mib or peak_bytes, or oom if the job ran out", "peak_mib")
+    if observation.prediction_id is None and observation.job is None:
+        raise InvalidRequestError("is missing: give the prediction's id, or the job and its gpu", "prediction_id")
+    if observation.job is not None and observation.gpu is None:
+        raise InvalidRequestError("is missing: the memory of a job depends on the GPU that it ran on", "gpu")
+    if observation.gpu is not None:
+        check_capacity(observation, observation.gpu)
+    return observation
+
+
+def observation_to_dict(observation: Observation) -> dict[str, Any]:
+    """The JSON object of ``observation``, without what is not known; :func:`observation_from_dict` gives the same back."""
+    one = observation
+    values = {
+        "prediction_id": one.prediction_id,
+        "job": None if one.job is None else job_to_dict(one.job),
+        "gpu": one.gpu,
+        "peak_bytes": one.peak_bytes,
+        "source": one.source,
+        "oom": one.oom,
+        "limit_bytes": one.limit_bytes,
+        "observed_at": None if one.observed_at is None else one.observed_at.isoformat(),
+        "idempotency_key": one.idempotency_key,
+        **{name: getattr(one, name) for name in _SOFTWARE},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def content_hash(observation: Observation) -> str:
+    """SHA-256 over all that ``observation`` says, its idempotency key left out: equal for equal observations."""
+    document = observation_to_dict(observation)
+    document.pop("idempotency_key", None)
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def check_capacity(observation: Observation, gpu: str) -> None:
+    """Refuse a peak that the GPU called ``gpu`` cannot have held, where the catalogue knows it.
+
+    Raises:
+        InvalidRequestError: says both amounts.
+    """
+    try:
+        capacity_bytes = device_profile(gpu).capacity_bytes
+    except InvalidRequestError:
+        return
+    if observation.peak_bytes is not None and observation.peak_bytes > capacity_bytes:
+        raise InvalidRequestError(
+            f"is {observation.peak_bytes} bytes, more than the {capacity_bytes} of one {gpu}: "
+            "are the unit and the GPU right, and is it the peak on one GPU?",
+            "peak_bytes",
+        )
+
+
+def _source(value: object) -> str:
+    if value == TRACED:
+        raise InvalidRequestError("must say what was read of a GPU; a trace is a prediction and no observation", "source")
+    if not isinstance(value, str) or value not in SOURCES:
+        wrong = "is missing" if value is None else f"is {describe(value)}"
+        raise InvalidRequestError(f"{wrong}: must be one of {', '.join(SOURCES)}", "source")
+    return value
+
+
+def _prediction_id(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _PREDICTION_ID.match(value.lower()):
+        raise InvalidRequestError(
+            f"must be a prediction's id as the answer gave it (a UUID), not {describe(value)}", "prediction_id"
+        )
+    return value.lower()
+
+
+def _job(value: object) -> TrainingJob:
+    try:
+        return job_from_dict(value)
+    except InvalidJobError as error:
+        raise InvalidJobError(error.reason, f"job.{error.field}" if error.field else "job") from None
+
+
+def _gpu(value: object) -> str | None:
+    text = _text({"gpu": value}, "gpu", MAX_TEXT_LENGTH)
+    if text is None:
+        return None
+    try:
+        return device_profile(text).name
+    except InvalidRequestError:
+        return text
+
+
+def _amount(given: Mapping[str, Any], name: str) -> int | None:
+    in_mib, in_bytes = given.get(f"{name}_mib"), given.get(f"{name}_bytes")
+    if in_mib is None and in_bytes is None:
+        return None
+    if in_mib is not None and in_bytes is not None:
+        raise InvalidRequestError(f"must not stand beside {name}_bytes: give one of them", f"{name}_mib")
+    if in_mib is None:
+        if type(in_bytes) is not int or not MIN_BYTES <= in_bytes <= MAX_BYTES:
+            raise InvalidRequestError(
+                f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}", f"{name}_bytes"
+            )
+        return in_bytes
+    is_number = type(in_mib) in (int, float) and math.isfinite(in_mib)
+    if not is_number or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:
+        raise InvalidRequestError(
+            f"must be a number of MiB between {MIN_BYTES // MIB} and {MAX_BYTES // MIB}, not {describe(in_mib)}", f"{name}_mib"
+        )
+    return math.ceil(in_mib * MIB)
+
+
+def _time(value: object) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        time = datetime.fromisoformat(value)  # type: ignore[arg-type]  # anything but a text is a TypeError
+    except (TypeError, ValueError):
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidRequestError(
+            f"must be a time with its zone such as 2026-01-31T12:00:00Z (RFC 3339), not {describe(value)}", "observed_at"
+        )
+    if not EARLIEST <= time <= datetime.now(UTC) + CLOCK_SKEW:
+        raise InvalidRequestError(f"must lie between {EARLIEST:%Y} and now, not at {describe(value)}", "observed_at")
+    return time.astimezone(UTC)
+
+
+def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 1 <= len(value.strip()) <= len(value) <= longest or not value.isprintable():
+        raise InvalidRequestError(f"must be a text of 1 to {longest} printable characters, not {describe(value)}", name)
+    return value
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(name[:64], OBSERVATION_FIELDS, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known fields are {', '.join(OBSERVATION_FIELDS)}"
