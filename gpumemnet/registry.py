@@ -40,6 +40,8 @@ MAX_HISTORY: Final = 1000
 PRUNE_GRACE_SECONDS: Final = 3600.0
 """Bundles younger than this are not pruned: their release may be about to be written."""
 
+NAME_RULE: Final = "use up to 64 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or a digit"
+
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_TEXT: Final = 1000
@@ -412,6 +414,11 @@ def release_digest(bundles: Collection[Bundle]) -> str:
     return hashlib.sha256("\n".join(sorted(bundle.sha256 for bundle in bundles)).encode()).hexdigest()
 
 
+def is_release_name(name: object) -> bool:
+    """Whether ``name`` is a text that a release may be called; no such name leads out of the registry's folder."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
 def _slot(bundle: Bundle) -> tuple[str, str, object]:
     """What a release holds one bundle for, as :class:`gpumemnet.predictor.Predictor` does."""
     return bundle.card.family, bundle.card.encoder, bundle.card.document["training_data"].get("provenance")
@@ -446,23 +453,20 @@ def _parsed(content: bytes, path: Path) -> dict[str, Any]:
 
 def _document(content: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps({"format": FORMAT, **content}, indent=2, allow_nan=False).encode() + b"\n"
+        return json.dumps({"format": FORMAT, **content}, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise RegistryError(f"the lineage must be a JSON object ({error})") from None
 
 
 def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RegistryError(
-            f"{describe(name)} cannot be the name of a release: use up to 64 lower-case letters, digits, dots, dashes and "
-            "underscores, beginning with a letter or a digit"
-        )
-    return name
+    if not is_release_name(name):
+        raise RegistryError(f"{describe(name)} cannot be the name of a release: {NAME_RULE}")
+    return str(name)
 
 
 def _checked_text(text: str, field: str) -> str:
-    if not isinstance(text, str) or len(text) > _MAX_TEXT:
-        raise RegistryError(f"{field} must be a text of at most {_MAX_TEXT} characters")
+    if not isinstance(text, str) or len(text) > _MAX_TEXT or not text.isprintable():
+        raise RegistryError(f"{field} must be one line of text of at most {_MAX_TEXT} characters")
     return text
 
 

@@ -1,19 +1,22 @@
 """Looking at the models and choosing which of them answer, over HTTP; whether the caller may is asked before it comes here.
 
-A change is tested and done when its answer is sent, in this worker; the others follow by themselves (:mod:`service.serving.watch`).
+A change is tested and done when its answer is sent, in this worker; the others follow by themselves
+(:mod:`service.serving.watch`).
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import (
     BundleError,
@@ -25,14 +28,11 @@ from gpumemnet.errors import (
 )
 from gpumemnet.job_json import parse_json
 from gpumemnet.layers import describe
-from gpumemnet.registry import SHIPPED, Change, Registry, Release
+from gpumemnet.registry import NAME_RULE, Registry, Release, is_release_name
 from service.endpoint import JSON, read_json_body, send_answer
-from service.problems import CONFLICT, MEDIA_TYPE, OVERLOADED, UNKNOWN, Refusal
-from service.schemas import reference
+from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from service.serving.champion import Serving
-
-HISTORY_SHOWN: Final = 50
-MAX_REASON: Final = 500
+from service.serving.description import HISTORY_SHOWN, MAX_REASON
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -53,8 +53,11 @@ def admin_routes(serving: Serving) -> list[BaseRoute]:
     def roll_back(document: Mapping[str, Any], caller: str) -> None:
         serving.roll_back(by=caller, reason=_reason(document))
 
+    async def models(request: Request) -> Response:
+        return Response(await run_in_threadpool(_models, serving), media_type=JSON)
+
     return [
-        Route("/v1/admin/models", _reading(serving), methods=["GET"]),
+        Route("/v1/admin/models", models, methods=["GET"]),
         Route("/v1/admin/models/champion", _Change(serving, promote, ("release", "reason")), methods=["PUT"]),
         Route("/v1/admin/models/challenger", _Change(serving, challenge, ("release",)), methods=["PUT"]),
         Route("/v1/admin/models/rollback", _Change(serving, roll_back, ("reason",)), methods=["POST"]),
@@ -88,7 +91,7 @@ class _Change:
         document = _document(body, self._fields)
         caller = _caller(scope)
         await run_in_threadpool(self._apply, document, caller)
-        logger.info("%s %s by %s", scope["path"], orjson.dumps(document).decode(), caller or "nobody named")
+        logger.info("%s %s by %s", scope["path"], json.dumps(document), caller or "nobody named")
         await send_answer(send, 200, JSON, await run_in_threadpool(_models, self._serving))
 
     def _apply(self, document: Mapping[str, Any], caller: str) -> None:
@@ -101,24 +104,9 @@ class _Change:
         except RegistryError as error:
             raise Refusal(CONFLICT, str(error)) from None
         except BundleError as error:
-            raise InvalidRequestError(f"cannot answer: {error}", "release") from None
-
-
-def _reading(serving: Serving) -> ASGIApp:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_answer(send, 200, JSON, await run_in_threadpool(_models, serving))
-
-    return _Application(answer)
-
-
-class _Application:
-    """A function as an object: Starlette takes a plain function for something else than an ASGI application."""
-
-    def __init__(self, answer: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._answer = answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(scope, receive, send)
+            if "release" in self._fields:
+                raise InvalidRequestError(f"cannot answer: {error}", "release") from None
+            raise Refusal(CONFLICT, f"the champion before this one cannot answer: {error}") from None
 
 
 def _models(serving: Serving) -> bytes:
@@ -131,7 +119,7 @@ def _models(serving: Serving) -> bytes:
             releases = [_release_document(registry, release) for release in registry.releases()]
         except RegistryError as error:
             failure = str(error)
-    return orjson.dumps(
+    return json.dumps(  # not orjson: a lineage may hold whole numbers of any size
         {
             "has_registry": registry is not None,
             "champion": aliases.champion if registry is not None else None,
@@ -145,9 +133,9 @@ def _models(serving: Serving) -> bytes:
                 "challenger_failure": serving.challenger_failure,
             },
             "releases": releases,
-            "history": [_change_document(change) for change in aliases.history[-HISTORY_SHOWN:]],
+            "history": [asdict(change) for change in aliases.history[-HISTORY_SHOWN:]],
         }
-    )
+    ).encode()
 
 
 def _release_document(registry: Registry, release: Release) -> Document:
@@ -172,16 +160,6 @@ def _release_document(registry: Registry, release: Release) -> Document:
     }
 
 
-def _change_document(change: Change) -> Document:
-    return {
-        "champion": change.champion,
-        "since": change.since,
-        "by": change.by,
-        "reason": change.reason,
-        "is_rollback": change.is_rollback,
-    }
-
-
 def _document(body: bytes, fields: tuple[str, ...]) -> Document:
     if not body.strip() and "release" not in fields:
         return {}
@@ -203,15 +181,18 @@ def _release(document: Mapping[str, Any], *, is_nullable: bool = False) -> str |
     release = document["release"]
     if release is None and is_nullable:
         return None
-    if not isinstance(release, str):
-        raise InvalidRequestError(f"must be the name of a release{' or null' * is_nullable}, not {describe(release)}", "release")
+    if not is_release_name(release):
+        raise InvalidRequestError(f"cannot be the name of a release{' or null' * is_nullable}: {NAME_RULE}", "release")
+    assert isinstance(release, str)
     return release
 
 
 def _reason(document: Mapping[str, Any]) -> str:
     reason = document.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > MAX_REASON:
-        raise InvalidRequestError(f"must be a text of at most {MAX_REASON} characters, not {describe(reason)}", "reason")
+    if not isinstance(reason, str) or len(reason) > MAX_REASON or not reason.isprintable():
+        raise InvalidRequestError(
+            f"must be one line of text of at most {MAX_REASON} characters, not {describe(reason)}", "reason"
+        )
     return reason
 
 
@@ -219,128 +200,3 @@ def _caller(scope: Scope) -> str:
     """The name of the key that the gate let pass, where keys are asked for."""
     name = scope.get("state", {}).get("key_name", "")
     return name if isinstance(name, str) else ""
-
-
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ReleaseBundle(_Shape):
-    """One bundle of a release."""
-
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    name: str
-    version: str
-    family: str
-    encoder: str
-
-
-class ReleaseDetails(_Shape):
-    """A release: the bundles that answer together."""
-
-    name: str
-    created: str | None = Field(description="when it was made (ISO 8601); null for the bundles of the package")
-    parent: str | None = Field(description="the release that it was made from")
-    note: str
-    lineage: dict[str, Any] = Field(description="what made it, as its maker says: data, code, seeds")
-    is_whole: bool = Field(description="whether every bundle is there and has its checksum")
-    problem: str | None = Field(description="what is wrong, in a sentence, where it is not whole")
-    bundles: list[ReleaseBundle] = Field(description="its bundles; empty where it is not whole")
-
-
-class ChampionChange(_Shape):
-    """One change of the champion."""
-
-    champion: str
-    since: str = Field(description="when it became champion (ISO 8601)")
-    by: str = Field(description="name of the key, or of the user at the command line; empty where nobody was asked for one")
-    reason: str
-    is_rollback: bool = Field(description="whether this went back to an older champion")
-
-
-class ServedModels(_Shape):
-    """What the worker that answered this request does."""
-
-    release: str = Field(description="the release that answers")
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash over the release's bundles")
-    challenger: str | None = Field(description="the release that is asked beside it")
-    failure: str | None = Field(description="why the champion does not answer, in a sentence; null when it does")
-    challenger_failure: str | None = Field(description="why the challenger is not asked")
-
-
-class AdminModels(_Shape):
-    """The registry and what is made of it."""
-
-    has_registry: bool = Field(description="whether the service has a registry; without one nothing can be changed")
-    champion: str | None = Field(description="the release that should answer; null without a registry")
-    challenger: str | None = Field(description="the release that should be asked beside it")
-    previous: str | None = Field(description="the release that a rollback goes back to")
-    serving: ServedModels
-    releases: list[ReleaseDetails] = Field(description="the shipped release first, then by age")
-    history: list[ChampionChange] = Field(description=f"the last {HISTORY_SHOWN} changes of the champion, the oldest first")
-
-
-class ChampionRequest(_Shape):
-    """Which release shall answer."""
-
-    release: str
-    reason: str = Field(default="", max_length=MAX_REASON, description="why; it stays in the history")
-
-
-class ChallengerRequest(_Shape):
-    """Which release shall be asked beside the champion."""
-
-    release: str | None = Field(description="null for none")
-
-
-class RollbackRequest(_Shape):
-    """Why the champion before this one shall answer again."""
-
-    reason: str = Field(default="", max_length=MAX_REASON, description="why; it stays in the history")
-
-
-ADMIN_SHAPES: Final[tuple[type[BaseModel], ...]] = (AdminModels, ChampionRequest, ChallengerRequest, RollbackRequest)
-
-
-def admin_paths() -> Document:
-    """What the API's description says of these routes."""
-    release = {"release": SHIPPED, "reason": "the new one is too high for CNNs"}
-    return {
-        "/v1/admin/models": {"get": _operation("admin_models", "Releases, aliases and what this worker answers from", None, {})},
-        "/v1/admin/models/champion": {
-            "put": _operation(
-                "set_champion", "Let a release answer: tested first, and done when this is answered", "ChampionRequest", release
-            )
-        },
-        "/v1/admin/models/challenger": {
-            "put": _operation(
-                "set_challenger", "Let a release be asked beside the champion, or none", "ChallengerRequest", {"release": None}
-            )
-        },
-        "/v1/admin/models/rollback": {
-            "post": _operation(
-                "roll_back", "Let the champion before this one answer again", "RollbackRequest", {"reason": release["reason"]}
-            )
-        },
-    }
-
-
-def _operation(name: str, summary: str, request: str | None, example: Mapping[str, Any]) -> Document:
-    answer = {"200": {"description": "What there is now.", "content": {JSON: {"schema": reference("AdminModels")}}}}
-    operation: Document = {"tags": ["admin"], "summary": summary, "operationId": name, "responses": answer}
-    if request is not None:
-        content = {JSON: {"schema": reference(request), "example": dict(example)}}
-        operation["requestBody"] = {"required": request != "RollbackRequest", "content": content}
-        operation["responses"] = answer | {
-            "404": _problem("There is no release of this name."),
-            "409": _problem("There is no registry, or it refuses: nothing has changed."),
-            "413": _problem("The body is too large."),
-            "415": _problem("The body is not declared as application/json."),
-            "422": _problem("A field is at fault, or the release is damaged or fails its self-test: nothing has changed."),
-            "503": _problem("Another process is writing to the registry."),
-        }
-    return operation
-
-
-def _problem(meaning: str) -> Document:
-    return {"description": meaning, "content": {MEDIA_TYPE: {"schema": reference("Problem")}}}

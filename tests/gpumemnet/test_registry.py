@@ -1,0 +1,327 @@
+"""The registry: what is in it is whole, whoever is killed and however many write; champion, challenger and the way back."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.bundle import MODEL_FILE, shipped_bundles
+from gpumemnet.durable import STAGING_PREFIX, locked
+from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
+from gpumemnet.predictor import Predictor
+from gpumemnet.registry import SHIPPED, Registry, release_digest
+from tests.registries import add_release, other_bundle, shipped
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "registry")
+
+
+def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gpumemnet", "registry", *map(str, arguments)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**clean, "COLUMNS": "200"})
+
+
+def test_without_files_the_shipped_release_is_champion(registry: Registry) -> None:
+    assert (registry.aliases().champion, registry.aliases().challenger, registry.aliases().previous) == (SHIPPED, None, None)
+    assert [release.name for release in registry.releases()] == [SHIPPED]
+    assert [bundle.sha256 for bundle in registry.load(SHIPPED)] == [bundle.sha256 for bundle in shipped_bundles()]
+    assert registry.verify() == ()
+    assert not registry.folder.exists()
+
+
+def test_a_release_takes_its_parents_bundles_but_those_it_replaces(registry: Registry, tmp_path: Path) -> None:
+    sha256 = add_release(registry, tmp_path, "r1")
+    lineage = {"data": "0" * 64, "seeds": [1, 2]}
+    mlp = registry.add_bundle(other_bundle(tmp_path / "mlp", "2", "mlp-h200-traced").source)
+    second = registry.create_release("r2", [mlp.sha256], parent="r1", lineage=lineage, note="better MLPs")
+    replaced = {shipped().sha256, shipped("mlp-h200-traced").sha256}
+    kept = {bundle.sha256 for bundle in shipped_bundles()} - replaced
+    assert set(second.bundles) == kept | {sha256, mlp.sha256}
+    assert registry.release("r2") == second
+    assert (second.parent, second.lineage, second.note) == ("r1", lineage, "better MLPs")
+    assert [release.name for release in registry.releases()] == [SHIPPED, "r1", "r2"]
+    assert {bundle.card.version for bundle in Predictor(registry.load("r2")).bundles} == {"1", "2", "r1"}
+    # the bundles of the package that it keeps are its own: an upgrade of the package does not change it
+    assert all(Path(bundle.source).is_relative_to(registry.folder) for bundle in registry.load("r2"))
+    assert release_digest(registry.load("r2")) == release_digest(registry.load("r2")[::-1]) != release_digest(registry.load("r1"))
+
+
+def test_adding_a_bundle_twice_changes_nothing(registry: Registry, tmp_path: Path) -> None:
+    source = other_bundle(tmp_path / "one", "2").source
+    first = registry.add_bundle(source)
+    folder = Path(first.source)
+    before = folder.stat().st_mtime_ns
+    assert registry.add_bundle(source) == first
+    assert folder.stat().st_mtime_ns == before
+    assert [path.stat().st_mode & 0o222 for path in folder.iterdir()] == [0, 0, 0]
+
+
+def test_champions_challengers_and_the_way_back(registry: Registry, tmp_path: Path) -> None:
+    for name in ("r1", "r2", "r3"):
+        add_release(registry, tmp_path, name)
+    registry.set_challenger("r1")
+    assert registry.aliases().challenger == "r1"
+    aliases = registry.set_champion("r1", by="ada", reason="better on CNNs")
+    assert (aliases.champion, aliases.challenger, aliases.previous) == ("r1", None, SHIPPED)
+    assert aliases == registry.aliases()
+    registry.set_champion("r2", by="ada", reason="")
+    assert registry.set_champion("r2", by="bob", reason="again") == registry.aliases()
+    assert [change.champion for change in registry.aliases().history] == [SHIPPED, "r1", "r2"]
+    # undone twice: not back to what was undone first
+    assert registry.rollback(by="ada", reason="too high").champion == "r1"
+    assert registry.rollback(by="ada", reason="too high as well").champion == SHIPPED
+    with pytest.raises(RegistryError, match="no champion before 'shipped'"):
+        registry.rollback(by="ada", reason="")
+    registry.set_champion("r3", by="ada", reason="")
+    assert registry.aliases().previous == SHIPPED
+    assert registry.aliases().history[-2].reason == "too high as well"
+    assert [change.is_rollback for change in registry.aliases().history] == [False] * 3 + [True] * 2 + [False]
+    with pytest.raises(RegistryError, match="is the champion"):
+        registry.set_challenger("r3")
+    registry.set_challenger("r2")
+    assert registry.set_challenger(None).challenger is None
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: Path) -> None:
+    sha256 = add_release(registry, tmp_path, "r1")
+    for refusing, says in (
+        (lambda: registry.create_release("r1", [sha256]), "already"),
+        (lambda: registry.create_release(SHIPPED, [sha256]), "belongs to the bundles of the package"),
+        (lambda: registry.create_release("r2", []), "at least one bundle"),
+        (lambda: registry.create_release("r2", ["f" * 64]), "add it first"),
+        (lambda: registry.create_release("r2", ["../../etc"]), "no SHA-256"),
+        (lambda: registry.create_release("r2", [sha256], parent="none"), "no release 'none'"),
+        (lambda: registry.create_release("r2", [sha256], lineage={"loss": float("nan")}), "JSON object"),
+        (lambda: registry.create_release("r2", [sha256], note="two\nlines"), "one line"),
+        (lambda: registry.set_champion("none", by="", reason=""), "no release 'none'"),
+        (lambda: registry.set_challenger("none"), "no release 'none'"),
+        (lambda: registry.set_champion("r1", by="", reason="\ud800"), "one line"),
+        (lambda: registry.add_bundle(tmp_path / "nothing"), "no such bundle folder"),
+    ):
+        with pytest.raises(BundleError, match=says):
+            refusing()
+    with pytest.raises(UnknownReleaseError):
+        registry.release("none")
+    clash = registry.add_bundle(other_bundle(tmp_path / "clash", "1", name="cnn-h200-traced-layers", encoder="mlp").source)
+    with pytest.raises(BundleError):
+        registry.create_release("r2", [clash.sha256])
+    assert [release.name for release in registry.releases()] == [SHIPPED, "r1"]
+    assert registry.aliases().champion == SHIPPED
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.text(max_size=80) | st.sampled_from(["../x", "a/b", "/etc/passwd", ".", "..", "", "A", "a\0", "a\n", "a" * 65, ".lock"])
+)
+def test_no_name_leads_out_of_the_folder(registry: Registry, name: str) -> None:
+    path = registry.folder / "releases" / f"{name}.json"
+    with pytest.raises(RegistryError) as refused:
+        registry.release(name)
+    if isinstance(refused.value, UnknownReleaseError):
+        assert path.parent == registry.folder / "releases"
+        assert "\0" not in name
+    else:
+        assert "cannot be the name of a release" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_altered_bundle_is_found(registry: Registry, tmp_path: Path) -> None:
+    sha256 = add_release(registry, tmp_path, "r1")
+    model = registry.folder / "bundles" / sha256 / MODEL_FILE
+    content = bytearray(model.read_bytes())
+    content[100] ^= 1
+    model.chmod(0o644)
+    model.write_bytes(content)
+    with pytest.raises(BundleError, match="checksum differs"):
+        registry.load("r1")
+    with pytest.raises(BundleError, match="checksum differs"):
+        registry.set_champion("r1", by="", reason="")
+    assert [sha256 in problem for problem in registry.verify()] == [True]
+
+
+def test_a_whole_bundle_under_a_wrong_name_is_found(registry: Registry, tmp_path: Path) -> None:
+    sha256 = add_release(registry, tmp_path, "r1")
+    folder = registry.folder / "bundles" / sha256
+    folder.rename(folder.with_name("0" * 64))
+    assert any("it was altered" in problem for problem in registry.verify())
+    with pytest.raises(RegistryError, match="add it first"):
+        registry.load("r1")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        "null",
+        '{"format": 2}',
+        '{"format": 1}',
+        '{"format": 1, "champion": "../x", "challenger": null, "history": []}',
+        '{"format": 1, "champion": "r1", "challenger": 1, "history": []}',
+        '{"format": 1, "champion": "r1", "history": [{}]}',
+    ],
+)
+def test_damaged_files_are_named(registry: Registry, tmp_path: Path, content: str) -> None:
+    add_release(registry, tmp_path, "r1")
+    registry.aliases_file.write_text(content)
+    (registry.folder / "releases" / "r2.json").write_text(content)
+    with pytest.raises(RegistryError, match=r"aliases.json: "):
+        registry.aliases()
+    with pytest.raises(RegistryError, match=r"r2.json: "):
+        registry.release("r2")
+    assert [name in problem for name, problem in zip(("aliases.json", "r2.json"), registry.verify(), strict=True)] == [True] * 2
+
+
+def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) -> None:
+    hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "r3", "r4")}
+    loose = registry.add_bundle(other_bundle(tmp_path / "loose", "loose").source).sha256
+    for name in ("r1", "r2"):
+        registry.set_champion(name, by="", reason="")
+    assert registry.prune() == ()
+    assert registry.prune(grace_seconds=0) == (loose,)
+    assert registry.prune(keep_releases=1, grace_seconds=0) == ("r3", hashes["r3"])
+    assert [release.name for release in registry.releases()] == [SHIPPED, "r1", "r2", "r4"]
+    assert registry.verify() == ()
+    assert registry.rollback(by="", reason="").champion == "r1"
+
+
+def test_a_second_writer_waits_and_says_so_in_the_end(registry: Registry, tmp_path: Path) -> None:
+    add_release(registry, tmp_path, "r1")
+    impatient = Registry(registry.folder, lock_seconds=0.1)
+    with locked(registry.folder / ".lock", 1):
+        with pytest.raises(RegistryBusyError, match="another process"):
+            impatient.set_champion("r1", by="", reason="")
+        assert impatient.aliases().champion == SHIPPED  # readers do not wait
+    impatient.set_champion("r1", by="", reason="")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_may_not_be_written_is_said(registry: Registry) -> None:
+    registry.folder.mkdir(mode=0o500)
+    with pytest.raises(RegistryError, match="cannot be written to"):
+        registry.set_champion(SHIPPED, by="", reason="")
+
+
+def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "registry").write_text("a file")
+    with pytest.raises(RegistryError, match="registry"):
+        Registry(tmp_path / "registry").set_champion(SHIPPED, by="", reason="")
+
+
+def test_many_writers_lose_nothing(registry: Registry, tmp_path: Path) -> None:
+    bundles = [other_bundle(tmp_path / f"b{number}", f"v{number}") for number in range(4)]
+
+    def write(number: int) -> None:
+        own = Registry(registry.folder)
+        sha256 = own.add_bundle(bundles[number % 4].source).sha256
+        own.create_release(f"r{number}", [sha256])
+        own.set_champion(f"r{number}", by=str(number), reason="")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(8)))
+    assert {release.name for release in registry.releases()} == {SHIPPED, *(f"r{number}" for number in range(8))}
+    history = registry.aliases().history
+    assert sorted(change.champion for change in history) == sorted([SHIPPED, *(f"r{number}" for number in range(8))])
+    assert history[-1].champion == registry.aliases().champion
+    assert registry.verify() == ()
+
+
+WRITER = """
+    import sys
+    from gpumemnet.registry import Registry
+    registry = Registry(sys.argv[1])
+    print("begins", flush=True)
+    for number in range(1000):
+        for source in sys.argv[3:]:
+            sha256 = registry.add_bundle(source).sha256
+            name = f"{sys.argv[2]}-{number}-{sha256[:8]}"
+            registry.create_release(name, [sha256], note="x" * 500)
+            registry.set_champion(name, by="writer", reason="")
+            registry.set_challenger("shipped")
+            registry.prune(keep_releases=3, grace_seconds=0)
+"""
+
+
+def test_a_killed_writer_leaves_a_registry_that_answers(registry: Registry, tmp_path: Path) -> None:
+    """``kill -9`` at random moments, while a reader reads: no state in between can be seen, and the next writer goes on."""
+    sources = [other_bundle(tmp_path / f"b{number}", f"v{number}").source for number in range(2)]
+    chance = random.Random(6)
+    failures: list[str] = []
+    done = threading.Event()
+    reads = 0
+
+    def read() -> None:
+        nonlocal reads
+        while not done.is_set():
+            try:
+                champion = registry.aliases().champion
+                try:
+                    registry.release(champion)
+                except UnknownReleaseError:  # pruned since: then it is champion no longer
+                    assert registry.aliases().champion != champion
+                reads += 1
+            except Exception as error:
+                failures.append(repr(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    left = 0
+    try:
+        for attempt in range(10):
+            command = [sys.executable, "-c", textwrap.dedent(WRITER), str(registry.folder), f"w{attempt}", *sources]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+                assert writer.stdout is not None
+                assert writer.stdout.readline() == b"begins\n"
+                time.sleep(chance.uniform(0.0, 0.5))
+                assert writer.poll() is None, writer.communicate()
+                writer.send_signal(signal.SIGKILL)
+            left += len(list(registry.folder.rglob(STAGING_PREFIX + "*")))
+            assert registry.verify() == ()
+            Predictor(registry.load(registry.aliases().champion))
+    finally:
+        done.set()
+        reader.join()
+    assert failures == []
+    assert reads > 10
+    registry.set_champion(SHIPPED, by="", reason="")
+    assert list(registry.folder.rglob(STAGING_PREFIX + "*")) == []
+    assert len(registry.aliases().history) > 2
+
+
+def test_the_command_line(registry: Registry, tmp_path: Path) -> None:
+    source = other_bundle(tmp_path / "mine", "2").source
+    place = ("--registry", registry.folder)
+    (tmp_path / "lineage.json").write_text('{"seed": 7}')
+    done = gpumemnet("add", "r1", source, *place, "--lineage", tmp_path / "lineage.json", "--note", "from new data")
+    assert (done.returncode, done.stdout) == (0, f"release r1: {len(shipped_bundles())} bundles\n"), done.stderr
+    assert gpumemnet("champion", "r1", *place, "--reason", "tested").stdout == "champion r1, challenger none\n"
+    assert gpumemnet("challenger", "shipped", *place).stdout == "champion r1, challenger shipped\n"
+    listed = gpumemnet("list", *place).stdout
+    assert all(words in listed for words in ("from new data", "champion", "challenger", "tested"))
+    document = json.loads(gpumemnet("list", *place, "--json").stdout)
+    assert document["aliases"]["history"][-1]["reason"] == "tested"
+    assert document["releases"][1]["lineage"] == {"seed": 7}
+    assert gpumemnet("challenger", "--none", *place).stdout == "champion r1, challenger none\n"
+    assert gpumemnet("rollback", *place).stdout == "champion shipped, challenger none\n"
+    assert gpumemnet("verify", *place).stdout == "every release is whole\n"
+    for refused in (("rollback",), ("champion", "r9"), ("challenger",), ("add", "../r", source), ("add", "r2", tmp_path)):
+        done = gpumemnet(*refused, *place)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert done.stderr.startswith("error: ")
+    (registry.folder / "releases" / "r1.json").write_text("{}")
+    assert gpumemnet("verify", *place).returncode == 2
