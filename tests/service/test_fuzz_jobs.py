@@ -1,0 +1,76 @@
+"""Valid questions, spoilt in every way: the answer is a prediction or says what is wrong, and the log stays without a traceback.
+
+:mod:`test_fuzz` asks with made-up documents; here valid ones are changed, as text and as bytes, so that the fault lies deep.
+"""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import event, given
+
+from service.examples import EXAMPLE_JOBS
+from service.schemas import Problem
+from tests.fuzzing import fuzzed, spoilt_json
+
+JOBS = list(EXAMPLE_JOBS.values())
+LISTED = {**JOBS[0], "layers": [[layer["kind"], layer["activations"], layer["parameters"]] for layer in JOBS[0]["layers"]]}
+OPTIONS = {"coverage": 0.95, "bin_width_mib": 2048}
+QUESTIONS = {
+    "/v1/predict": [*({"job": job, **OPTIONS} for job in JOBS), {"job": LISTED, "bins": "published-1000mib"}],
+    "/v1/predict/batch": [{"jobs": [JOBS[0], LISTED, *JOBS[1:]], **OPTIONS}],
+    "/v2/models/gpumemnet/infer": [
+        {
+            "id": "1",
+            "inputs": [{"name": "job", "datatype": "BYTES", "shape": [3], "data": [json.dumps(job) for job in JOBS]}],
+            "outputs": [{"name": "limit_bytes"}, {"name": "model", "parameters": {"binary_data": True}}],
+            "parameters": OPTIONS,
+        }
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def http(start_service) -> Iterator[httpx.Client]:
+    """A service of its own, whose log holds these questions alone."""
+    with start_service() as running:
+        with httpx.Client(base_url=running.url, timeout=60, headers={"Content-Type": "application/json"}) as client:
+            yield client
+            assert client.get("/healthz").status_code == 200
+        assert "Traceback" not in running.log.read_text()
+
+
+def assert_answered(response: httpx.Response) -> None:
+    event(f"status {response.status_code}")
+    if response.status_code == 200:
+        assert response.content
+        return
+    assert 400 <= response.status_code < 500
+    if response.request.url.path.startswith("/v2"):
+        assert response.headers["content-type"] == "application/json"
+        assert response.json().keys() == {"error"}
+    else:
+        assert response.headers["content-type"] == "application/problem+json"
+        assert Problem.model_validate_json(response.content).status == response.status_code
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+def test_spoilt_questions(http, path):
+    @fuzzed
+    @given(body=spoilt_json(QUESTIONS[path]))
+    def ask(body: bytes) -> None:
+        assert_answered(http.post(path, content=body))
+
+    ask()
+
+
+@fuzzed
+@given(text=spoilt_json(JOBS))
+def test_spoilt_jobs_in_a_tensor_of_raw_bytes(http, text):
+    parameters = {"binary_data_size": len(text) + 4}
+    head = json.dumps({"inputs": [{"name": "job", "datatype": "BYTES", "shape": [1], "parameters": parameters}]}).encode()
+    body = head + len(text).to_bytes(4, "little") + text
+    assert_answered(
+        http.post("/v2/models/gpumemnet/infer", content=body, headers={"Inference-Header-Content-Length": str(len(head))})
+    )
