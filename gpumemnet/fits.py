@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -121,6 +121,7 @@ def target(name: str, *, mig: str | None = None, free_mib: int | None = None, de
     )
 
 
+@lru_cache(maxsize=512)
 def _catalogue_target(name: str) -> Target:
     gpu, slash, mig = name.partition("/")
     profile = device_profile(gpu)

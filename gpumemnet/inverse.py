@@ -29,6 +29,8 @@ _FINE_STEPS: Final = 16
 _LAYER_ROWS: Final = 50_000
 """A job of so many layers that the grid would hold more gets fewer steps: the work of one question is bounded."""
 
+_NOTHING: Final = Memory(0, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPoint:
@@ -110,7 +112,8 @@ def batch_sizes(
         max_batch: the largest batch size to look at.
 
     Raises:
-        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`; on an impossible ``max_batch``.
+        InvalidRequestError: on an impossible ``max_batch``, and as :meth:`gpumemnet.predictor.Predictor.predict`.
+        UnsupportedJobError: when no bundle is loaded for the job's family.
     """
     if type(max_batch) is not int or not 1 <= max_batch <= MAX_BATCH_SIZE:
         raise InvalidRequestError(
@@ -245,7 +248,7 @@ class _Question:
         return [memory_of(estimate) for estimate in estimates]
 
 
-def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Memory = Memory(0, 0)) -> list[BatchPoint]:
+def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Memory = _NOTHING) -> list[BatchPoint]:
     """The memory at each batch size or at the largest smaller one; a limit is at least the request, and missing where it was."""
     request, limit = start.request_mib, start.limit_mib or 0
     points = []
@@ -268,7 +271,7 @@ class _Bracket:
         self._field = field
         self._available_mib = available_mib
         self.largest: int | None = None
-        self._below = Memory(0, 0)
+        self._below = _NOTHING
         self._end = max_batch
         self._take(curve, max_batch)
 

@@ -6,42 +6,75 @@ the start that every model works.  What is the same in all answers of a model is
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import orjson
 
-from gpumemnet.bins import BinScheme
 from gpumemnet.bundle import Bundle
-from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
+from gpumemnet.devices import device_profiles
+from gpumemnet.errors import BundleError, FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import Estimate
-from gpumemnet.job import TrainingJob
+from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.fits import Fit, fits, fits_many, target
+from gpumemnet.inverse import batch_sizes, smallest_gpu
+from gpumemnet.job import MAX_LAYERS, TrainingJob
 from gpumemnet.job_json import job_from_dict
+from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from service.examples import EXAMPLE_JOBS
 from service.limits import MAX_PROBABILITIES
+from service.prediction_id import prediction_id
 from service.problems import field_problem, located
-from service.questions import check_jobs, read_question
+from service.questions import Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
+from service.records import PredictionRecord, Recorder
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
 """Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""
+
+MAX_FITS: Final = 2**15
+"""Most verdicts in one answer (jobs times targets): bounds the memory of a batch that asks what each job fits."""
+
+MARGIN: Final = "conformal"
+"""Name of the margin between request and limit: split conformal prediction, by which bundles calibrate their bounds."""
+
+SHIPPED_RELEASE: Final = "shipped"
 
 _LARGEST_PLAIN_INTEGER: Final = 2**63 - 1
 
 
 class Answerer:
-    """Answers from one predictor; holds no state that changes and may be shared by threads.
+    """Answers from one predictor; holds no state that changes an answer and may be shared by threads.
+
+    Args:
+        predictor: who predicts.
+        max_jobs: most jobs in one request.
+        recorder: takes note of every prediction, if there is one.
+        release: name of the release that the predictor's bundles belong to; every answer names it.
+        max_layers: most layers of a job.
 
     Raises:
         BundleError: when a model does not answer the example job of its family.
     """
 
-    def __init__(self, predictor: Predictor, max_jobs: int) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        max_jobs: int,
+        recorder: Recorder | None = None,
+        release: str = SHIPPED_RELEASE,
+        max_layers: int = MAX_LAYERS,
+    ) -> None:
         self._predictor = predictor
         self._max_jobs = max_jobs
-        self._summaries = {
-            bundle.card.name: orjson.Fragment(orjson.dumps(_model_summary(bundle))) for bundle in predictor.bundles
-        }
+        self._recorder = recorder
+        self._release = release
+        self._max_layers = max_layers
+        self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
+        self._endings: dict[tuple[str, str], bytes] = {}
         self._families = tuple(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
         self._models = orjson.dumps({"models": [_model_details(bundle) for bundle in predictor.bundles]})
         self.check()
@@ -60,6 +93,15 @@ class Answerer:
     def max_jobs(self) -> int:
         """Most jobs in one request."""
         return self._max_jobs
+
+    @property
+    def release(self) -> str:
+        """Name of the release that answers."""
+        return self._release
+
+    def unrecorded(self) -> Answerer:
+        """One that answers the same and of which nobody takes note: for examples and self-tests."""
+        return Answerer(self._predictor, self._max_jobs, None, self._release, self._max_layers)
 
     def check(self) -> None:
         """Let every model answer the example job of its family.
@@ -80,8 +122,14 @@ class Answerer:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
         """
         document, options = read_question(body, "job")
-        job = self._job(document, "job")
-        return _dumps(self._answer(self._predictor.predict(job, bins=options.bins, coverage=options.coverage)))
+        job = self._job(document, "job", options.encoder)
+        estimate = self._predictor.predict(
+            job, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
+        )
+        if options.targets is None:
+            return self._answer(job, estimate, None)
+        found = fits(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
+        return self._answer(job, estimate, found)
 
     def predict_batch(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
@@ -91,35 +139,118 @@ class Answerer:
         """
         content, options = read_question(body, "jobs")
         documents = check_jobs(content, self._max_jobs)
-        _check_size(len(documents), options.bins)
-        results: list[dict[str, Any]] = [{}] * len(documents)
+        _check_size(len(documents), options)
+        results: list[bytes] = [b""] * len(documents)
         jobs: dict[int, TrainingJob] = {}
         for index, document in enumerate(documents):
             try:
-                jobs[index] = self._job(document, f"jobs[{index}]")
+                jobs[index] = self._job(document, f"jobs[{index}]", options.encoder)
             except FieldError as error:
-                results[index] = {"problem": field_problem(error)}
-        estimates = self._predictor.estimate(list(jobs.values()), bins=options.bins, coverage=options.coverage)
-        for index, estimate in zip(jobs, estimates, strict=True):
-            results[index] = {"prediction": self._answer(estimate)}
-        return _dumps({"failed": len(documents) - len(jobs), "results": results})
+                results[index] = b'{"problem":%b}' % orjson.dumps(field_problem(error))
+        estimates = self._predictor.estimate(
+            list(jobs.values()), bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
+        )
+        found: Sequence[tuple[Fit, ...] | None] = [None] * len(jobs)
+        if options.targets is not None:
+            found = fits_many(
+                self._predictor, list(jobs.values()), options.targets, coverage=options.coverage, encoder=options.encoder
+            )
+        for (index, job), estimate, of_job in zip(jobs.items(), estimates, found, strict=True):
+            results[index] = b'{"prediction":%b}' % self._answer(job, estimate, of_job)
+        return b'{"failed":%d,"results":[%b]}' % (len(documents) - len(jobs), b",".join(results))
+
+    def batch_sizes(self, body: bytes) -> bytes:
+        """The answer to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
+
+        Raises:
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
+        """
+        asked = read_batch_sizes(body)
+        job = self._job(asked.job, "job", asked.encoder)
+        gpu = asked.gpu or self._predictor.models_for(job, asked.encoder)[0].card.gpu
+        found = batch_sizes(
+            self._predictor,
+            job,
+            target(gpu, mig=asked.mig, free_mib=asked.free_mib),
+            coverage=asked.coverage,
+            encoder=asked.encoder,
+            max_batch=asked.max_batch,
+        )
+        curve = [
+            {"batch_size": point.batch_size, "request_mib": _integer(point.request_mib), "limit_mib": point.limit_mib}
+            for point in found.curve
+        ]
+        return orjson.dumps(
+            {
+                "gpu": found.gpu,
+                "mig": found.mig,
+                "available_mib": found.available_mib,
+                "coverage": found.coverage,
+                "max_batch": found.max_batch,
+                "safe_batch": found.safe_batch,
+                "likely_batch": found.likely_batch,
+                "reasons": found.reasons,
+                "curve": curve,
+                "release": self._release,
+                "feature_schema": FEATURE_SCHEMA,
+            }
+        )
+
+    def smallest_gpu(self, body: bytes) -> bytes:
+        """The answer to ``POST /v1/smallest-gpu``: the smallest GPU or MIG profile that holds a job.
+
+        Raises:
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
+        """
+        document, options = read_smallest_gpu(body)
+        job = self._job(document, "job", options.encoder)
+        found = smallest_gpu(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
+        return orjson.dumps(
+            {
+                "coverage": found.coverage,
+                "safe": None if found.safe is None else _fit(found.safe),
+                "likely": None if found.likely is None else _fit(found.likely),
+                "reasons": found.reasons,
+                "release": self._release,
+                "feature_schema": FEATURE_SCHEMA,
+            }
+        )
 
     def models(self) -> bytes:
         """The answer to ``GET /v1/models``."""
         return self._models
 
-    def _job(self, document: Any, place: str) -> TrainingJob:
+    def gpus(self) -> bytes:
+        """The answer to ``GET /v1/gpus``."""
+        return _gpus()
+
+    def _job(self, document: Any, place: str, encoder: str | None) -> TrainingJob:
         try:
+            if type(document) is dict and type(layers := document.get("layers")) is list and len(layers) > self._max_layers:
+                raise InvalidJobError(
+                    f"must hold at most {self._max_layers} layers here, not {len(layers)}: send their totals instead", "layers"
+                )
             job = job_from_dict(document)
-            self._predictor.models_for(job)
+            self._predictor.models_for(job, encoder)
         except FieldError as error:
+            if error.field == "encoder":  # lies beside the job
+                raise
             raise located(error, place) from None
         return job
 
-    def _answer(self, estimate: Estimate) -> dict[str, Any]:
+    def _answer(self, job: TrainingJob, estimate: Estimate, found: tuple[Fit, ...] | None) -> bytes:
+        """One prediction as JSON; what is the same in all answers of a model is taken from where it was put the first time."""
+        now_nanoseconds = time.time_ns()
+        identity = prediction_id(now_nanoseconds)
         index, bins = estimate.bin_index, estimate.bins
         lower_bytes, upper_bytes = bins.bounds_bytes(index)
-        return {
+        request_mib = ceil_mib(estimate.expected_bytes)
+        limit_mib = margin = None
+        if estimate.safe_bytes is not None:
+            limit_mib = ceil_mib(estimate.safe_bytes)
+            margin = {"name": MARGIN, "coverage": estimate.coverage, "mib": limit_mib - request_mib}
+        document: dict[str, Any] = {
+            "prediction_id": identity,
             "bin": {
                 "index": index,
                 "lower_bytes": lower_bytes,
@@ -128,10 +259,13 @@ class Answerer:
                 "upper_mib": None if upper_bytes is None else upper_bytes // MIB,
                 "probability": float(estimate.probabilities[index]),
             },
+            "request_mib": _integer(request_mib),
+            "limit_mib": limit_mib,
+            "margin": margin,
             "expected_bytes": _integer(estimate.expected_bytes),
-            "expected_mib": _integer(ceil_mib(estimate.expected_bytes)),
+            "expected_mib": _integer(request_mib),
             "safe_bytes": estimate.safe_bytes,
-            "safe_mib": None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes),
+            "safe_mib": limit_mib,
             "coverage": estimate.coverage,
             "in_support": estimate.in_support,
             "reasons": estimate.reasons,
@@ -142,19 +276,86 @@ class Answerer:
                 "count": bins.count,
                 "probabilities": estimate.probabilities,
             },
-            "gpu": estimate.gpu,
-            "label_source": estimate.label_source,
-            "model": self._summaries[estimate.estimator],
         }
+        if found is not None:
+            document["fits"] = [_fit(fit) for fit in found]
+        if self._recorder is not None:
+            sha256 = self._bundles[estimate.estimator].sha256
+            self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256))
+        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + self._ending(estimate)
+
+    def _ending(self, estimate: Estimate) -> bytes:
+        """The last members of an answer, and its closing brace."""
+        key = estimate.estimator, estimate.gpu
+        ending = self._endings.get(key)
+        if ending is None:
+            members = {
+                "gpu": estimate.gpu,
+                "label_source": estimate.label_source,
+                "release": self._release,
+                "feature_schema": FEATURE_SCHEMA,
+                "model": _model_summary(self._bundles[estimate.estimator]),
+            }
+            ending = self._endings[key] = b"," + orjson.dumps(members)[1:]
+        return ending
 
 
-def _check_size(jobs: int, bins: BinScheme | None) -> None:
+def _check_size(jobs: int, options: Options) -> None:
+    bins = options.bins
     if bins is not None and jobs * bins.count > MAX_PROBABILITIES:
         raise InvalidRequestError(
             f"gives {bins.count} bins for each of {jobs} jobs, and an answer holds at most {MAX_PROBABILITIES} probabilities: "
             "ask for wider bins or for fewer jobs at a time",
             "bins" if bins.name.startswith("published") else "bin_width_mib",
         )
+    targets = options.targets or ()
+    if jobs * len(targets) > MAX_FITS:
+        raise InvalidRequestError(
+            f"gives {len(targets)} verdicts for each of {jobs} jobs, and an answer holds at most {MAX_FITS}: "
+            "name fewer GPUs or send fewer jobs at a time",
+            "fits",
+        )
+
+
+@cache
+def _gpus() -> bytes:
+    return orjson.dumps(
+        {
+            "gpus": [
+                {
+                    "name": profile.name,
+                    "aliases": profile.aliases,
+                    "capacity_mib": profile.capacity_bytes // MIB,
+                    "reserved_mib": reserve(profile.name).reserved_mib,
+                    "reserved_source": reserve(profile.name).source,
+                    "available_mib": available_mib(profile),
+                    "mig": [
+                        {
+                            "name": mig.name,
+                            "memory_mib": mig.memory_mib,
+                            "available_mib": available_mib(profile, mig),
+                            "source": mig.source,
+                        }
+                        for mig in mig_profiles(profile.name)
+                    ],
+                }
+                for profile in device_profiles()
+            ]
+        }
+    )
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {
+        "gpu": fit.gpu,
+        "mig": fit.mig,
+        "device": fit.device,
+        "available_mib": fit.available_mib,
+        "request_mib": _integer(fit.request_mib),
+        "limit_mib": fit.limit_mib,
+        "verdict": fit.verdict,
+        "probability": fit.probability,
+    }
 
 
 def _model_summary(bundle: Bundle) -> dict[str, Any]:
@@ -178,7 +379,3 @@ def _model_details(bundle: Bundle) -> dict[str, Any]:
 def _integer(number: int) -> int | orjson.Fragment:
     """``number`` for orjson, which stops at 64 bits; far outside the support the closed form does not."""
     return number if number <= _LARGEST_PLAIN_INTEGER else orjson.Fragment(str(number))
-
-
-def _dumps(document: dict[str, Any]) -> bytes:
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

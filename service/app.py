@@ -41,5 +41,5 @@ def create_app(settings: Settings) -> FastAPI:
     install_routes(app, answerer)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     install_problem_handlers(app)
-    install_description(app, answerer, settings.max_jobs)
+    install_description(app, answerer, settings)
     return app

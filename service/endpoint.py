@@ -19,10 +19,16 @@ JSON: Final = "application/json"
 
 
 class JsonEndpoint:
-    """ASGI application that turns a JSON body into a JSON body."""
+    """ASGI application that turns a JSON body into a JSON body.
 
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+    Args:
+        answer: does it.
+        inline_bytes: longer bodies are answered in a thread; 0 where every question takes long.
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes], inline_bytes: int = INLINE_BODY_BYTES) -> None:
         self.answer = answer
+        self.inline_bytes = inline_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -34,7 +40,7 @@ class JsonEndpoint:
         body = await read_json_body(scope, receive)
         if body is None:
             return
-        content = self.answer(body) if len(body) <= INLINE_BODY_BYTES else await run_in_threadpool(self.answer, body)
+        content = self.answer(body) if len(body) <= self.inline_bytes else await run_in_threadpool(self.answer, body)
         await send_answer(send, 200, JSON, content)
 
 

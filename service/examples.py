@@ -68,13 +68,33 @@ def _totals(job: Document) -> Document:
 def predict_examples(family: str) -> dict[str, Document]:
     """Bodies for ``POST /v1/predict`` by name."""
     job = EXAMPLE_JOBS[family]
-    return {"layers": {"job": job}, "totals": {"job": _totals(job), "bin_width_mib": 2048}}
+    devices = [{"id": "GPU-0", "gpu": "A100", "free_mib": 9000}, {"id": "MIG-1", "gpu": "A100", "mig": "1g.5gb"}]
+    return {
+        "layers": {"job": job},
+        "totals": {"job": _totals(job), "bin_width_mib": 2048},
+        "fits": {"job": job, "gpu": "H100", "coverage": 0.95, "fits": ["T4", "H100/1g.10gb"], "devices": devices},
+    }
 
 
 def batch_examples(family: str) -> dict[str, Document]:
     """Bodies for ``POST /v1/predict/batch`` by name; the second job is refused."""
     job = _totals(EXAMPLE_JOBS[family])
     return {"batch": {"jobs": [job, {**job, "batch_size": 0}]}}
+
+
+def batch_sizes_examples(family: str) -> dict[str, Document]:
+    """Bodies for ``POST /v1/batch-sizes`` by name."""
+    job = EXAMPLE_JOBS[family]
+    return {
+        "gpu": {"job": job, "gpu": "A100/1g.5gb", "max_batch": 16},
+        "free": {"job": job, "gpu": "A100", "free_mib": 3000, "max_batch": 16},
+    }
+
+
+def smallest_gpu_examples(family: str) -> dict[str, Document]:
+    """Bodies for ``POST /v1/smallest-gpu`` by name."""
+    job = EXAMPLE_JOBS[family]
+    return {"catalogue": {"job": job}, "chosen": {"job": job, "gpus": ["T4", "A100/1g.5gb", "H100"]}}
 
 
 def refused_example(family: str) -> Document:

@@ -39,6 +39,7 @@ class ProblemKind:
 INVALID_REQUEST: Final = ProblemKind("invalid-request", 422, "The request is not valid")
 INVALID_JOB: Final = ProblemKind("invalid-job", 422, "The job is not valid")
 UNSUPPORTED_JOB: Final = ProblemKind("unsupported-job", 422, "No model is loaded for the job")
+OUTSIDE_SUPPORT: Final = ProblemKind("outside-support", 422, "There is no such number for the job")
 INTERNAL_ERROR: Final = ProblemKind("internal-error", 500, "The service failed")
 NOT_READY: Final = ProblemKind("not-ready", 503, "The service is not ready")
 OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy")
@@ -67,6 +68,7 @@ _KIND_OF_STATUS: Final = {
 PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
     *_KIND_OF_STATUS.values(),
+    OUTSIDE_SUPPORT,
     *(OVERLOADED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN),
     INTERNAL_ERROR,
 )

@@ -16,6 +16,7 @@ from gpumemnet.errors import BundleError
 from service.answers import Answerer
 from service.endpoint import JSON, JsonEndpoint
 from service.openapi import describe_answer
+from service.plain import NegotiatedEndpoint
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -23,8 +24,10 @@ logger = logging.getLogger("gpumemnet.service")
 def prediction_routes(answerer: Answerer) -> list[BaseRoute]:
     """The hot routes; :mod:`service.openapi` describes them."""
     return [
-        Route("/v1/predict", JsonEndpoint(answerer.predict), methods=["POST"]),
+        Route("/v1/predict", NegotiatedEndpoint(answerer.predict), methods=["POST"]),
         Route("/v1/predict/batch", JsonEndpoint(answerer.predict_batch), methods=["POST"]),
+        Route("/v1/batch-sizes", JsonEndpoint(answerer.batch_sizes, inline_bytes=0), methods=["POST"]),
+        Route("/v1/smallest-gpu", JsonEndpoint(answerer.smallest_gpu, inline_bytes=0), methods=["POST"]),
     ]
 
 
@@ -37,10 +40,19 @@ def install_routes(app: FastAPI, answerer: Answerer) -> None:
         "/v1/models",
         tags=["models"],
         summary="The loaded models and their cards",
-        **describe_answer("Models", "The models.", orjson.loads(answerer.models())),
+        **describe_answer("Models", "The models.", orjson.loads(answerer.models()), needs_key=True),
     )
     async def models(request: Request) -> Response:
         return Response(answerer.models(), media_type=JSON)
+
+    @app.get(
+        "/v1/gpus",
+        tags=["models"],
+        summary="The known GPUs and their MIG profiles",
+        **describe_answer("Gpus", "The catalogue.", orjson.loads(answerer.gpus()), needs_key=True),
+    )
+    async def gpus(request: Request) -> Response:
+        return Response(answerer.gpus(), media_type=JSON)
 
     @app.get("/healthz", tags=["health"], summary="Is the process alive?", **describe_answer("Health", "It is alive.", alive))
     async def healthz(request: Request) -> Response:
