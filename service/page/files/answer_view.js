@@ -7,25 +7,27 @@ import { FitsTable, fitsLead } from "./fits_table.js";
 import { gauge } from "./gauge.js";
 import { legend } from "./marks.js";
 import { recipeBox, recipes } from "./recipes.js";
-import { count, coverageWords, gib, labelWords, mib, share } from "./words.js";
+import { capital, count, coverageWords, gib, labelWords, mib, share } from "./words.js";
 
 const fits = new FitsTable(byId("fits-table"));
 
-// `shown` is {answer, question, capacityMib, rows}.
+// `shown` is {answer, question, usableMib, rows}.
 export function showAnswer(shown) {
-  const { answer, capacityMib } = shown;
+  const { answer, usableMib } = shown;
   byId("no-answer").hidden = true;
   byId("result").hidden = false;
+  byId("expected-word").textContent = answer.in_support ? "Expected on" : "A guess, from outside what the model learnt, for";
+  byId("number").classList.toggle("guess", !answer.in_support);
   byId("answer-gpu").textContent = answer.gpu;
   byId("expected").textContent = mib(answer.request_mib);
-  byId("expected-more").textContent = `${gib(answer.request_mib)}, ${share(answer.request_mib / capacityMib)} of the card`;
+  byId("expected-more").textContent = `${gib(answer.request_mib)}, ${share(answer.request_mib / usableMib)} of the card`;
   byId("request").textContent = mib(answer.request_mib);
-  showLimit(answer, capacityMib);
+  showLimit(answer, usableMib);
   showOrigin(answer);
-  draw(byId("gauge"), gauge(answer, capacityMib));
+  draw(byId("gauge"), gauge(answer, usableMib));
   byId("bins-lead").textContent =
     `Most probable: ${binName(answer.bins, answer.bin.index)} (${share(answer.bin.probability)}).`;
-  draw(byId("bins-chart"), binsChart(answer, capacityMib));
+  draw(byId("bins-chart"), binsChart(answer, usableMib));
   byId("bins-table").replaceChildren(binsTable(answer));
   byId("fits-lead").textContent = fitsLead(shown.rows);
   fits.show(shown.rows);
@@ -43,43 +45,42 @@ export function spoken(answer) {
   return `Answered: ${mib(answer.request_mib)} expected, ${limit}, on ${answer.gpu}.`;
 }
 
-// `curve` is {gpu, capacityMib, points, largest, largestExpected}, or an Error that says why there is none.
+// `curve` is as shapes.js makes it, or an Error that says why there is none.
 export function showCurve(curve, batchSize) {
   const isCurve = !(curve instanceof Error) && curve.points.length > 1;
   byId("batch-details").hidden = !isCurve;
   if (!isCurve) {
+    byId("batch-legend").replaceChildren();
     byId("batch-lead").textContent = curve instanceof Error ? `Not answered: ${curve.message}` : "The service named too few batch sizes to draw.";
     draw(byId("batch-chart"), () => []);
     return;
   }
   byId("batch-lead").textContent = curve.words;
+  const hasLimit = curve.points.some((point) => point.limit_mib !== null);
+  byId("batch-legend").replaceChildren(legend(hasLimit ? ["request", "limit", "capacity"] : ["request", "capacity"]));
   draw(byId("batch-chart"), batchChart(curve, batchSize));
-  byId("batch-chart").setAttribute("data-largest", curve.largest ?? "");
   byId("batch-table").replaceChildren(batchTable(curve));
 }
 
-export function showLegend(place, hasLimit) {
-  place.replaceChildren(legend([["request"], ...(hasLimit ? [["limit"]] : []), ["capacity"]]));
-}
-
-function showLimit(answer, capacityMib) {
+function showLimit(answer, usableMib) {
   const { limit_mib: limit, margin } = answer;
   byId("limit").textContent = limit === null ? "None" : mib(limit);
   if (limit === null) {
     byId("limit-meaning").textContent = "Not given, because nothing vouches for it. Do not use the expected memory as a cap.";
   } else {
-    const over = limit > capacityMib ? ` That is more than the card's ${count(capacityMib)} MiB.` : "";
+    const over = limit > usableMib ? ` That is more than the card's ${count(usableMib)} MiB.` : "";
     const added = margin ? ` It is ${count(margin.mib)} MiB above the request (${margin.name} margin).` : "";
-    byId("limit-meaning").textContent = `Cap the job here, not lower: ${coverageWords(answer.coverage)} of such jobs stay below.${added}${over}`;
+    byId("limit-meaning").textContent = `Cap the job here, not lower: ${coverageWords(answer.coverage)} like it stay below.${added}${over}`;
   }
   const reasons = byId("reasons");
   reasons.hidden = answer.in_support;
-  reasons.querySelector("ul").replaceChildren(...answer.reasons.map((reason) => element("li", {}, reason)));
+  reasons.querySelector("ul").replaceChildren(...answer.reasons.map((reason) => element("li", {}, capital(reason))));
 }
 
 function showOrigin(answer) {
   const { model } = answer;
   byId("traced").hidden = answer.label_source !== "traced";
+  byId("traced-limit").hidden = answer.limit_mib === null;
   const release = answer.release ? `, release ${answer.release}` : "";
   const id = answer.prediction_id ? ` Prediction ${answer.prediction_id}.` : "";
   byId("origin").textContent =

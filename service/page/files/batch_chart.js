@@ -11,12 +11,12 @@ const LEFT = 58;
 
 export function batchChart(curve, batchSize) {
   return (width) => {
-    const { points, capacityMib } = curve;
+    const { points, usableMib } = curve;
     const right = width - 10;
     const sizes = points.map((point) => point.batch_size);
     const x = logarithmic(sizes[0], sizes.at(-1), LEFT, right);
     const reached = Math.max(...points.map((point) => point.limit_mib ?? point.request_mib));
-    const top = reached > capacityMib ? Math.min(reached, capacityMib * 1.25) : reached > capacityMib * 0.4 ? capacityMib * 1.1 : reached * 1.15;
+    const top = reached > usableMib ? Math.min(reached, usableMib * 1.25) : reached > usableMib * 0.4 ? usableMib * 1.1 : reached * 1.15;
     const y = linear(0, top, BOTTOM, TOP);
     const parts = [];
     for (const tick of memoryTicks(0, top, 5)) {
@@ -38,27 +38,28 @@ export function batchChart(curve, batchSize) {
     for (const kind of ["limit", "request"]) {
       parts.push(shape("path", { class: `${kind}-line`, d: line(points, `${kind}_mib`, x, y, top) }));
     }
-    for (const point of points) {
+    for (const point of points.filter(({ batch_size: size }) => Number.isInteger(Math.log2(size)))) {
       for (const kind of ["limit", "request"]) {
         const amount = point[`${kind}_mib`];
         if (amount === null || amount > top) continue;
-        const dot = { class: `dot ${kind}`, cx: x(point.batch_size), cy: y(amount), r: points.length > 24 ? 0 : 3 };
+        const dot = { class: `dot ${kind}`, cx: x(point.batch_size), cy: y(amount), r: 3 };
         parts.push(shape("circle", dot, shape("title", {}, `batch ${count(point.batch_size)}: ${kind} ${mib(amount)}`)));
       }
     }
-    if (capacityMib <= top) {
-      parts.push(shape("path", { class: "capacity-line", d: `M${LEFT} ${y(capacityMib)}H${right}` }));
-      parts.push(shape("text", { class: "name capacity-name", x: LEFT + 6, y: y(capacityMib) - 6 }, `${curve.gpu}: ${gib(capacityMib)}`));
+    if (usableMib <= top) {
+      parts.push(shape("path", { class: "capacity-line", d: `M${LEFT} ${y(usableMib)}H${right}` }));
+      parts.push(shape("text", { class: "name capacity-name", x: LEFT + 6, y: y(usableMib) - 6 }, `${curve.gpu}: ${gib(usableMib)}`));
     } else {
-      parts.push(shape("text", { class: "name capacity-name", x: LEFT + 6, y: TOP + 12 }, `↑ ${curve.gpu}: ${gib(capacityMib)}`));
+      parts.push(shape("text", { class: "name capacity-name", x: LEFT + 6, y: TOP + 12 }, `↑ ${curve.gpu}: ${gib(usableMib)}`));
     }
-    const name = `Memory against batch size from ${sizes[0]} to ${sizes.at(-1)}, with the card's ${gib(capacityMib)}`;
+    const name = `Memory against batch size from ${sizes[0]} to ${sizes.at(-1)}, with the card's ${gib(usableMib)}`;
     return [shape("svg", { role: "img", "aria-label": name, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` }, ...parts)];
   };
 }
 
 export function batchTable(curve) {
-  return table("Memory by batch size", ["batch size", "request", "limit"], curve.points.map((point) =>
+  const chosen = curve.points.filter((point) => Number.isInteger(Math.log2(point.batch_size)));
+  return table("Memory by batch size", ["batch size", "request", "limit"], chosen.map((point) =>
     [count(point.batch_size), mib(point.request_mib), point.limit_mib === null ? "none" : mib(point.limit_mib)]));
 }
 

@@ -1,7 +1,7 @@
 // The bins as bars: the part of the axis where the probability lies, with request, limit and capacity marked.
 
 import { shape, table } from "./dom.js";
-import { legend, mark } from "./marks.js";
+import { mark } from "./marks.js";
 import { linear, memoryTicks } from "./scale.js";
 import { count, gib, mib, share } from "./words.js";
 
@@ -36,11 +36,7 @@ function shown(answer) {
   return [first, last];
 }
 
-export function binsLegend(answer) {
-  return legend([["request"], ...(answer.limit_mib === null ? [] : [["limit"]]), ["capacity"]]);
-}
-
-export function binsChart(answer, capacityMib) {
+export function binsChart(answer, usableMib) {
   return (width) => {
     const { bins } = answer;
     const [first, last] = shown(answer);
@@ -72,11 +68,11 @@ export function binsChart(answer, capacityMib) {
     if (answer.limit_mib !== null) {
       parts.push(...mark("limit", x(Math.min(answer.limit_mib, to)), 34, BOTTOM, `limit ${count(answer.limit_mib)}`, width));
     }
-    if (capacityMib >= from && capacityMib <= to) {
-      parts.push(...mark("capacity", x(capacityMib), 0, BOTTOM, `card ends at ${count(capacityMib)}`, width));
+    if (usableMib >= from && usableMib <= to) {
+      parts.push(...mark("capacity", x(usableMib), 0, BOTTOM, `card ends at ${count(usableMib)}`, width));
     } else {
-      const isBelow = capacityMib < from;
-      const text = isBelow ? `← card ends at ${gib(capacityMib)}` : `card ends at ${gib(capacityMib)} →`;
+      const isBelow = usableMib < from;
+      const text = isBelow ? `← card ends at ${gib(usableMib)}` : `card ends at ${gib(usableMib)} →`;
       parts.push(shape("text", { class: "name capacity-name", x: isBelow ? 0 : width, y: 12, "text-anchor": isBelow ? "start" : "end" }, text));
     }
     const name = `Bars of ${mib(bins.width_mib)}; the most probable is ${binName(bins, answer.bin.index)} with ${share(answer.bin.probability)}`;

@@ -1,23 +1,23 @@
 // Where the job fits: one row per GPU and MIG profile, sorted by any column, the smallest first at the start.
 
 import { element } from "./dom.js";
-import { count, gib, share } from "./words.js";
+import { count, gib, share, shortGpu } from "./words.js";
 
-const VERDICTS = { yes: ["✓ fits", 2], unsure: ["? unsure", 1], no: ["✕ too small", 0] };
+const VERDICTS = { yes: ["✓ fits", 3], unsure: ["? unsure", 2], unknown: ["? unknown", 1], no: ["✕ too small", 0] };
 
 const COLUMNS = [
   ["device", "Device", (row) => row.name, ""],
-  ["capacity", "Memory", (row) => row.capacity_mib, "count"],
+  ["usable", "Usable", (row) => row.usableMib, "count"],
   ["verdict", "Fits?", (row) => VERDICTS[row.verdict][1] * 2 + row.probability, ""],
-  ["probability", "Probability", (row) => row.probability, "count"],
+  ["probability", "Chance", (row) => row.probability, "count"],
 ];
 
 export class FitsTable {
   constructor(place) {
     this.place = place;
     this.rows = [];
-    this.kind = "";
-    this.sort = { column: "capacity", descending: false };
+    this.kind = "gpu";
+    this.sort = { column: "usable", descending: false };
   }
 
   show(rows) {
@@ -56,23 +56,24 @@ export class FitsTable {
 
 // The smallest whole GPU and the smallest MIG profile that hold the job, in one sentence.
 export function fitsLead(rows) {
-  const bySize = rows.filter((row) => row.verdict === "yes").sort((one, other) => one.capacity_mib - other.capacity_mib);
+  const bySize = rows.filter((row) => row.verdict === "yes").sort((one, other) => one.usableMib - other.usableMib);
   const named = [["gpu", "Smallest GPU"], ["mig", "smallest MIG profile"]].map(([kind, words]) => {
     const found = bySize.find((row) => row.kind === kind);
-    return found ? `${words}: ${found.name} (${gib(found.capacity_mib)})` : null;
+    return found ? `${words}: ${kind === "mig" ? `${found.name} of ${shortGpu(found.gpu)}` : shortGpu(found.name)} (${gib(found.usableMib)})` : null;
   }).filter(Boolean);
   const verdicts = rows.map((row) => row.verdict);
   if (named.length) return `${named.join("; ")}.`;
+  if (verdicts.includes("unknown")) return "Unknown: without a limit nobody can say that it fits. The probabilities are a guess from outside.";
   return verdicts.includes("unsure") ? "None is certain to hold it." : "None of them holds it.";
 }
 
 function bodyRow(row) {
   const [text] = VERDICTS[row.verdict];
   return element("tr", { "data-verdict": row.verdict, "data-kind": row.kind },
-    element("th", { scope: "row" }, row.name, row.note ? element("span", { class: "note" }, row.note) : null),
-    element("td", { class: "count" }, gib(row.capacity_mib)),
+    element("th", { scope: "row" }, shortGpu(row.name), row.note ? element("span", { class: "note" }, shortGpu(row.note)) : null),
+    element("td", { class: "count" }, gib(row.usableMib)),
     element("td", {}, element("span", { class: `verdict ${row.verdict}` }, text)),
-    element("td", { class: "count", title: `${count(row.capacity_mib)} MiB` }, share(row.probability)));
+    element("td", { class: "count", title: `${count(row.usableMib)} MiB` }, share(row.probability)));
 }
 
 function compare(one, other) {

@@ -22,7 +22,12 @@ export function share(probability) {
   return `${percent.toFixed(digits).replace(/\.0$/, "")} %`;
 }
 
-export const coverageWords = (coverage) => `${+(coverage * 100).toFixed(3)} %`;
+export const coverageWords = (coverage) => `${+(coverage * 100).toFixed(3)} % of jobs`;
+
+export const capital = (sentence) => sentence.charAt(0).toUpperCase() + sentence.slice(1);
+
+// Product names without the maker's, which they all share.
+export const shortGpu = (name) => name.replace(/^NVIDIA (GeForce )?/, "");
 
 // "nvidia_smi_device_1s" and the like, in words.
 export function labelWords(source) {
