@@ -8,6 +8,7 @@ because optimizer state and precision alone change a job's memory by a factor of
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from operator import attrgetter, contains, itemgetter
 from typing import Final
 
 from gpumemnet.errors import InvalidJobError
@@ -92,41 +93,39 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         check_schema_version(self.schema_version)
+        if not _has_plain_words(self):
+            self._check_words()
+        for (name, minimum, maximum), value in zip(FIELD_RANGES, _COUNTS(self), strict=True):
+            if type(value) is int:
+                if minimum <= value <= maximum:
+                    continue
+            elif value is None and name in NULLABLE_FIELDS:
+                continue
+            object.__setattr__(self, name, check_count(value, name, minimum, maximum))
+        if type(self.channels_last) is not bool or type(self.cudnn_benchmark) is not bool:
+            name = "channels_last" if type(self.channels_last) is not bool else "cudnn_benchmark"
+            raise InvalidJobError(f"must be true or false, not {describe(getattr(self, name))}", name)
+        self._settle_layers()
+
+    def _check_words(self) -> None:
         for name, choices in FIELD_CHOICES.items():
             value = getattr(self, name)
             if value not in choices and (value is not None or name not in NULLABLE_FIELDS):
                 raise InvalidJobError(f"must be one of {', '.join(choices)}, not {describe(value)}", name)
-        for name, minimum, maximum in FIELD_RANGES:
-            value = getattr(self, name)
-            if value is not None or name not in NULLABLE_FIELDS:
-                if type(value) is int and minimum <= value <= maximum:
-                    continue
-                object.__setattr__(self, name, check_count(value, name, minimum, maximum))
-        for name in ("channels_last", "cudnn_benchmark"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidJobError(f"must be true or false, not {describe(getattr(self, name))}", name)
-        self._settle_layers()
 
     def _settle_layers(self) -> None:
         """Derive the totals from the layers, or insist on them where there are none."""
-        if not isinstance(self.layers, tuple) or not all(isinstance(layer, Layer) for layer in self.layers):
+        layers = self.layers
+        if not isinstance(layers, tuple) or not all(issubclass(kind, Layer) for kind in set(map(type, layers))):
             raise InvalidJobError("must be a tuple of Layer", "layers")
-        if len(self.layers) > MAX_LAYERS:
-            raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(self.layers)}", "layers")
-        totals = {
-            "total_activations": sum([layer.activations for layer in self.layers]),  # lists: half the time of a generator
-            "total_parameters": sum([layer.parameters for layer in self.layers]),
-        }
-        for name, derived in totals.items():
-            total = getattr(self, name)
-            if not self.layers:
-                if total is None:
-                    raise InvalidJobError("is missing: give the layers, or total_activations and total_parameters", name)
-                continue
-            if total is None:
-                object.__setattr__(self, name, check_count(derived, name))
-            elif total != derived:
-                raise InvalidJobError(f"is {total}, but the layers add up to {derived}: leave it out or correct it", name)
+        if len(layers) > MAX_LAYERS:
+            raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(layers)}", "layers")
+        if layers:
+            self._settle_total("total_activations", self.total_activations, sum(map(_ACTIVATIONS, layers)))
+            self._settle_total("total_parameters", self.total_parameters, sum(map(_PARAMETERS, layers)))
+        elif self.total_activations is None or self.total_parameters is None:
+            name = "total_activations" if self.total_activations is None else "total_parameters"
+            raise InvalidJobError("is missing: give the layers, or total_activations and total_parameters", name)
         assert self.total_parameters is not None
         if self.trainable_parameters is None:
             object.__setattr__(self, "trainable_parameters", self.total_parameters)
@@ -134,6 +133,12 @@ class TrainingJob:
             raise InvalidJobError(
                 f"is {self.trainable_parameters}, more than the {self.total_parameters} parameters", "trainable_parameters"
             )
+
+    def _settle_total(self, name: str, total: int | None, derived: int) -> None:
+        if total is None:
+            object.__setattr__(self, name, check_count(derived, name))
+        elif total != derived:
+            raise InvalidJobError(f"is {total}, but the layers add up to {derived}: leave it out or correct it", name)
 
     @property
     def has_layers(self) -> bool:
@@ -166,6 +171,22 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("traced_peak_bytes", 1, MAX_ELEMENTS),
 )
 """Count field, its smallest and its largest value."""
+
+_WORDS: Final = attrgetter(*FIELD_CHOICES)
+_WORD_SETS: Final = tuple(
+    frozenset((*choices, None) if name in NULLABLE_FIELDS else choices) for name, choices in FIELD_CHOICES.items()
+)
+_COUNTS: Final = attrgetter(*(name for name, _, _ in FIELD_RANGES))
+_ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
+
+
+def _has_plain_words(job: TrainingJob) -> bool:
+    """Whether every word is one that its field may hold."""
+    try:
+        return all(map(contains, _WORD_SETS, _WORDS(job)))
+    except TypeError:  # unhashable, hence no text
+        return False
+
 
 JOB_FIELDS: Final[tuple[str, ...]] = tuple(f.name for f in fields(TrainingJob))
 REQUIRED_FIELDS: Final[tuple[str, ...]] = ("family", "batch_size", "input_elements", "optimizer", "precision")

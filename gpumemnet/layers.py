@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Final, NamedTuple
 
 from gpumemnet.errors import InvalidJobError
 
@@ -44,6 +45,7 @@ LAYER_GROUPS: Final[dict[str, tuple[str, ...]]] = {
 GROUP_NAMES: Final[tuple[str, ...]] = tuple(LAYER_GROUPS)
 GROUP_OF_KIND: Final[dict[str, str]] = {kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds}
 KINDS: Final[tuple[str, ...]] = tuple(GROUP_OF_KIND)
+_KNOWN_KINDS: Final = frozenset(KINDS)
 CODE_OF_KIND: Final[dict[str, int]] = {kind: code for code, kind in enumerate(KINDS)}
 OTHER_CODE: Final = CODE_OF_KIND["other"]
 
@@ -81,9 +83,14 @@ def describe(value: object) -> str:
     return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One executed layer.
+class _Fields(NamedTuple):
+    kind: str
+    activations: int
+    parameters: int = 0
+
+
+class Layer(_Fields):
+    """One executed layer: a named tuple, so that whole lists of layers turn into columns without a loop.
 
     Attributes:
         kind: lower-case name of the layer type, see :data:`LAYER_GROUPS`.
@@ -94,21 +101,40 @@ class Layer:
         InvalidJobError: on a malformed kind or a count that is negative, too large or no integer.
     """
 
-    kind: str
-    activations: int
-    parameters: int = 0
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or (self.kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(self.kind)):
-            raise InvalidJobError(
-                f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(self.kind)}", "kind"
-            )
-        for name in ("activations", "parameters"):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= MAX_ELEMENTS:
-                object.__setattr__(self, name, check_count(value, name))
+    def __new__(cls, kind: str, activations: int, parameters: int = 0) -> Layer:
+        """A layer whose values have been checked."""
+        if not isinstance(kind, str) or (kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(kind)):
+            raise InvalidJobError(f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(kind)}", "kind")
+        if type(activations) is not int or not 0 <= activations <= MAX_ELEMENTS:
+            activations = check_count(activations, "activations")
+        if type(parameters) is not int or not 0 <= parameters <= MAX_ELEMENTS:
+            parameters = check_count(parameters, "parameters")
+        return tuple.__new__(cls, (kind, activations, parameters))
 
     @property
     def group(self) -> str:
         """The layer group that this kind counts in."""
         return GROUP_OF_KIND.get(self.kind, "other")
+
+
+def plain_layers(rows: Sequence[Sequence[object]]) -> tuple[Layer, ...] | None:
+    """Layers of rows ``(kind, activations, parameters)``, checked all at once; ``None`` unless all are plain, as nearly all are.
+
+    Plain are known kinds and counts in range; whoever gets ``None`` builds the layers one by one, and learns what is wrong.
+
+    Args:
+        rows: each of length three.
+    """
+    if not rows:
+        return ()
+    kinds, activations, parameters = zip(*rows, strict=True)
+    counts = activations + parameters
+    try:
+        are_known = _KNOWN_KINDS.issuperset(kinds)
+    except TypeError:  # unhashable, hence no text
+        return None
+    if not are_known or set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > MAX_ELEMENTS:
+        return None
+    return tuple(map(tuple.__new__, repeat(Layer), rows))

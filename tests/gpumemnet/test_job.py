@@ -1,7 +1,10 @@
 """Jobs: what is valid, what is derived, and how a wrong value is named."""
 
+import copy
 import json
+import pickle
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job import JOB_FIELDS, SCHEMA_VERSION, TrainingJob, totals_only
-from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json
+from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json, parse_json
 from gpumemnet.layers import Layer
 from tests.jobs import jobs, small_job
 
@@ -111,6 +114,75 @@ def test_a_missing_field_is_named(field: str) -> None:
 def test_text_that_is_no_job_is_explained(text: str | bytes, says: str) -> None:
     with pytest.raises(InvalidJobError, match=says.replace("[", r"\[")):
         job_from_json(text)
+
+
+json_texts = st.recursive(
+    st.sampled_from(
+        [
+            *("0", "-0", "1.5", "1e3", "1e999", "01", ".5", "9007199254740993", "18446744073709551615", "18446744073709551616"),
+            *("-9223372036854775809", "null", "true", "NaN", "-Infinity"),
+            *('"a:b"', '"12345678901234567890"', '"\\ud800"', '"é"'),
+        ]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda parts: "[" + ", ".join(parts) + "]")
+        | st.lists(st.tuples(st.sampled_from(["a", "b", "c:", "é"]), inner), max_size=3).map(
+            lambda pairs: "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=500)
+@given(json_texts, st.booleans())
+def test_the_quick_reader_reads_as_the_careful_one(text: str, is_bytes: bool) -> None:
+    document = text.encode() if is_bytes else text
+    with patch("gpumemnet.job_json._quick_loads", None):
+        careful = attempt(document)
+    assert repr(attempt(document)) == repr(careful)  # repr tells 1 from 1.0, and NaN is itself
+
+
+def attempt(text: str | bytes) -> Any:
+    try:
+        return parse_json(text)
+    except InvalidJobError as error:
+        return str(error)
+
+
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 2**50, 2**50 + 1, -1, True, 1.0, None, "relu", "magic", "No", [], {}]), min_size=6, max_size=6
+    )
+)
+def test_layers_are_checked_together_as_one_by_one(values: list[Any]) -> None:
+    fields = ("kind", "activations", "parameters")
+    documents = [dict(zip(fields, ("linear", 3, 4), strict=True))]
+    documents += [{**documents[0], field: value} for field, value in zip(2 * fields, values, strict=True)]
+    for few in (documents[:1], documents[:2], documents[2:4], documents):
+        assert outcome(few) == outcome([[entry[name] for name in fields] for entry in few])  # triples are read one by one
+
+
+def outcome(layers: list[Any]) -> Any:
+    document = job_to_dict(small_job(layers=(), total_activations=1, total_parameters=1))
+    for name in ("total_activations", "total_parameters", "trainable_parameters"):
+        del document[name]
+    try:
+        return job_from_dict({**document, "layers": layers}).layers
+    except InvalidJobError as error:
+        return str(error)
+
+
+def test_a_layer_is_a_plain_value() -> None:
+    layer = Layer("linear", 10, parameters=110)
+    assert repr(layer) == "Layer(kind='linear', activations=10, parameters=110)"
+    assert {layer, Layer("linear", 10, 110)} == {layer}
+    assert copy.deepcopy(layer) == pickle.loads(pickle.dumps(layer)) == layer
+    assert type(pickle.loads(pickle.dumps(layer))) is Layer
+    with pytest.raises(AttributeError):
+        layer.activations = 11  # type: ignore[misc]
+    with pytest.raises(InvalidJobError, match="parameters: must be between 0 and"):
+        Layer("linear", 10, -1)
 
 
 def test_a_newer_schema_is_named_before_its_unknown_fields() -> None:
