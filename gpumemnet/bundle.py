@@ -41,6 +41,9 @@ SUMS_FILE: Final = "SHA256SUMS"
 BUNDLE_FILES: Final = frozenset({MODEL_FILE, CARD_FILE, SUMS_FILE})
 ENCODERS: Final = ("mlp", "transformer")
 MAX_FILE_BYTES: Final = 64 * 2**20
+MAX_DEVICE_BYTES: Final = 2**41
+"""More memory than any GPU has: bins up to a capacity beyond it could not be listed."""
+_MAX_DEPTH: Final = 50
 GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
 
 
@@ -221,6 +224,7 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
         document = json.loads(content)
     except (ValueError, RecursionError):
         raise BundleError(f"{path}: no valid JSON") from None
+    _check_portable(document, path)
     if not isinstance(document, dict) or "format_version" not in document:
         raise BundleError(f"{path}: no card of a gpumemnet bundle")
     if document["format_version"] != FORMAT_VERSION:
@@ -265,6 +269,26 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
     return card
 
 
+def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
+    """Refuse what other JSON libraries cannot write, as the whole card goes out with the service's list of models.
+
+    Raises:
+        BundleError: on a number of more than 64 bits, text that UTF-8 cannot carry, or deep nesting.
+    """
+    if depth > _MAX_DEPTH:
+        raise BundleError(f"{path}: nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, dict | list):
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_portable(part, path, depth + 1)
+    elif type(value) is int and not -(2**63) <= value < 2**63:
+        raise BundleError(f"{path}: holds a whole number of more than 64 bits")
+    elif isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BundleError(f"{path}: holds text that is no Unicode (half of a surrogate pair)") from None
+
+
 def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
     if document is None:
         return None
@@ -305,8 +329,8 @@ def _texts(values: Any) -> list[str]:
 
 def _count(document: Mapping[str, Any], field: str) -> int:
     value = document[field]
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{field} must be a whole number")
+    if type(value) is not int or not 0 <= value <= MAX_DEVICE_BYTES:
+        raise ValueError(f"{field} must be a whole number of at most {MAX_DEVICE_BYTES}")
     return value
 
 

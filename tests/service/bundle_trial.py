@@ -1,0 +1,55 @@
+"""Child process of the bundle fuzz test: loads the bundle in each folder that a line names, and says in a line what came of it.
+
+A spoilt graph may crash or exhaust the process that runs it, which must not be the test's own.
+"""
+
+import json
+import os
+import resource
+import sys
+import traceback
+
+from gpumemnet.bundle import load_bundle
+from gpumemnet.errors import BundleError
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import Predictor
+from service.answers import Answerer
+from service.examples import EXAMPLE_JOBS
+
+MEMORY_BYTES = 8 * 2**30
+
+
+def tried(folder: str) -> dict[str, str]:
+    try:
+        predictor = Predictor([load_bundle(folder)])
+        Answerer(predictor, 10)
+    except BundleError as error:
+        return {"came_to": "refused at the start", "detail": str(error)}
+    except Exception:
+        return {"came_to": "failed at the start", "detail": traceback.format_exc()}
+    family = predictor.bundles[0].card.family
+    jobs = [job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)]
+    try:
+        estimates = predictor.estimate(jobs)
+    except BundleError as error:
+        return {"came_to": "refused when asked", "detail": str(error)}
+    except Exception:
+        return {"came_to": "failed when asked", "detail": traceback.format_exc()}
+    for estimate in estimates:
+        total = float(estimate.probabilities.sum())
+        if not (estimate.expected_bytes >= 0 and abs(total - 1) < 1e-6 and estimate.probabilities.min() >= 0):
+            return {"came_to": "answers nonsense", "detail": f"expected {estimate.expected_bytes}, probabilities sum to {total}"}
+    return {"came_to": "works", "detail": ""}
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # what a library prints by itself shall not pass for an answer
+        for line in sys.stdin:
+            answers.write(json.dumps(tried(line.rstrip("\n"))) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()
