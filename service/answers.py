@@ -95,6 +95,11 @@ class Answerer:
         return self._max_jobs
 
     @property
+    def max_layers(self) -> int:
+        """Most layers of a job."""
+        return self._max_layers
+
+    @property
     def release(self) -> str:
         """Name of the release that answers."""
         return self._release
@@ -216,6 +221,15 @@ class Answerer:
             }
         )
 
+    def noted(self, job: TrainingJob, estimate: Estimate) -> str:
+        """A new prediction's id, under which the recorder, if there is one, has taken note of it."""
+        now_nanoseconds = time.time_ns()
+        identity = prediction_id(now_nanoseconds)
+        if self._recorder is not None:
+            sha256 = self._bundles[estimate.estimator].sha256
+            self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256))
+        return identity
+
     def models(self) -> bytes:
         """The answer to ``GET /v1/models``."""
         return self._models
@@ -240,8 +254,7 @@ class Answerer:
 
     def _answer(self, job: TrainingJob, estimate: Estimate, found: tuple[Fit, ...] | None) -> bytes:
         """One prediction as JSON; what is the same in all answers of a model is taken from where it was put the first time."""
-        now_nanoseconds = time.time_ns()
-        identity = prediction_id(now_nanoseconds)
+        identity = self.noted(job, estimate)
         index, bins = estimate.bin_index, estimate.bins
         lower_bytes, upper_bytes = bins.bounds_bytes(index)
         request_mib = ceil_mib(estimate.expected_bytes)
@@ -279,9 +292,6 @@ class Answerer:
         }
         if found is not None:
             document["fits"] = [_fit(fit) for fit in found]
-        if self._recorder is not None:
-            sha256 = self._bundles[estimate.estimator].sha256
-            self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256))
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + self._ending(estimate)
 
     def _ending(self, estimate: Estimate) -> bytes:
