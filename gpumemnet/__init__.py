@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.layers import Layer
     from gpumemnet.predictor import Predictor
+    from gpumemnet.ray_shares import RayResources, ray_resources
     from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
     from gpumemnet.trace.answer import TraceAnswer
     from gpumemnet.trace.tracing import trace_model as trace
@@ -38,6 +39,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Estimate", "Estimator"), "estimate"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "features"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "job_json"),
+    **dict.fromkeys(("RayResources", "ray_resources"), "ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "sequence"),
     "GpumemnetError": "errors",
     "Layer": "layers",
@@ -60,6 +62,7 @@ __all__ = [
     "Layer",
     "PUBLISHED_BINS",
     "Predictor",
+    "RayResources",
     "SEQUENCE_COLUMNS",
     "TraceAnswer",
     "TrainingJob",
@@ -74,6 +77,7 @@ __all__ = [
     "layer_sequence",
     "load_bundle",
     "named_bins",
+    "ray_resources",
     "shipped_bundles",
     "trace",
 ]

@@ -29,6 +29,7 @@ def test_names_are_these() -> None:
         "Layer",
         "PUBLISHED_BINS",
         "Predictor",
+        "RayResources",
         "SEQUENCE_COLUMNS",
         "TraceAnswer",
         "TrainingJob",
@@ -43,6 +44,7 @@ def test_names_are_these() -> None:
         "layer_sequence",
         "load_bundle",
         "named_bins",
+        "ray_resources",
         "shipped_bundles",
         "trace",
     ]

@@ -1,0 +1,155 @@
+"""Estimates in CARMA's task descriptions: one line changes, the file is never half-written, and nothing known leaves it alone."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpumemnet import Predictor, job_from_json
+from gpumemnet.units import ceil_mib
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "integrations/carma/write_estimate.py"
+JOB = ROOT / "examples/mlp_job.json"
+sys.path.insert(0, str(SCRIPT.parent))
+try:
+    import write_estimate
+finally:
+    sys.path.pop(0)
+
+TASK = b"""# a task of the test's own, of the shape of those that CARMA ships
+conda activate tf
+python /work/train.py --batch_size 32
+task.model
+data
+32
+exclusive
+1
+788
+2231.6129
+53.99452972
+8000"""
+
+
+@pytest.fixture
+def task(tmp_path) -> Path:
+    path = tmp_path / "task.rad"
+    path.write_bytes(TASK)
+    return path
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def expected_task(amount: object) -> bytes:
+    return TASK.removesuffix(b"8000") + str(amount).encode()
+
+
+def test_the_expected_amount_is_written_and_nothing_else_changes(task):
+    task.chmod(0o640)
+    done = run(task, JOB)
+    estimate = Predictor.default().predict(job_from_json(JOB.read_text()))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert task.read_bytes() == expected_task(ceil_mib(estimate.expected_bytes))
+    assert stat.S_IMODE(task.stat().st_mode) == 0o640
+    assert [path.name for path in task.parent.iterdir()] == ["task.rad"]
+
+
+def test_a_service_is_asked_where_one_is_named(task, service):
+    assert run(task, JOB, "--url", service.url).returncode == 0
+    own = Predictor.default().predict(job_from_json(JOB.read_text()))
+    assert task.read_bytes() == expected_task(ceil_mib(own.expected_bytes))
+
+
+def test_the_safe_amount_and_another_gpu(task):
+    assert run(task, JOB, "--limit", "--gpu", "A100-80GB").returncode == 0
+    estimate = Predictor.default().predict(job_from_json(JOB.read_text()), gpu="A100-80GB")
+    assert task.read_bytes() == expected_task(ceil_mib(estimate.safe_bytes))
+
+
+def test_where_nothing_is_known_the_file_stays_or_takes_the_number_for_that(task, tmp_path):
+    job = tmp_path / "job.json"
+    job.write_text(JOB.read_text().replace('"batch_size": 1000', '"batch_size": 1000000'))
+    done = run(task, job)
+    assert (done.returncode, task.read_bytes()) == (0, TASK)
+    assert "no safe amount is known" in done.stderr
+    assert run(task, job, "--unknown-mib", "40000").returncode == 0
+    assert task.read_bytes() == expected_task(40000)
+
+
+def test_it_fails_open(task, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    for arguments in ((task, JOB, "--url", "http://127.0.0.1:1"), (task, bad), (task, JOB, "--gpu", "no such GPU")):
+        done = run(*arguments)
+        assert (done.returncode, task.read_bytes()) == (0, TASK)
+        assert "is left as it is: " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(TASK.rpartition(b"\n")[0], "has 11 lines"), (TASK[:-4] + b"a lot", "where a number"), (b" " * (2**20 + 1), "too large")],
+)
+def test_a_file_of_another_shape_is_refused(task, content, said):
+    task.write_bytes(content)
+    done = run(task, JOB)
+    assert (done.returncode, task.read_bytes()) == (2, content)
+    assert said in done.stderr
+
+
+def test_a_missing_file_is_told(tmp_path):
+    for arguments in ((tmp_path / "none.rad", JOB), (tmp_path, JOB)):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+def test_a_link_stays_a_link(task, tmp_path):
+    link = tmp_path / "link.rad"
+    link.symlink_to(task)
+    assert run(link, JOB).returncode == 0
+    assert link.is_symlink()
+    assert task.read_bytes() != TASK
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere, so nothing can fail")
+def test_a_folder_that_cannot_be_written_leaves_the_file(task):
+    task.parent.chmod(0o500)
+    try:
+        run(task, JOB)
+        assert task.read_bytes() == TASK
+    finally:
+        task.parent.chmod(0o700)
+
+
+line = st.binary(max_size=20).filter(lambda text: b"\n" not in text)
+
+
+@given(
+    st.lists(line, min_size=11, max_size=11), st.lists(line, max_size=4), st.sampled_from([b"8000", b"1.5", b"", b"7\r", b" 9 "])
+)
+def test_every_other_byte_stays(before, after, old):
+    content = b"\n".join([*before, old, *after])
+    changed = write_estimate.with_estimate(content, 1234).split(b"\n")
+    assert changed[:11] == before
+    assert changed[12:] == after
+    assert changed[11] == b"1234" + (b"\r" if old.endswith(b"\r") else b"")
+
+
+@given(line)
+def test_what_is_no_number_is_never_overwritten(old):
+    try:
+        float(old)
+        is_number = True
+    except ValueError:
+        is_number = not old.strip()
+    assume(not is_number)
+    with pytest.raises(write_estimate.DescriptionError):
+        write_estimate.with_estimate(b"\n" * 11 + old, 1234)

@@ -1,0 +1,365 @@
+"""The Slurm plug-ins under real Luas, against a real service and against services that fail; Slurm itself is a stand-in."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from service.examples import EXAMPLE_JOBS
+
+ROOT = Path(__file__).parents[2]
+FILTER = ROOT / "integrations/slurm/cli_filter.lua"
+SUBMIT = ROOT / "integrations/slurm/job_submit.lua"
+HOST = Path(__file__).with_name("slurm_host.lua")
+UUID = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}"
+ID = "0192f3a4-1234-7abc-8def-0123456789ab"
+IN_PYTHON = """
+import sys
+from lupa.{module} import LuaRuntime
+lua = LuaRuntime()
+lua.globals().arg = lua.table_from(sys.argv[2:])
+lua.execute(open(sys.argv[1]).read())
+"""
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed, and cli_filter.lua asks with it")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    returned: str
+    options: dict[str, str]
+    said: str
+    seconds: float
+
+
+Texts = dict[str, str]
+
+
+def run_lua(engine: str, script: Path, function: str, environment: Texts, options: Texts, offset: int = 0) -> Outcome:
+    arguments = [str(HOST), str(script), function, str(offset), *(f"{name}={value}" for name, value in options.items())]
+    command = [engine] if engine == "lua5.4" else [sys.executable, "-c", IN_PYTHON.format(module=engine)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEMNET_", "SLURM_"))}
+    start = time.monotonic()
+    done = subprocess.run([*command, *arguments], env=clean | environment, capture_output=True, text=True, timeout=30)
+    seconds = time.monotonic() - start
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.partition("=")[::2] for line in done.stdout.splitlines()]
+    return Outcome(
+        returned=dict(lines)["returned"],
+        options={name.removeprefix("option:"): value for name, value in lines if name.startswith("option:")},
+        said=" ".join(text for name, text in lines if name in ("info", "user", "error")),
+        seconds=seconds,
+    )
+
+
+@pytest.fixture(scope="module", params=["lua5.4", "luajit21"])
+def engine(request) -> str:
+    """Slurm links the Lua that the site has: a new one, and one that speaks 5.1 (the others of lupa are built without popen)."""
+    if request.param == "lua5.4" and shutil.which("lua5.4") is None:
+        pytest.skip("lua5.4 is not installed")
+    return request.param
+
+
+Submit = Callable[..., Outcome]
+
+
+@pytest.fixture
+def submit(engine, service, tmp_path) -> Submit:
+    """Submits a job with options as sbatch would, on a host whose environment asks the test's service."""
+
+    def call(url: str | None = None, offset: int = 0, environment: dict[str, str] | None = None, **options: str) -> Outcome:
+        settings = {"GPUMEMNET_URL": url or service.url, "TMPDIR": str(tmp_path)}
+        named = {"type": "sbatch"} | {name.replace("_", "-"): value for name, value in options.items()}
+        return run_lua(engine, FILTER, "slurm_cli_pre_submit", settings | (environment or {}), named, offset)
+
+    return call
+
+
+@pytest.fixture
+def job_file(tmp_path) -> Path:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(EXAMPLE_JOBS["mlp"]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def limit_mib(service) -> int:
+    import httpx
+
+    answer = httpx.post(f"{service.url}/v1/predict", json={"job": EXAMPLE_JOBS["mlp"]}, timeout=30).json()
+    return int(answer["limit_mib"])
+
+
+@needs_curl
+def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(submit, job_file, limit_mib):
+    outcome = submit(comment=f"night run gpumemnet:{job_file} of the group")
+    assert outcome.returned == "0"
+    assert outcome.options["gres"] == f"shard:{-(-limit_mib // 1024)}"
+    assert re.fullmatch(f"night run gpumemnet:{UUID} of the group", outcome.options["comment"])
+    assert f"{limit_mib} MiB" in outcome.said
+
+
+@needs_curl
+def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(submit, job_file, limit_mib):
+    environment = {"GPUMEMNET_JOB": str(job_file), "GPUMEMNET_MIB_PER_SHARD": "100"}
+    outcome = submit(environment=environment, comment="mine")
+    assert outcome.options["gres"] == f"shard:{-(-limit_mib // 100)}"
+    assert re.fullmatch(f"mine gpumemnet:{UUID}", outcome.options["comment"])
+    assert re.fullmatch(f"gpumemnet:{UUID}", submit(environment=environment).options["comment"])
+
+
+@needs_curl
+def test_the_packing_floor_is_used_where_the_site_says_so(submit, job_file, limit_mib):
+    environment = {"GPUMEMNET_SHARD_AMOUNT": "request", "GPUMEMNET_MIB_PER_SHARD": "1"}
+    assert 0 < int(submit(environment=environment, comment=f"gpumemnet:{job_file}").options["gres"][6:]) < limit_mib
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"gres": "gres/gpu:1"},
+        {"gres": "gres:shard:2"},
+        {"gpus": "1"},
+        {"gpus_per_node": "a100:2"},
+        {"tres_per_task": "gres/gpu=1"},
+    ],
+)
+def test_what_the_user_asked_for_stays(submit, job_file, asked):
+    outcome = submit(comment=f"gpumemnet:{job_file}", **asked)
+    changed = {name: value for name, value in outcome.options.items() if name not in ("comment", "type")}
+    assert changed == {name.replace("_", "-"): value for name, value in asked.items()}
+    assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])
+
+
+@needs_curl
+def test_cpus_of_a_task_are_no_gpus(submit, job_file):
+    assert "gres" in submit(comment=f"gpumemnet:{job_file}", tres_per_task="cpu=4").options
+
+
+@needs_curl
+def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(submit, tmp_path):
+    path = tmp_path / "huge.json"
+    path.write_text(json.dumps(EXAMPLE_JOBS["mlp"] | {"batch_size": 10**6}))
+    outcome = submit(comment=f"gpumemnet:{path}")
+    assert outcome.returned == "0"
+    assert "gres" not in outcome.options
+    assert "no safe amount" in outcome.said
+    assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])  # so that its observation can be joined
+
+
+@needs_curl
+def test_a_job_larger_than_a_gpu_gets_no_shards(submit, job_file):
+    outcome = submit(environment={"GPUMEMNET_SHARDS_PER_GPU": "1"}, comment=f"gpumemnet:{job_file}")
+    assert "gres" not in outcome.options
+    assert "whole GPU" in outcome.said
+
+
+def test_jobs_without_a_description_pass_unasked(submit):
+    for options in ({}, {"comment": "gpumemnet"}, {"comment": f"gpumemnet:{ID}"}):
+        outcome = submit(url="http://127.0.0.1:1", **options)
+        assert (outcome.returned, outcome.said) == ("0", "")
+        assert outcome.options == {"type": "sbatch", **options}
+
+
+def test_steps_inside_a_job_and_later_components_do_not_ask_for_the_jobs_variable(submit, job_file):
+    environment = {"GPUMEMNET_JOB": str(job_file)}
+    step = submit(environment=environment | {"SLURM_JOB_ID": "7"}, type="srun")
+    assert step.options == {"type": "srun"}
+    assert submit(environment=environment, offset=1).options == {"type": "sbatch"}
+
+
+@needs_curl
+def test_a_path_is_never_run(submit, tmp_path):
+    for name in ("$(touch hit)", "'; touch hit; '", "`touch hit`", '"$(touch${IFS}hit)"', "%s%n"):
+        path = tmp_path / name.replace(" ", "\t").replace("/", "_")
+        path.write_text(json.dumps(EXAMPLE_JOBS["mlp"]))
+        outcome = submit(environment={"GPUMEMNET_JOB": str(path)})
+        assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])
+    hostile_url = "http://127.0.0.1:1/'; touch hit; '\"$(touch hit)"
+    assert submit(url=hostile_url, environment={"GPUMEMNET_JOB": str(path)}).returned == "0"
+    assert not list(tmp_path.glob("hit"))
+    assert not Path("hit").exists()
+
+
+# Failing open ------------------------------------------------------------------------------------------------------------
+
+
+def assert_unchanged(outcome: Outcome, comment: str) -> None:
+    assert outcome.returned == "0"
+    assert outcome.options == {"type": "sbatch", "comment": comment}
+    assert "the job is submitted as it is: " in outcome.said
+
+
+@needs_curl
+def test_a_service_that_is_down_changes_nothing(submit, job_file):
+    comment = f"gpumemnet:{job_file}"
+    outcome = submit(url="http://127.0.0.1:1", comment=comment)
+    assert_unchanged(outcome, comment)
+    assert "did not answer" in outcome.said
+
+
+@needs_curl
+def test_a_service_that_hangs_is_left_after_half_a_second(submit, job_file, canned):
+    comment = f"gpumemnet:{job_file}"
+    outcome = submit(url=f"{canned}/hang", comment=comment)
+    assert_unchanged(outcome, comment)
+    assert outcome.seconds < 2.5
+
+
+@needs_curl
+def test_a_host_that_accepts_and_says_nothing_is_left_too(submit, job_file):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        comment = f"gpumemnet:{job_file}"
+        assert_unchanged(submit(url=f"http://127.0.0.1:{listener.getsockname()[1]}", comment=comment), comment)
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("401", "(401): no such key"), ("429", "too many"), ("html", "URL"), ("other", "URL"), ("deep", "URL")],
+)
+def test_a_refusal_or_a_foreign_answer_changes_nothing(submit, job_file, canned, kind, said):
+    comment = f"gpumemnet:{job_file}"
+    outcome = submit(url=f"{canned}/{kind}", comment=comment)
+    assert_unchanged(outcome, comment)
+    assert said in outcome.said
+
+
+@needs_curl
+def test_amounts_that_are_none_give_no_shards(submit, job_file, canned):
+    outcome = submit(url=f"{canned}/number", comment=f"gpumemnet:{job_file}")
+    assert (outcome.returned, "gres" in outcome.options) == ("0", False)
+
+
+@needs_curl
+def test_a_job_that_is_none_is_refused_by_the_real_service(submit, tmp_path):
+    path = tmp_path / "bad.json"
+    for text, said in (('{"family": "mlp"}', "(422)"), ("not json", "(422)"), ("{}, 1", "(422)")):
+        path.write_text(text)
+        outcome = submit(comment=f"gpumemnet:{path}")
+        assert_unchanged(outcome, f"gpumemnet:{path}")
+        assert said in outcome.said
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"GPUMEMNET_MIB_PER_SHARD": "many"},
+        {"GPUMEMNET_TIMEOUT_SECONDS": "-1"},
+        {"GPUMEMNET_API_KEY_FILE": "/nowhere"},
+        {"GPUMEMNET_GPU": "no such GPU"},
+        {"GPUMEMNET_URL": "http://127.0.0.1:1\nurl = file:///etc/passwd"},
+        {"PATH": "/nowhere"},
+    ],
+)
+def test_wrong_settings_change_nothing(engine, service, job_file, environment):
+    if "PATH" in environment and engine == "lua5.4":
+        pytest.skip("the interpreter itself is found by PATH")
+    comment = f"gpumemnet:{job_file}"
+    settings = {"GPUMEMNET_URL": service.url} | environment
+    outcome = run_lua(engine, FILTER, "slurm_cli_pre_submit", settings, {"type": "sbatch", "comment": comment})
+    assert_unchanged(outcome, comment)
+
+
+def test_a_missing_an_empty_and_an_oversized_description_change_nothing(submit, tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "large").write_bytes(b" " * (4 * 2**20 + 1))
+    for name in ("missing", "empty", "large"):
+        comment = f"gpumemnet:{tmp_path / name}"
+        assert_unchanged(submit(comment=comment), comment)
+
+
+@needs_curl
+def test_a_key_reaches_the_service_and_not_the_process_list(engine, start_service, job_file, tmp_path):
+    import hashlib
+
+    key = "a-key-of-forty-characters-or-thereabouts"
+    key_file = tmp_path / "key"
+    key_file.write_text(key + "\n")
+    spy = tmp_path / "bin"
+    spy.mkdir()
+    real = shutil.which("curl")
+    (spy / "curl").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/seen\nexec {real} "$@"\n')
+    (spy / "curl").chmod(0o755)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    with start_service(GPUMEMNET_API_KEYS=f"slurm:predict:{digest}", GPUMEMNET_DATABASE_URL="off") as running:
+        environment = {"GPUMEMNET_URL": running.url, "PATH": f"{spy}:{os.environ['PATH']}"}
+        options = {"type": "sbatch", "comment": f"gpumemnet:{job_file}"}
+        without = run_lua(engine, FILTER, "slurm_cli_pre_submit", environment, options)
+        assert_unchanged(without, options["comment"])
+        assert "(401)" in without.said
+        environment["GPUMEMNET_API_KEY_FILE"] = str(key_file)
+        with_key = run_lua(engine, FILTER, "slurm_cli_pre_submit", environment, options)
+    assert re.fullmatch(f"gpumemnet:{UUID}", with_key.options["comment"])
+    assert key not in (tmp_path / "seen").read_text()
+
+
+@needs_curl
+def test_no_file_is_left_behind(engine, service, job_file, tmp_path):
+    """The names come from os.tmpname(), so a copy of the filter is given one that writes them down."""
+    script = tmp_path / "cli_filter.lua"
+    note = f'local file = io.open("{tmp_path}/names", "a"); file:write(name .. "\\n"); file:close()'
+    spy = f"local real = os.tmpname; os.tmpname = function() local name = real(); {note}; return name end"
+    script.write_text(f"{spy}\n{FILTER.read_text()}")
+    for url in (service.url, "http://127.0.0.1:1"):
+        options = {"type": "sbatch", "comment": f"gpumemnet:{job_file}"}
+        run_lua(engine, script, "slurm_cli_pre_submit", {"GPUMEMNET_URL": url}, options)
+    names = (tmp_path / "names").read_text().split()
+    assert len(names) == 4
+    assert [name for name in names if Path(name).exists()] == []
+
+
+# In the controller -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["lua51", "lua53", "lua54"])
+def controller(request, tmp_path):
+    """Runs job_submit.lua as slurmctld would, on a site whose smallest GPU has 40 shards."""
+    script = tmp_path / "job_submit.lua"
+    text = SUBMIT.read_text()
+    assert "SHARDS_PER_GPU = 0" in text
+    script.write_text(text.replace("SHARDS_PER_GPU = 0", "SHARDS_PER_GPU = 40"))
+    return lambda **fields: run_lua(request.param, script, "slurm_job_submit", {}, fields)
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ("gres/shard:41", "gres/shard:40"),
+        ("gres:shard:100", "gres:shard:40"),
+        ("gres/shard:a100:64", "gres/shard:a100:40"),
+        ("gres/shard=99,gres/tmp:5", "gres/shard=40,gres/tmp:5"),
+        ("gres/shard:40", "gres/shard:40"),
+        ("gres/gpu:64", "gres/gpu:64"),
+        ("gres/shard:many", "gres/shard:many"),
+    ],
+)
+def test_the_controller_caps_shards_at_one_gpu(controller, resources, expected):
+    outcome = controller(comment=f"gpumemnet:{ID}", tres_per_node=resources)
+    assert outcome.returned == "0"
+    assert outcome.options["tres_per_node"] == expected
+    assert outcome.options["admin_comment"] == f"gpumemnet:{ID}"
+    assert bool(outcome.said) == (resources != expected)
+
+
+def test_the_controller_leaves_other_jobs_alone(controller):
+    for fields in ({}, {"comment": "gpumemnet:job.json", "tres_per_node": "gres/shard:99"}, {"tres_per_node": "gres/shard:99"}):
+        assert controller(**fields).options == fields
+    kept = {"comment": f"gpumemnet:{ID}", "admin_comment": "by the administrator"}
+    assert controller(**kept).options == kept
+
+
+def test_the_controller_touches_neither_network_nor_files():
+    code = re.sub(r"--\[\[.*?--\]\]|--[^\n]*", "", SUBMIT.read_text(), flags=re.DOTALL)
+    assert not re.search(r"\b(io|os|require|dofile|loadfile|package)\b", code)
