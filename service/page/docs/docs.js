@@ -8,7 +8,8 @@ try {
   const response = await fetch("openapi.json");
   if (!response.ok) throw new Error(`status ${response.status}`);
   const spec = inWordsOf30(await response.json());
-  spec.servers = [{ url: new URL(".", document.baseURI).pathname.replace(/\/$/, "") || "/" }];
+  const prefix = new URL(".", document.baseURI).pathname.replace(/\/$/, "");
+  if (prefix) spec.servers = [{ url: prefix }]; // behind a proxy
   // no validator badge and no query parameters that load other descriptions: nothing leaves this host
   window.SwaggerUIBundle({ spec, domNode: place, deepLinking: true, validatorUrl: null, queryConfigEnabled: false });
 } catch (error) {

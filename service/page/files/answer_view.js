@@ -22,6 +22,9 @@ export function showAnswer(shown) {
   byId("expected").textContent = mib(answer.request_mib);
   byId("expected-more").textContent = `${gib(answer.request_mib)}, ${share(answer.request_mib / usableMib)} of the card`;
   byId("request").textContent = mib(answer.request_mib);
+  byId("request-meaning").textContent = answer.in_support
+    ? "Set this much aside when placing the job; it takes more about as often as less."
+    : "From a formula for the layers alone: nothing has checked it on jobs like this one.";
   showLimit(answer, usableMib);
   showOrigin(answer);
   draw(byId("gauge"), gauge(answer, usableMib));

@@ -1,7 +1,7 @@
 // The page: keeps form, text and link in step, asks the service after every change, and shows what it says.
 
 import { showAnswer, showCurve, showKind, showRecipes, spoken } from "./answer_view.js";
-import { Problem, Unreachable, ask, read, useKey } from "./api.js";
+import { Problem, Unreachable, ask, hasKey, read, useKey } from "./api.js";
 import { byId, element } from "./dom.js";
 import { BrokenJson, readJob, writeJob } from "./job.js";
 import { fromFragment, toFragment } from "./permalink.js";
@@ -12,6 +12,7 @@ import { coverageWords, gib } from "./words.js";
 const JOB_FIELDS = ["batch_size", "optimizer", "precision"]; // these stand in the job …
 const OPTION_FIELDS = ["gpu", "coverage", "bin_width_mib"]; // … and these beside it
 const TYPING_MS = 500; // how long a pause in typing lasts before the question is asked
+const SLOW_MS = 700; // an answer that takes longer leaves the former one marked as such
 const text = byId("job");
 
 let waiting = 0; // timer of the next question
@@ -93,7 +94,6 @@ function onText() {
 
 function later(milliseconds) {
   clearTimeout(waiting);
-  markStale(shown !== null);
   waiting = setTimeout(predict, milliseconds);
 }
 
@@ -103,12 +103,15 @@ async function predict() {
   running = new AbortController();
   const { signal } = running;
   clearErrors();
+  const slow = setTimeout(() => markStale(shown !== null), SLOW_MS);
   try {
     const question = readQuestion();
     byId("status").textContent = "Asking …";
     const answer = await ask("v1/predict", { ...question, fits: true }, signal);
     shown = { answer, question, usableMib: usableMib(answer), rows: rowsOf(answer) };
+    clearTimeout(slow);
     showAnswer(shown);
+    document.querySelector(".to-answer").hidden = false;
     showCopyBoxes();
     markStale(false);
     byId("status").textContent = spoken(answer);
@@ -119,6 +122,8 @@ async function predict() {
     await predictSizes(question, answer.gpu, signal);
   } catch (error) {
     if (error.name !== "AbortError") showError(error);
+  } finally {
+    clearTimeout(slow);
   }
 }
 
@@ -147,7 +152,7 @@ function markStale(isStale) {
 // Errors
 
 function clearErrors() {
-  for (const name of [...JOB_FIELDS, ...OPTION_FIELDS, "job"]) {
+  for (const name of [...JOB_FIELDS, ...OPTION_FIELDS, "job", "key"]) {
     byId(name).removeAttribute("aria-invalid");
     byId(`${name}-error`).hidden = true;
   }
@@ -174,8 +179,7 @@ function showError(error) {
     return;
   }
   if (error.status === 401 || error.status === 403) {
-    byId("key-panel").hidden = false;
-    if (error.status === 403) fail(error.title, error.message);
+    askForKey(error);
     byId("status").textContent = "Not answered: an API key is needed.";
     return;
   }
@@ -189,6 +193,11 @@ function showError(error) {
     else atField("job", `${field} ${message}`);
   }
   byId("status").textContent = "Not answered: see the field marked with ✕.";
+}
+
+function askForKey(problem) {
+  byId("key-panel").hidden = false;
+  if (hasKey()) atField("key", problem.message);
 }
 
 function fail(title, message) {
@@ -205,8 +214,8 @@ async function fillLists() {
     fillGpus(gpus);
     fillCoverages(models);
   } catch (error) {
-    if (error instanceof Problem && error.status === 401) byId("key-panel").hidden = false;
-    else if (!(error instanceof Problem)) showError(error);
+    if (!(error instanceof Problem)) showError(error);
+    else if (error.status === 401 || error.status === 403) askForKey(error);
   }
 }
 
@@ -227,9 +236,14 @@ function fillCoverages(models) {
 
 // Wiring
 
+let picked = null; // the example asked for last
+
 async function pickExample(name) {
+  picked = name;
   try {
-    setJob(await read(`page/examples/${name}.json`));
+    const job = await read(`page/examples/${name}.json`);
+    if (picked !== name) return;
+    setJob(job);
   } catch (error) {
     showError(error);
     return;
@@ -239,7 +253,7 @@ async function pickExample(name) {
 
 async function openLink() {
   const fragment = location.hash.slice(1);
-  if (!fragment || fragment === "answer") return;
+  if (!fragment) return;
   try {
     const { job, ...rest } = await fromFragment(fragment);
     setJob(job, rest);
@@ -250,6 +264,13 @@ async function openLink() {
   await predict();
 }
 
+for (const link of document.querySelectorAll('[href="#answer"]')) {
+  link.addEventListener("click", (event) => {
+    event.preventDefault(); // the fragment holds the job
+    byId("answer").focus();
+    byId("answer").scrollIntoView();
+  });
+}
 for (const button of document.querySelectorAll("[data-example]")) {
   button.addEventListener("click", () => pickExample(button.dataset.example));
 }
@@ -278,8 +299,15 @@ for (const button of document.querySelectorAll("[data-kind]")) {
 }
 byId("use-key").addEventListener("click", async () => {
   useKey(byId("key").value.trim());
+  clearErrors();
+  byId("key-panel").hidden = true;
   await fillLists();
-  await predict();
+  if (text.value.trim()) await predict();
+});
+byId("key").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault(); // it would send the job without the key
+  byId("use-key").click();
 });
 addEventListener("hashchange", openLink);
 

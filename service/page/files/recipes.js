@@ -16,7 +16,7 @@ export function recipes(answer, question, shardMib) {
   return [
     scheduler("hami", "HAMi", "limit", `resources:\n  limits:\n    nvidia.com/gpu: 1\n    nvidia.com/gpumem: ${limit}`, "MiB for each GPU; enforced, so it takes the limit."),
     scheduler("volcano", "Volcano", "limit", `resources:\n  limits:\n    volcano.sh/vgpu-number: 1\n    volcano.sh/vgpu-memory: ${limit}`, "Enforced by its device plugin, so it takes the limit."),
-    scheduler("kai", "NVIDIA KAI", "request", `metadata:\n  annotations:\n    gpu-memory: "${request}"`, "MiB; for packing only, nothing enforces it."),
+    scheduler("kai", "KAI", "request", `metadata:\n  annotations:\n    gpu-memory: "${request}"`, "NVIDIA KAI scheduler, MiB; for packing only, nothing enforces it."),
     scheduler("sbatch", "Slurm", "request", `#SBATCH --gres=shard:${shards}\n# gpumemnet: request ${request} MiB, limit ${limit} MiB`, `${count(shards)} × ${count(shardMib)} MiB; for packing only. --mem-per-gpu is host memory: not for this.`),
     { name: "curl", title: "curl", takes: "this question", text: curl(question), note: "Asks the service the same again." },
   ];
