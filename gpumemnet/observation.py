@@ -227,7 +227,7 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
             raise InvalidRequestError(
                 f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}", f"{name}_bytes"
             )
-        return in_bytes
+        return int(in_bytes)
     is_number = type(in_mib) in (int, float) and math.isfinite(in_mib)
     if not is_number or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:
         raise InvalidRequestError(

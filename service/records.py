@@ -21,6 +21,7 @@ class PredictionRecord(NamedTuple):
         job: what was asked about.
         estimate: what was answered, for ``estimate.gpu``.
         model_sha256: hash of the bundle that answered.
+        release: name of the release that the bundle belongs to; empty where nobody knows.
     """
 
     prediction_id: str
@@ -28,6 +29,7 @@ class PredictionRecord(NamedTuple):
     job: TrainingJob
     estimate: Estimate
     model_sha256: str
+    release: str = ""
 
 
 class Recorder(Protocol):

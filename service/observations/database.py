@@ -1,0 +1,204 @@
+"""The database behind the observations: which URLs are accepted, how connections are set up, and whether its schema is ours.
+
+The server asks for the schema's revision with one query.  Only when that is not the newest does it run the migrations, in a child
+process that ends: Alembic would cost the server start-up time and memory for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from gpumemnet.errors import GpumemnetError
+from service.observations.schema import HEAD, REVISIONS, VERSION_TABLE
+
+BUSY_SECONDS: Final = 5.0
+"""How long a write waits for that of another process."""
+CONNECT_SECONDS: Final = 3
+MIGRATION_SECONDS: Final = 120
+MIGRATION_LOCK: Final = 0x6770756D656D
+"""Key of PostgreSQL's advisory lock, by which one process at a time migrates."""
+
+_READS: Final = "gpumemnet_reads"
+
+
+class DatabaseError(GpumemnetError):
+    """The database cannot be used: another kind, a newer schema, no permission."""
+
+
+class DatabaseAwayError(DatabaseError):
+    """The database cannot be reached now, and may be later."""
+
+
+def database_url(address: str) -> URL:
+    """The URL with the driver that is used for it.
+
+    Raises:
+        DatabaseError: when it is none, or one of a database that is not supported.
+    """
+    try:
+        url = make_url(address)
+    except (ArgumentError, ValueError):
+        raise DatabaseError(
+            "the database's URL cannot be read: it looks like sqlite:////var/lib/gpumemnet/observations.sqlite "
+            "or postgresql://user:password@host/database"
+        ) from None
+    kind = url.get_backend_name()
+    if kind in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if kind != "sqlite":
+        raise DatabaseError(f"the database is of the kind '{kind}': it must be sqlite or postgresql")
+    if not url.database or url.database == ":memory:":
+        raise DatabaseError("an SQLite database must be a file, or its observations would be lost: sqlite:////path/of/the/file")
+    return url.set(drivername="sqlite+pysqlite")
+
+
+def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
+    """An engine with one connection, to be made after any fork and used by one thread at a time.
+
+    SQLite keeps a write-ahead log and brings every commit to the disk (``synchronous=FULL``); PostgreSQL does by default.
+
+    Raises:
+        DatabaseError: when the driver is not installed.
+    """
+    arguments: dict[str, Any]
+    if url.get_backend_name() == "sqlite":
+        arguments = {"timeout": busy_seconds, "check_same_thread": False}
+    else:
+        milliseconds = int(1000 * max(busy_seconds, 1))
+        arguments = {
+            "connect_timeout": CONNECT_SECONDS,
+            "options": f"-c statement_timeout={2 * milliseconds} -c lock_timeout={milliseconds}",
+            "tcp_user_timeout": 2 * milliseconds,
+            "application_name": "gpumemnet",
+        }
+    try:
+        engine = create_engine(
+            url,
+            connect_args=arguments,
+            pool_size=1,
+            max_overflow=0,
+            json_serializer=lambda document: orjson.dumps(document).decode(),
+            json_deserializer=orjson.loads,
+            hide_parameters=True,
+        )
+    except (NoSuchModuleError, ImportError):
+        raise DatabaseError(
+            f"the driver for {shown(url)} is not installed: install it with  pip install 'gpumemnet[postgres]'"
+        ) from None
+    if url.get_backend_name() == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def reading(engine: Engine) -> Connection:
+    """A connection for a transaction that only reads: in SQLite it does not wait for writers."""
+    return engine.connect().execution_options(**{_READS: True})
+
+
+def shown(url: URL) -> str:
+    """``url`` as it may stand in a log: without the password."""
+    return url.render_as_string(hide_password=True)
+
+
+def ensure_schema(url: URL) -> None:
+    """See that the database has the tables of this version; make or migrate them where it has not.
+
+    Raises:
+        DatabaseAwayError: when the database cannot be reached.
+        DatabaseError: when its schema is newer than this version, or cannot be migrated.
+    """
+    _make_folder(url)
+    engine = make_engine(url)
+    try:
+        found = revision(engine)
+    except SQLAlchemyError as error:
+        raise _unusable(url, error) from None
+    finally:
+        engine.dispose()
+    if found == HEAD:
+        return
+    check_revision(found, url)
+    _migrate_in_child(url)
+
+
+def revision(engine: Engine) -> str | None:
+    """The schema's revision; ``None`` in a database without our tables.
+
+    Raises:
+        SQLAlchemyError: when the database does not answer.
+    """
+    with reading(engine) as connection:
+        if not inspect(connection).has_table(VERSION_TABLE):
+            return None
+        found: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()  # noqa: S608
+        return found
+
+
+def check_revision(found: str | None, url: URL) -> None:
+    """Refuse a database whose revision this version does not know.
+
+    Raises:
+        DatabaseError: says so.
+    """
+    if found is not None and found not in REVISIONS:
+        raise DatabaseError(
+            f"the database {shown(url)} was written by a newer gpumemnet (its schema is {found[:20]}, and this version knows "
+            f"those up to {HEAD}): upgrade gpumemnet, or give it another database"
+        )
+
+
+def _migrate_in_child(url: URL) -> None:
+    # The URL goes through the standard input: arguments can be seen by every user of the machine, and it may hold a password.
+    command = [sys.executable, "-m", "service.observations.migrate"]
+    try:
+        done = subprocess.run(
+            command,
+            input=url.render_as_string(hide_password=False),
+            capture_output=True,
+            text=True,
+            timeout=MIGRATION_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise DatabaseError(f"the tables in {shown(url)} were not made within {MIGRATION_SECONDS} s") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise DatabaseError(f"the tables in {shown(url)} cannot be made: {reason}")
+
+
+def _make_folder(url: URL) -> None:
+    if url.get_backend_name() == "sqlite" and url.database:
+        folder = Path(url.database).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DatabaseError(f"the folder {folder} of the database cannot be made: {error.strerror}") from None
+
+
+def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    if url.get_backend_name() == "postgresql":
+        return DatabaseAwayError(f"the database {shown(url)} cannot be reached: {reason}")
+    return DatabaseError(f"the database {shown(url)} cannot be used: {reason}")
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where _begin_sqlite says so, not where the driver guesses
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A transaction that begins with a read and goes on to write fails at once when another process has written in between.
+    reads = connection.get_execution_options().get(_READS, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -1,0 +1,69 @@
+"""``python -m service.observations.migrate``: brings a database's tables to this version; its URL comes on standard input.
+
+Several services may start at once on one database: one of them migrates, the others wait and find it done.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+
+from gpumemnet.durable import locked
+from gpumemnet.errors import GpumemnetError
+from service.observations import migrations
+from service.observations.database import (
+    MIGRATION_LOCK,
+    MIGRATION_SECONDS,
+    DatabaseError,
+    check_revision,
+    database_url,
+    make_engine,
+    revision,
+)
+
+
+def main() -> int:
+    """Migrate the database whose URL is on standard input, or the only argument; returns the exit code."""
+    try:
+        migrate(database_url(sys.argv[1] if len(sys.argv) == 2 else sys.stdin.read().strip()))
+    except GpumemnetError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+def migrate(url: URL) -> None:
+    """Bring the tables to the newest revision.
+
+    Raises:
+        DatabaseError: when that fails; nothing has changed then.
+    """
+    configuration = Config()
+    configuration.set_main_option("script_location", str(Path(migrations.__path__[0])).replace("%", "%%"))
+    engine = make_engine(url, busy_seconds=MIGRATION_SECONDS)
+    try:
+        with ExitStack() as stack:
+            if url.get_backend_name() == "sqlite":
+                stack.enter_context(locked(Path(f"{url.database}.migration-lock"), MIGRATION_SECONDS))
+            check_revision(revision(engine), url)
+            with engine.begin() as connection:
+                if url.get_backend_name() == "postgresql":
+                    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+                configuration.attributes["connection"] = connection
+                command.upgrade(configuration, "head")
+    except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
+        cause = getattr(error, "orig", None) or error
+        raise DatabaseError((str(cause).strip().splitlines() or [type(cause).__name__])[0]) from None
+    finally:
+        engine.dispose()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

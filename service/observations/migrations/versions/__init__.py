@@ -1,0 +1,1 @@
+"""One file for each revision; what is here has run on somebody's database and is not changed any more."""

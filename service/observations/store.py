@@ -1,0 +1,504 @@
+"""The store: one thread that writes what the event loop hands it, many observations in one transaction.
+
+An observation is answered when its transaction is on the disk.  A prediction is only put on a list, which the thread writes every
+quarter of a second; when there are more than fit, they are dropped and counted, because answers come first.  While the database is
+away, observations are refused at once, predictions are answered as ever, and the store finds its way back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
+
+from gpumemnet.errors import FieldError
+from gpumemnet.observation import Observation, content_hash
+from service.observations.database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
+from service.observations.metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
+from service.observations.summary import SECONDS_PER_DAY, read_alarms, read_summary
+from service.observations.tables import (
+    ChallengeRecord,
+    Incoming,
+    KnownJobs,
+    OtherContent,
+    Result,
+    Row,
+    Stored,
+    UnknownPrediction,
+    challenge_row,
+    job_content,
+    prediction_row,
+    sweep,
+    write_observations,
+    write_predictions,
+)
+from service.prediction_id import prediction_id
+from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from service.records import PredictionRecord
+
+FLUSH_SECONDS: Final = 0.25
+"""How long a prediction waits at most before it is written."""
+MAX_GROUP: Final = 500
+"""Most observations in one transaction."""
+MAX_PENDING_PREDICTIONS: Final = 4000
+MAX_PENDING_LAYERS: Final = 200_000
+"""Most predictions, and layers of their jobs, that wait to be written: some 30 MB."""
+ANSWER_SECONDS: Final = 15.0
+"""How long a request waits for its observation to be stored."""
+YOUNG_SECONDS: Final = 2.0
+"""A prediction younger than this may still wait in another worker to be written: an observation of it is tried again."""
+RETRY_SECONDS: Final = 1.0
+"""How often a database that is away is tried again."""
+REFRESH_SECONDS: Final = 5.0
+SWEEP_SECONDS: Final = 60.0
+
+_SLICE: Final = 32
+_PAUSE_SECONDS: Final = 0.0005
+"""After every slice of records the thread rests, or it would hold the interpreter's lock for milliseconds on end."""
+
+logger = logging.getLogger("gpumemnet.service")
+
+Answer = Stored | FieldError | Refusal
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """An observation and who waits for it."""
+
+    incoming: Incoming
+    future: asyncio.Future[Answer]
+    loop: asyncio.AbstractEventLoop
+    known_by: float  # when its prediction must be in the database, monotonic
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """Something to be read from the database, and who waits for it."""
+
+    read: Callable[[Connection], Any]
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class ObservationStore:
+    """Stores observations and the predictions that they are compared with.
+
+    Make it before any fork, and :meth:`start` it in every process that serves.  :meth:`record` and :meth:`record_shadow` may be
+    called by any thread; the coroutines belong to the event loop.
+
+    Args:
+        address: the database's URL, of SQLite or PostgreSQL.
+        queue_size: most observations that wait to be stored.
+        record_predictions: whether predictions are kept; without them only observations with a job can be stored.
+        prediction_retention_days: how long a prediction is kept that nobody reports on.
+        alarm_window: observations of a family that the alarm looks at.
+        busy_seconds: how long a write waits for that of another process.
+
+    Raises:
+        DatabaseError: when the URL cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        queue_size: int = 1000,
+        record_predictions: bool = True,
+        prediction_retention_days: float = 30,
+        alarm_window: int = 200,
+        busy_seconds: float = 5.0,
+    ) -> None:
+        self._url = database_url(address)
+        self._queue_size = queue_size
+        self._record_predictions = record_predictions
+        self._retention_seconds = prediction_retention_days * SECONDS_PER_DAY
+        self._window = alarm_window
+        self._busy_seconds = busy_seconds
+        self._known = KnownJobs(min(3600.0, self._retention_seconds / 4))
+        self._lock = threading.Lock()
+        self._predictions: list[PredictionRecord] = []
+        self._layers = 0
+        self._challenges: list[ChallengeRecord] = []
+        self._waiting: list[_Waiting] = []
+        self._questions: list[_Question] = []
+        self._dropped = 0
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._engine: Engine | None = None
+        self._away: str | None = None
+        self._retry_at = 0.0
+        self._refresh_at = 0.0
+        self._sweep_at = 0.0
+
+    @property
+    def queue_size(self) -> int:
+        """Most observations that wait to be stored."""
+        return self._queue_size
+
+    def prepare(self) -> None:
+        """Make or migrate the tables; once, before the service listens.
+
+        Raises:
+            DatabaseAwayError: when the database cannot be reached; the store tries again by itself after :meth:`start`.
+            DatabaseError: when it can never be used: its schema is newer, or the file cannot be written.
+        """
+        ensure_schema(self._url)
+
+    def start(self) -> None:
+        """Begin to write; in the process that serves, after any fork."""
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self._run, name="gpumemnet-observations", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Write all that waits, answer who waits, and stop; blocks until that is done."""
+        thread = self._thread
+        if thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join()
+            self._thread = None
+
+    def record(self, record: PredictionRecord) -> None:
+        """Keep a prediction; never blocks, never raises, and drops it when too many wait."""
+        if not self._record_predictions:
+            return
+        with self._lock:
+            layers = self._layers + len(record.job.layers)
+            if len(self._predictions) < MAX_PENDING_PREDICTIONS and layers <= MAX_PENDING_LAYERS:
+                self._layers = layers
+                self._predictions.append(record)
+            else:
+                self._dropped += 1
+
+    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
+        """Keep what the challenger said of a prediction; as :meth:`record`."""
+        with self._lock:
+            if self._record_predictions and len(self._challenges) < MAX_PENDING_PREDICTIONS:
+                self._challenges.append(ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes))
+
+    async def add(self, observation: Observation, key_name: str = "") -> Stored:
+        """Store one observation; returns when it is on the disk.
+
+        Args:
+            observation: what was reported.
+            key_name: name of the API key that it came with; idempotency keys of different names never meet.
+
+        Raises:
+            Refusal: 503 when the queue is full or the database away, 404 when it names an unknown prediction, 409 when its
+                idempotency key was used for another.
+            FieldError: when its peak cannot have been on the prediction's GPU.
+        """
+        answer = (await self.add_many([observation], key_name))[0]
+        if isinstance(answer, Stored):
+            return answer
+        raise answer
+
+    async def add_many(self, observations: Sequence[Observation], key_name: str = "") -> list[Answer]:
+        """Store observations; what :meth:`add` would raise stands in the place of those that are not stored."""
+        loop = asyncio.get_running_loop()
+        waiting = [self._submit(observation, key_name, loop) for observation in observations]
+        self._wake.set()
+        futures = [one for one in waiting if isinstance(one, asyncio.Future)]
+        if futures:
+            await asyncio.wait(futures, timeout=ANSWER_SECONDS)
+        return [self._answer(one) for one in waiting]
+
+    async def summary(self, days: float = 30) -> dict[str, Any]:
+        """What predictions were worth over the last ``days``.
+
+        Raises:
+            Refusal: 503 when the database is away.
+        """
+        return await self._ask(lambda connection: read_summary(connection, now=time.time(), days=days, window=self._window))
+
+    async def _ask(self, read: Callable[[Connection], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        question = _Question(read, loop.create_future(), loop)
+        with self._lock:
+            if len(self._questions) >= 16:
+                raise _busy("too many summaries are being made")
+            self._questions.append(question)
+        self._wake.set()
+        await asyncio.wait([question.future], timeout=ANSWER_SECONDS)
+        if not question.future.done():
+            raise _busy("the database did not answer in time")
+        answer = question.future.result()
+        if isinstance(answer, Refusal):
+            raise answer
+        return answer
+
+    def _submit(
+        self, observation: Observation, key_name: str, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[Answer] | Refusal:
+        digest = content_hash(observation)
+        key = observation.idempotency_key or digest
+        now = time.time_ns()
+        incoming = Incoming(prediction_id(now), observation, key_name, key, digest, now / 1e9)
+        age_seconds = now / 1e9 - _made_at_seconds(observation.prediction_id)
+        patience = YOUNG_SECONDS - age_seconds if 0 <= age_seconds < YOUNG_SECONDS else 0.0
+        with self._lock:
+            if self._thread is None or self._stopping:
+                return _busy("the service is stopping")
+            if len(self._waiting) >= self._queue_size:
+                REFUSED.labels("queue_full").inc()
+                return _busy(f"{self._queue_size} observations wait to be stored, and no more are taken on")
+            future: asyncio.Future[Answer] = loop.create_future()
+            self._waiting.append(_Waiting(incoming, future, loop, time.monotonic() + patience))
+        return future
+
+    @staticmethod
+    def _answer(one: asyncio.Future[Answer] | Refusal) -> Answer:
+        if isinstance(one, Refusal):
+            return one
+        if one.done():
+            return one.result()
+        REFUSED.labels("too_slow").inc()
+        return _busy(
+            "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
+        )
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(FLUSH_SECONDS)
+            self._wake.clear()
+            stopping = self._stopping
+            try:
+                self._round(stopping)
+            except Exception:  # the thread must live: without it every observation would wait for nothing
+                logger.exception("the observation store failed")
+                self._refuse_all("the observation store failed; the cause is in the log of the service")
+                time.sleep(RETRY_SECONDS)
+            if stopping:
+                break
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def _round(self, stopping: bool) -> None:
+        now = time.monotonic()
+        if self._away is not None and now < self._retry_at and not stopping:
+            self._refuse_all(self._away)
+            return
+        try:
+            if self._engine is None:
+                self._connect()
+            self._flush_predictions(hurried=stopping)
+            while self._flush_observations(last=stopping):
+                pass
+            self._answer_questions()
+            self._look_after(now, stopping)
+        except (SQLAlchemyError, DatabaseError) as error:
+            self._lose(error)
+            return
+        if self._away is not None:
+            self._away = None
+            logger.info("the database %s is back", shown(self._url))
+        DATABASE_UP.set(1)
+
+    def _connect(self) -> None:
+        ensure_schema(self._url)
+        self._known.forget()
+        self._engine = make_engine(self._url, busy_seconds=self._busy_seconds)
+
+    def _lose(self, error: Exception) -> None:
+        """The database failed: say so once, refuse what waits, and come back later."""
+        cause = getattr(error, "orig", None) or error
+        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        if self._away is None:
+            logger.error("the database %s cannot be used, observations are refused until it can: %s", shown(self._url), reason)
+        self._away = "observations cannot be stored just now: the database is away"
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        DATABASE_UP.set(0)
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+        self._refuse_all(self._away)
+
+    def _begin(self) -> Any:
+        assert self._engine is not None
+        return self._engine.begin()
+
+    def _flush_predictions(self, *, hurried: bool) -> None:
+        with self._lock:
+            records, self._predictions, self._layers = self._predictions, [], 0
+            challenges, self._challenges = self._challenges, []
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            PREDICTIONS.labels("dropped").inc(dropped)
+        if not records and not challenges:
+            return
+        try:
+            jobs, rows = self._rows(records, hurried)
+            with self._begin() as connection:
+                write_predictions(connection, jobs, rows, [challenge_row(one) for one in challenges])
+        except (DataError, IntegrityError):
+            logger.exception("%d predictions are not kept", len(records))
+            PREDICTIONS.labels("dropped").inc(len(records))
+            return
+        except SQLAlchemyError:
+            self._put_back(records, challenges)
+            raise
+        self._known.note(jobs)
+        PREDICTIONS.labels("stored").inc(len(records))
+
+    def _rows(self, records: Sequence[PredictionRecord], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
+        now = time.time()
+        jobs: dict[str, Row] = {}
+        rows: list[Row] = []
+        hashes: dict[int, str] = {}
+        for start in range(0, len(records), _SLICE):
+            for record in records[start : start + _SLICE]:
+                digest = hashes.get(id(record.job))
+                if digest is None:
+                    digest, document = job_content(record.job)
+                    hashes[id(record.job)] = digest
+                    self._known.add_missing(jobs, digest, record.job.family, document, now)
+                rows.append(prediction_row(record, digest))
+            if not hurried:
+                time.sleep(_PAUSE_SECONDS)
+        return jobs, rows
+
+    def _put_back(self, records: list[PredictionRecord], challenges: list[ChallengeRecord]) -> None:
+        with self._lock:
+            later, self._predictions, self._layers = self._predictions, [], 0
+            for record in (*records, *later):
+                layers = self._layers + len(record.job.layers)
+                if len(self._predictions) < MAX_PENDING_PREDICTIONS and layers <= MAX_PENDING_LAYERS:
+                    self._layers = layers
+                    self._predictions.append(record)
+                else:
+                    self._dropped += 1
+            self._challenges = (challenges + self._challenges)[:MAX_PENDING_PREDICTIONS]
+
+    def _flush_observations(self, *, last: bool) -> bool:
+        """Write one group; returns whether there is more to write now."""
+        with self._lock:
+            group = self._waiting[:MAX_GROUP]
+        if not group:
+            return False
+        QUEUE.set(len(self._waiting))
+        answered = self._write_group(group, last)
+        with self._lock:
+            gone = {id(one) for one, _ in answered}
+            self._waiting = [one for one in self._waiting if id(one) not in gone]
+            more = bool(self._waiting)
+        QUEUE.set(len(self._waiting))
+        _resolve(answered)
+        return more and len(answered) == len(group)
+
+    def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Answer]]:
+        try:
+            results = self._write([one.incoming for one in group])
+        except (DataError, IntegrityError) as error:
+            if len(group) == 1:
+                logger.error("an observation cannot be stored: %s", error)
+                return [(group[0], _busy("the database refused the observation; the cause is in the log of the service"))]
+            return [answered for one in group for answered in self._write_group([one], last)]
+        now = time.monotonic()
+        answered: list[tuple[_Waiting, Answer]] = []
+        for one, result in zip(group, results, strict=True):
+            if isinstance(result, UnknownPrediction):
+                if now < one.known_by and not last:
+                    continue
+                missing = f"there is no prediction {result.prediction_id}, or it is older than predictions are kept: send the job itself"
+                answered.append((one, Refusal(UNKNOWN, missing)))
+            elif isinstance(result, OtherContent):
+                taken = f"the idempotency key '{result.key}' was used for another observation: give every observation its own"
+                answered.append((one, Refusal(CONFLICT, taken)))
+            else:
+                if isinstance(result, Stored) and result.created:
+                    observation = one.incoming.observation
+                    OBSERVED.labels(observation.source, str(observation.oom).lower()).inc()
+                answered.append((one, result))
+        return answered
+
+    def _write(self, incoming: Sequence[Incoming]) -> list[Result]:
+        with self._begin() as connection:
+            results, jobs = write_observations(connection, incoming, self._known)
+        self._known.note(jobs)
+        return results
+
+    def _answer_questions(self) -> None:
+        with self._lock:
+            questions, self._questions = self._questions, []
+        for question in questions:
+            assert self._engine is not None
+            try:
+                with reading(self._engine) as connection:
+                    answer: Any = question.read(connection)
+            except SQLAlchemyError:
+                _tell(question.loop, [(question.future, _busy("the database is away"))])
+                raise
+            _tell(question.loop, [(question.future, answer)])
+
+    def _look_after(self, now: float, stopping: bool) -> None:
+        """What is done every few seconds: the gauges, and the sweep."""
+        if stopping:
+            return
+        if now >= self._refresh_at:
+            self._refresh_at = now + REFRESH_SECONDS
+            assert self._engine is not None
+            with reading(self._engine) as connection:
+                for alarm, error in read_alarms(connection, self._window):
+                    ALARM.labels(alarm.family).set(alarm.on)
+                    if alarm.count:
+                        COVERAGE.labels(alarm.family).set(alarm.covered / alarm.count)
+                        PROMISED.labels(alarm.family).set(alarm.promised or 0.0)
+                    if error is not None:
+                        ERROR.labels(alarm.family).set(error)
+        if now >= self._sweep_at:
+            with self._begin() as connection:
+                more = sweep(connection, time.time() - self._retention_seconds)
+            self._sweep_at = now + (FLUSH_SECONDS if more else SWEEP_SECONDS)
+
+    def _refuse_all(self, reason: str) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            questions, self._questions = self._questions, []
+        if waiting:
+            REFUSED.labels("database_away").inc(len(waiting))
+        QUEUE.set(0)
+        _resolve([(one, _busy(reason)) for one in waiting])
+        for question in questions:
+            _tell(question.loop, [(question.future, _busy(reason))])
+
+
+def _resolve(answered: Sequence[tuple[_Waiting, Answer]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
+    for one, answer in answered:
+        by_loop.setdefault(one.loop, []).append((one.future, answer))
+    for loop, pairs in by_loop.items():
+        _tell(loop, pairs)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+    def tell() -> None:
+        for future, answer in pairs:
+            if not future.done():
+                future.set_result(answer)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(tell)
+
+
+def _busy(reason: str) -> Refusal:
+    return Refusal(OVERLOADED, f"{reason}: try again later", {"Retry-After": "1"})
+
+
+def _made_at_seconds(identity: str | None) -> float:
+    """When a prediction of this id was made, by the id itself (UUID version 7); 0 for another kind."""
+    if identity is None or identity[14] != "7":
+        return 0.0
+    return int(identity[:8] + identity[9:13], 16) / 1000

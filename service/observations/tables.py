@@ -1,0 +1,309 @@
+"""What is written to the tables: rows out of records, in few statements.
+
+One statement holds many rows, so the database works on them without the interpreter's lock and the event loop goes on meanwhile.
+Jobs are stored once for each content; a hash that was seen within the hour is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, Table, delete, exists, select, text
+
+from gpumemnet.errors import FieldError
+from gpumemnet.job import TrainingJob
+from gpumemnet.observation import Observation, check_capacity
+from service.observations.schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
+from service.records import PredictionRecord
+
+ROWS_PER_STATEMENT: Final = (64, 8, 1)
+KNOWN_JOBS: Final = 20_000
+"""Hashes of jobs that are remembered as stored: some 3 MB."""
+SEEN_SECONDS: Final = 3600.0
+"""How exactly the database knows when a job was last asked about."""
+SWEEP_ROWS: Final = 1000
+SWEEP_LOCK: Final = 0x6770756D7377
+_LARGEST: Final = 2**63 - 1
+
+_JOB_COLUMNS: Final = ("hash", "family", "document", "seen_at")
+_PREDICTION_COLUMNS: Final = tuple(column.name for column in PREDICTIONS.columns)
+_CHALLENGE_COLUMNS: Final = tuple(column.name for column in CHALLENGES.columns)
+_OBSERVATION_COLUMNS: Final = tuple(column.name for column in OBSERVATIONS.columns)
+
+Row = tuple[Any, ...]
+
+
+class ChallengeRecord(NamedTuple):
+    """What the challenger said of a prediction."""
+
+    prediction_id: str
+    model_sha256: str
+    expected_bytes: int
+    safe_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """An observation on its way into the database.
+
+    Attributes:
+        observation_id: the id that it gets, if it is not there already.
+        observation: what was reported.
+        key_name: name of the API key that it came with.
+        key: its idempotency key, or the content's hash without one.
+        content_hash: over all that it says.
+        received_at: seconds since the epoch.
+    """
+
+    observation_id: str
+    observation: Observation
+    key_name: str
+    key: str
+    content_hash: str
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An observation that is in the database.
+
+    Attributes:
+        observation_id: its id.
+        created: whether this request stored it; not if the same had been stored before.
+        prediction_id, job_hash, gpu: what it was stored for.
+    """
+
+    observation_id: str
+    created: bool
+    prediction_id: str | None
+    job_hash: str
+    gpu: str
+
+
+class UnknownPrediction(NamedTuple):
+    """The observation names a prediction that is not in the database, and holds no job."""
+
+    prediction_id: str
+
+
+class OtherContent(NamedTuple):
+    """Another observation was stored under the same idempotency key."""
+
+    key: str
+
+
+Result = Stored | UnknownPrediction | OtherContent | FieldError
+
+
+class KnownJobs:
+    """The jobs that are in the database, by hash, as far as this process remembers."""
+
+    def __init__(self, seen_seconds: float = SEEN_SECONDS) -> None:
+        self._seen: OrderedDict[str, float] = OrderedDict()
+        self._seen_seconds = seen_seconds
+
+    def add_missing(self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float) -> None:
+        """Put the job's row into ``rows`` unless it is known to be stored and to be noted as seen lately."""
+        if now - self._seen.get(digest, 0.0) > self._seen_seconds:
+            rows[digest] = (digest, family, document.decode(), now)
+
+    def note(self, rows: Mapping[str, Row]) -> None:
+        """Remember what has been committed."""
+        for digest, row in rows.items():
+            self._seen[digest] = row[3]
+            self._seen.move_to_end(digest)
+        while len(self._seen) > KNOWN_JOBS:
+            self._seen.popitem(last=False)
+
+    def forget(self) -> None:
+        """Remember nothing: the database may be another one."""
+        self._seen.clear()
+
+
+def job_content(job: TrainingJob) -> tuple[str, bytes]:
+    """The hash of a job and its JSON document."""
+    document = orjson.dumps(job)
+    return hashlib.sha256(document).hexdigest(), document
+
+
+def prediction_row(record: PredictionRecord, job_hash: str) -> Row:
+    """The row of a prediction."""
+    estimate = record.estimate
+    return (
+        record.prediction_id,
+        record.made_at_seconds,
+        job_hash,
+        record.model_sha256,
+        estimate.estimator,
+        record.release,
+        estimate.gpu,
+        float(estimate.coverage),
+        min(int(estimate.expected_bytes), _LARGEST),
+        None if estimate.safe_bytes is None else min(int(estimate.safe_bytes), _LARGEST),
+        bool(estimate.in_support),
+    )
+
+
+def challenge_row(record: ChallengeRecord) -> Row:
+    """The row of a challenger's answer."""
+    safe_bytes = None if record.safe_bytes is None else min(int(record.safe_bytes), _LARGEST)
+    return record.prediction_id, record.model_sha256, min(int(record.expected_bytes), _LARGEST), safe_bytes
+
+
+def write_predictions(
+    connection: Connection, jobs: Mapping[str, Row], predictions: Sequence[Row], challenges: Sequence[Row]
+) -> None:
+    """Write predictions, the jobs that they are for, and the challenger's answers."""
+    _insert_jobs(connection, jobs)
+    _insert(connection, PREDICTIONS, _PREDICTION_COLUMNS, predictions)
+    _insert(connection, CHALLENGES, _CHALLENGE_COLUMNS, challenges)
+
+
+def write_observations(
+    connection: Connection, incoming: Sequence[Incoming], known: KnownJobs
+) -> tuple[list[Result], dict[str, Row]]:
+    """Write observations; every one has its result, in order, and the jobs that were written come beside."""
+    predicted = _predictions_by_id(connection, {one.observation.prediction_id for one in incoming} - {None})
+    results: list[Result | None] = [None] * len(incoming)
+    jobs: dict[str, Row] = {}
+    rows: dict[int, Row] = {}
+    for index, one in enumerate(incoming):
+        observation = one.observation
+        found = predicted.get(observation.prediction_id or "")
+        if found is not None:
+            job_hash, family, gpu = found
+            gpu = observation.gpu or gpu
+        elif observation.job is not None and observation.gpu is not None:
+            job_hash, document = job_content(observation.job)
+            family, gpu = observation.job.family, observation.gpu
+            known.add_missing(jobs, job_hash, family, document, one.received_at)
+        else:
+            results[index] = UnknownPrediction(observation.prediction_id or "")
+            continue
+        try:
+            check_capacity(observation, gpu)
+        except FieldError as error:
+            results[index] = error
+            continue
+        prediction_id = None if found is None else observation.prediction_id
+        rows[index] = _observation_row(one, prediction_id, job_hash, family, gpu)
+    _insert_jobs(connection, jobs)
+    # In one order everywhere: or two processes that store the same observations would wait for each other.
+    ordered = sorted(rows.values(), key=lambda row: (row[-2], row[-3]))
+    _insert(connection, OBSERVATIONS, _OBSERVATION_COLUMNS, ordered)
+    stored = _observations_by_key(connection, [incoming[index].key for index in rows])
+    for index in rows:
+        one = incoming[index]
+        there = stored[one.key_name, one.key]
+        created = there.id == one.observation_id
+        if there.content_hash != one.content_hash:
+            results[index] = OtherContent(one.key)
+        else:
+            results[index] = Stored(there.id, created, there.prediction_id, there.job_hash, there.gpu)
+    assert all(result is not None for result in results)
+    return [result for result in results if result is not None], jobs
+
+
+def sweep(connection: Connection, before: float) -> bool:
+    """Delete some predictions made before a time that nobody has reported on, and jobs that nothing refers to any more.
+
+    Returns:
+        Whether there may be more.
+    """
+    if connection.dialect.name == "postgresql":
+        alone = connection.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": SWEEP_LOCK}).scalar()
+        if not alone:
+            return False
+    observed = exists().where(OBSERVATIONS.c.prediction_id == PREDICTIONS.c.id)
+    old = select(PREDICTIONS.c.id).where(PREDICTIONS.c.made_at < before, ~observed).order_by(PREDICTIONS.c.made_at)
+    identities = connection.execute(old.limit(SWEEP_ROWS)).scalars().all()
+    if identities:
+        connection.execute(delete(CHALLENGES).where(CHALLENGES.c.prediction_id.in_(identities)))
+        connection.execute(delete(PREDICTIONS).where(PREDICTIONS.c.id.in_(identities)))
+    if len(identities) == SWEEP_ROWS:
+        return True
+    used = exists().where(PREDICTIONS.c.job_hash == JOBS.c.hash)
+    reported = exists().where(OBSERVATIONS.c.job_hash == JOBS.c.hash)
+    unused = select(JOBS.c.hash).where(JOBS.c.seen_at < before, ~used, ~reported).limit(SWEEP_ROWS)
+    hashes = connection.execute(unused).scalars().all()
+    if hashes:
+        connection.execute(delete(JOBS).where(JOBS.c.hash.in_(hashes)))
+    return len(hashes) == SWEEP_ROWS
+
+
+def _insert_jobs(connection: Connection, jobs: Mapping[str, Row]) -> None:
+    ordered = sorted(jobs.values())
+    _insert(connection, JOBS, _JOB_COLUMNS, ordered, "(hash) DO UPDATE SET seen_at = excluded.seen_at")
+
+
+def _insert(
+    connection: Connection, table: Table, columns: tuple[str, ...], rows: Sequence[Row], conflict: str = "DO NOTHING"
+) -> None:
+    mark = "%s" if connection.dialect.name == "postgresql" else "?"
+    start = 0
+    for count in ROWS_PER_STATEMENT:
+        while len(rows) - start >= count:
+            values = tuple(value for row in rows[start : start + count] for value in row)
+            connection.exec_driver_sql(_statement(table.name, columns, count, mark, conflict), values)
+            start += count
+
+
+@cache
+def _statement(table: str, columns: tuple[str, ...], count: int, mark: str, conflict: str) -> str:
+    row = f"({', '.join([mark] * len(columns))})"
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * count)} ON CONFLICT {conflict}"  # noqa: S608
+
+
+def _observation_row(one: Incoming, prediction_id: str | None, job_hash: str, family: str, gpu: str) -> Row:
+    observation = one.observation
+    return (
+        one.observation_id,
+        prediction_id,
+        job_hash,
+        family,
+        gpu,
+        observation.peak_bytes,
+        observation.oom,
+        observation.limit_bytes,
+        observation.source,
+        observation.driver,
+        observation.cuda,
+        observation.torch,
+        None if observation.observed_at is None else observation.observed_at.timestamp(),
+        one.received_at,
+        one.key_name,
+        one.key,
+        one.content_hash,
+    )
+
+
+def _predictions_by_id(connection: Connection, identities: Iterable[str | None]) -> dict[str, tuple[str, str, str]]:
+    """Id → hash and family of the job, and GPU."""
+    listed = [identity for identity in identities if identity is not None]
+    if not listed:
+        return {}
+    columns = (PREDICTIONS.c.id, PREDICTIONS.c.job_hash, JOBS.c.family, PREDICTIONS.c.gpu)
+    question = select(*columns).join(JOBS, JOBS.c.hash == PREDICTIONS.c.job_hash).where(PREDICTIONS.c.id.in_(listed))
+    return {row.id: (row.job_hash, row.family, row.gpu) for row in connection.execute(question)}
+
+
+def _observations_by_key(connection: Connection, keys: Sequence[str]) -> dict[tuple[str, str], Any]:
+    if not keys:
+        return {}
+    columns = OBSERVATIONS.c
+    question = select(
+        columns.id,
+        columns.key_name,
+        columns.idempotency_key,
+        columns.content_hash,
+        columns.prediction_id,
+        columns.job_hash,
+        columns.gpu,
+    ).where(columns.idempotency_key.in_(keys))
+    return {(row.key_name, row.idempotency_key): row for row in connection.execute(question)}
