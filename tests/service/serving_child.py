@@ -1,0 +1,79 @@
+"""A service of nothing but models, for tests: ``python serving_child.py WORKERS SHARE [REGISTRY]``; workers share one socket."""
+
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import orjson
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import generate_latest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpumemnet.registry import Registry
+from service.answers import Answerer
+from service.endpoint import JsonEndpoint
+from service.problems import install_problem_handlers
+from service.serving.admin import admin_routes
+from service.serving.champion import Serving
+from service.serving.shadow import Shadow
+from service.serving.watch import Watcher
+
+
+class Notes:
+    """A store that remembers in memory."""
+
+    def __init__(self):
+        self.recorded, self.shadowed = {}, {}
+
+    def record(self, record):
+        self.recorded[record.prediction_id] = record.model_sha256
+
+    def record_shadow(self, prediction_id, model_sha256, expected_bytes, safe_bytes):
+        self.shadowed[prediction_id] = [self.recorded[prediction_id], model_sha256, expected_bytes, safe_bytes]
+
+
+def serve(listener, share, registry):
+    notes = Notes()
+    shadow = Shadow(notes, share)
+    serving = Serving(
+        lambda predictor, release: Answerer(predictor, 100, shadow, release),
+        registry=Registry(registry) if registry else None,
+        shadow=shadow,
+    )
+    Watcher(serving, 0.05).start()
+    shadow.start()
+
+    async def state(request):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        resident = int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+        found = {"pid": os.getpid(), "release": serving.release, "resident_mib": resident, "shadowed": notes.shadowed}
+        return Response(orjson.dumps(found))
+
+    async def metrics(request):
+        return Response(generate_latest())
+
+    predict = JsonEndpoint(lambda body: serving.answerer.predict(body))
+    routes = [Route("/v1/predict", predict, methods=["POST"]), Route("/state", state), Route("/metrics", metrics)]
+    app = FastAPI(routes=[*routes, *admin_routes(serving)])
+    install_problem_handlers(app)
+    config = uvicorn.Config(app, loop="uvloop", http="httptools", lifespan="off", log_config=None, access_log=False)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def main():
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    workers, share, *registry = sys.argv[1:]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    logging.info("listening on http://127.0.0.1:%d", listener.getsockname()[1])
+    for _ in range(int(workers) - 1):
+        if os.fork() == 0:
+            break
+    serve(listener, float(share), *(registry or [None]))
+
+
+if __name__ == "__main__":
+    main()

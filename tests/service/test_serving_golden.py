@@ -1,0 +1,89 @@
+"""The self-test: every shipped model passes, and whatever a bad export does to the answers is found."""
+
+import numpy as np
+import pytest
+
+from gpumemnet.errors import BundleError
+from gpumemnet.job_json import job_to_dict
+from gpumemnet.predictor import BundleModel, Predictor
+from service.serving.golden import check_golden
+from tests.jobs import small_job
+from tests.registries import other_bundle, shipped
+
+
+class Bent(BundleModel):
+    """A model whose graph answers what ``bend`` makes of the answer."""
+
+    def __init__(self, bundle, bend):
+        super().__init__(bundle)
+        self._bend = bend
+
+    def run(self, jobs, features):
+        return self._bend(super().run(jobs, features))
+
+
+class Only:
+    """A predictor of one model."""
+
+    def __init__(self, model):
+        self.bundles = (model.bundle,)
+        self._model = model
+
+    def models_for(self, job, encoder=None):
+        return [self._model]
+
+
+def test_the_shipped_models_pass(predictor):
+    check_golden(predictor)
+
+
+def nothing(answer):
+    return answer
+
+
+def drift():
+    factor = iter(np.linspace(1.0, 1.5, 1000))
+    return lambda answer: answer._replace(expected_bytes=answer.expected_bytes * next(factor))
+
+
+@pytest.mark.parametrize(
+    ("bend", "says"),
+    [
+        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * np.nan), "not finite"),
+        (lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes * np.inf), "not finite"),
+        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * 10), "times of what"),
+        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes / 2**20), "times of what"),
+        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * -1), "expected are -"),
+        (lambda answer: answer._replace(bounds_bytes=(answer.bounds_bytes * 4)[:, ::-1]), "do not rise"),
+        (lambda answer: answer._replace(bounds_bytes=answer.bounds_bytes[:, :1]), "is not answered"),
+        (drift(), "asked twice"),
+        (lambda answer: answer._replace(expected_bytes=answer.expected_bytes * (1 + 0.2 * (len(answer[1]) > 1))), "together"),
+    ],
+)
+def test_a_senseless_model_is_found(bend, says):
+    bundle = shipped("mlp-h200-traced")
+    check_golden(Only(Bent(bundle, nothing)))
+    with pytest.raises(BundleError, match=says) as failed:
+        check_golden(Only(Bent(bundle, bend)))
+    assert bundle.card.name in str(failed.value)
+
+
+def test_a_card_may_bring_golden_answers(tmp_path):
+    job = small_job()
+    estimate = Predictor([shipped("mlp-h200-traced")]).predict(job, coverage=0.9)
+    golden = {"job": job_to_dict(job), "coverage": 0.9}
+    golden |= {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
+
+    def check(name, *entries):
+        check_golden(Predictor([other_bundle(tmp_path / name, "2", "mlp-h200-traced", golden=entries[0])]))
+
+    check("right", [golden])
+    for name, wrong, says in (
+        ("expected", [golden, golden | {"expected_bytes": round(estimate.expected_bytes * 1.1)}], "golden job 1 .* should be"),
+        ("safe", [golden | {"safe_bytes": None}], "safe_bytes are"),
+        ("job", [{"job": {}}], "golden job 0 .* is not answered"),
+        ("entry", [7], "is not answered"),
+        ("list", {"job": 1}, "no list"),
+    ):
+        with pytest.raises(BundleError, match=says):
+            check(name, wrong)

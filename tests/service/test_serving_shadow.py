@@ -1,0 +1,97 @@
+"""The challenger's questions are few, dropped rather than waited for, and never reach the caller."""
+
+import time
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gpumemnet.predictor import Predictor
+from service.records import PredictionRecord
+from service.serving.shadow import QUEUE_LENGTH, Shadow
+from tests.jobs import small_job
+from tests.registries import shipped
+
+
+class Notes:
+    def __init__(self):
+        self.recorded, self.shadowed = [], []
+
+    def record(self, record):
+        self.recorded.append(record)
+
+    def record_shadow(self, prediction_id, model_sha256, expected_bytes, safe_bytes):
+        self.shadowed.append(prediction_id)
+
+
+def count(outcome):
+    return REGISTRY.get_sample_value("gpumemnet_shadow_predictions_total", {"outcome": outcome})
+
+
+def eventually(holds):
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def records(predictor):
+    job = small_job()
+    estimate = predictor.predict(job)
+    sha256 = next(bundle.sha256 for bundle in predictor.bundles if bundle.card.name == estimate.estimator)
+    return [PredictionRecord(str(number), 0.0, job, estimate, sha256) for number in range(2000)]
+
+
+def test_what_is_too_much_is_dropped_and_counted(predictor, records):
+    notes, before = Notes(), count("dropped")
+    shadow = Shadow(notes, 1.0)
+    shadow.challenge("r1", predictor)
+    began = time.perf_counter()
+    for record in records:  # nobody takes from the queue
+        shadow.record(record)
+    assert time.perf_counter() - began < 0.5
+    assert notes.recorded == records
+    assert count("dropped") - before == len(records) - QUEUE_LENGTH
+    shadow.withdraw()
+    shadow.start()
+    time.sleep(0.1)
+    shadow.stop()
+    assert notes.shadowed == []  # who was withdrawn is not asked about what was waiting
+
+
+def test_a_share_is_asked(predictor, records):
+    notes, before = Notes(), count("dropped")
+    shadow = Shadow(notes, 0.1)
+    shadow.challenge("r1", predictor)
+    for record in records:
+        shadow.record(record)
+    assert len(notes.recorded) == 2000
+    waiting = shadow._queue.qsize() + count("dropped") - before
+    assert 120 < waiting < 290
+
+
+def test_a_challenger_that_cannot_answer_is_counted(records):
+    notes, before = Notes(), count("failed")
+    shadow = Shadow(notes, 1.0)
+    shadow.challenge("r1", Predictor([shipped()]))  # of CNNs only
+    shadow.start()
+    try:
+        shadow.record(records[0])
+        eventually(lambda: count("failed") == before + 1)
+    finally:
+        shadow.stop()
+    assert notes.shadowed == []
+
+
+def test_nothing_need_be_stored(predictor, records):
+    before = count("compared")
+    shadow = Shadow(None, 1.0)
+    shadow.record(records[0])
+    shadow.challenge("r1", predictor)
+    shadow.champion_is(predictor.bundles)
+    shadow.start()
+    try:
+        shadow.record(records[0])
+        eventually(lambda: count("compared") == before + 1)
+    finally:
+        shadow.stop()
