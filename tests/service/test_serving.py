@@ -200,7 +200,7 @@ def test_releases_are_chosen_over_http(registry, tmp_path):
     job = EXAMPLE_JOBS["cnn"]
     device = dict(shipped().card.document["device"])
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "damaged")}
-    add_release(registry, tmp_path, "senseless", device={**device, "context_bytes": 10**13})
+    add_release(registry, tmp_path, "senseless", device={**device, "context_bytes": 10**12})
     add_release(registry, tmp_path, "forgetful", golden=[{"job": job, "expected_bytes": 1, "safe_bytes": None}])
     alter(registry, hashes["damaged"])
     with serving(tmp_path / "log", registry) as client:
