@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ from gpumemnet.job_json import job_from_dict
 from gpumemnet.predictor import BundleModel, Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
+from service.oip.outputs import Row
 from service.oip.request import INPUT_NAME, InferRequest
 from service.problems import located
 
@@ -28,14 +29,19 @@ class OipModel:
 
     Attributes:
         name, version: as the protocol shows them.
-        predictor: what its bundles are loaded in.
+        answerer: what its bundles are loaded in, and who takes note of predictions.
         bundle: the one bundle that answers, or ``None`` where the predictor chooses.
     """
 
     name: str
     version: str
-    predictor: Predictor
+    answerer: Answerer
     bundle: Bundle | None
+
+    @property
+    def predictor(self) -> Predictor:
+        """What its bundles are loaded in."""
+        return self.answerer.predictor
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -51,23 +57,18 @@ class OipModel:
             "feature_schema": FEATURE_SCHEMA,
         }
 
-    def estimate(self, request: InferRequest) -> list[Estimate]:
-        """An estimate of every job of ``request``, in order.
+    def predict(self, request: InferRequest) -> list[Row]:
+        """A prediction of every job of ``request``, in order, each noted.
 
         Raises:
             InvalidRequestError, UnsupportedJobError: at the job or the parameter that cannot be answered.
         """
-        for index, job in enumerate(request.jobs):
-            self._check(job, request.encoder, index)
-        try:
-            if self.bundle is None:
-                return self.predictor.estimate(
-                    request.jobs, bins=request.bins, coverage=request.coverage, gpu=request.gpu, encoder=request.encoder
-                )
-            model = self._model(self.bundle, request.jobs[0])
-            return model.estimate(request.jobs, request.bins, request.coverage, model.place(request.gpu))
-        except FieldError as error:
-            raise located(error, "parameters") from None
+        estimates = self._estimates(request)
+        bundles = {bundle.card.name: bundle for bundle in self.predictor.bundles}
+        return [
+            Row(self.answerer.noted(job, estimate), estimate, bundles[estimate.estimator])
+            for job, estimate in zip(request.jobs, estimates, strict=True)
+        ]
 
     def check(self) -> None:
         """Let the model answer an example job of each of its families.
@@ -82,6 +83,19 @@ class OipModel:
                 self._model(bundle, job).estimate((job,), None, bundle.card.coverages[-1])
             except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
                 raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
+
+    def _estimates(self, request: InferRequest) -> list[Estimate]:
+        for index, job in enumerate(request.jobs):
+            self._check(job, request.encoder, index)
+        try:
+            if self.bundle is None:
+                return self.predictor.estimate(
+                    request.jobs, bins=request.bins, coverage=request.coverage, gpu=request.gpu, encoder=request.encoder
+                )
+            model = self._model(self.bundle, request.jobs[0])
+            return model.estimate(request.jobs, request.bins, request.coverage, model.place(request.gpu))
+        except FieldError as error:
+            raise located(error, "parameters") from None
 
     def _check(self, job: TrainingJob, encoder: str | None, index: int) -> None:
         """Refuse a job that the model cannot answer for."""
@@ -108,16 +122,10 @@ class OipModel:
         return next(model for model in self.predictor.models_for(job, bundle.card.encoder) if model.bundle is bundle)
 
 
-def oip_models(answerer: Answerer, release: str) -> dict[str, OipModel]:
+def oip_models(answerer: Answerer) -> dict[str, OipModel]:
     """All models by name; a bundle that is called as the whole predictor is hidden by it."""
-    predictor = answerer.predictor
     models = {
-        bundle.card.name: OipModel(bundle.card.name, bundle.card.version, predictor, bundle) for bundle in predictor.bundles
+        bundle.card.name: OipModel(bundle.card.name, bundle.card.version, answerer, bundle)
+        for bundle in answerer.predictor.bundles
     }
-    return models | {WHOLE: OipModel(WHOLE, release, predictor, None)}
-
-
-def bundles_of(model: OipModel, estimates: Sequence[Estimate]) -> list[Bundle]:
-    """The bundle behind each estimate."""
-    by_name = {bundle.card.name: bundle for bundle in model.predictor.bundles}
-    return [by_name[estimate.estimator] for estimate in estimates]
+    return models | {WHOLE: OipModel(WHOLE, answerer.release, answerer, None)}

@@ -66,13 +66,14 @@ class InferRequest:
     outputs: Sequence[RequestedOutput]
 
 
-def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) -> InferRequest:
+def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int, max_layers: int) -> InferRequest:
     """The request in ``body``.
 
     Args:
         body: a JSON object, and behind it the raw form of the inputs that say so.
         header_length: the header ``Inference-Header-Content-Length``: bytes of the JSON object, where others follow it.
         max_jobs: most jobs.
+        max_layers: most layers of a job.
 
     Raises:
         InvalidRequestError, InvalidJobError: with the place of the fault as seen from the body.
@@ -93,7 +94,7 @@ def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) 
         )
     return InferRequest(
         id=_id(document.get("id")),
-        jobs=[_job(text, index) for index, text in enumerate(texts)],
+        jobs=[_job(text, index, max_layers) for index, text in enumerate(texts)],
         coverage=_given(parameters, "coverage", DEFAULT_COVERAGE),
         bins=bins,
         gpu=_word(parameters, "gpu"),
@@ -262,8 +263,13 @@ def _check_shape(shape: Any, count: int, place: str) -> None:
         raise InvalidRequestError("must be at least [1]: there is no job to answer for", place)
 
 
-def _job(text: str | bytes, index: int) -> TrainingJob:
+def _job(text: str | bytes, index: int, max_layers: int) -> TrainingJob:
     try:
-        return job_from_json(text)
+        job = job_from_json(text)
+        if len(job.layers) > max_layers:
+            raise InvalidJobError(
+                f"must hold at most {max_layers} layers here, not {len(job.layers)}: send their totals instead", "layers"
+            )
+        return job
     except FieldError as error:
         raise located(error, f"{INPUT_NAME}[{index}]") from None

@@ -24,7 +24,7 @@ from gpumemnet.units import MIB
 from service.answers import Answerer
 from service.endpoint import JSON, read_body
 from service.limits import INLINE_BODY_BYTES
-from service.oip.models import OipModel, bundles_of, oip_models
+from service.oip.models import WHOLE, OipModel, oip_models
 from service.oip.outputs import OUTPUTS, output_tensors
 from service.oip.request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
 
@@ -100,7 +100,8 @@ class _OipApplication:
         except HTTPException as error:
             detail = error.detail
             if error.status_code == 405:
-                detail = f"{scope['path'][:200]} answers to {(error.headers or {})['Allow']}, not to {scope['method']}"
+                allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+                detail = f"{scope['path'][:200]} answers to {allowed}, not to {scope['method']}"
             await _error(error.status_code, detail, error.headers)(scope, receive, send)
         except Exception:
             if not has_started:
@@ -112,7 +113,7 @@ class _OipApplication:
         answerer = self._serving.answerer
         known, models = self._of_answerer
         if known is not answerer:
-            models = oip_models(answerer, getattr(answerer, "release", "shipped"))
+            models = oip_models(answerer)
             self._of_answerer = answerer, models
         return models
 
@@ -133,8 +134,7 @@ class _OipApplication:
         return _json({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        for model in self._models().values():
-            _check(model)
+        _check(self._models()[WHOLE])
         return _json({"ready": True})
 
     async def _index(self, request: Request) -> Response:
@@ -163,7 +163,7 @@ class _OipApplication:
         return _json({"name": model.name, "ready": True})
 
     async def _infer(self, request: Request) -> Response:
-        model, max_jobs = self._asked(request), self._serving.answerer.max_jobs
+        model = self._asked(request)
         _check_media_type(request)
         body = await read_body(request.receive)
         if body is None:
@@ -171,19 +171,18 @@ class _OipApplication:
         header = request.headers.get(HEADER_LENGTH)
         header_length = None if header is None else header.encode("latin-1")
         if len(body) <= INLINE_BODY_BYTES:
-            return infer(model, body, header_length, max_jobs)
-        return await run_in_threadpool(infer, model, body, header_length, max_jobs)
+            return infer(model, body, header_length)
+        return await run_in_threadpool(infer, model, body, header_length)
 
 
-def infer(model: OipModel, body: bytes, header_length: bytes | None, max_jobs: int) -> Response:
+def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response:
     """The answer to an inference request.
 
     Raises:
         FieldError: when something in the request is at fault.
     """
-    request = read_infer_request(body, header_length, max_jobs)
-    estimates = model.estimate(request)
-    rows = list(zip(estimates, bundles_of(model, estimates), strict=True))
+    request = read_infer_request(body, header_length, model.answerer.max_jobs, model.answerer.max_layers)
+    rows = model.predict(request)
     tensors = output_tensors(rows, {output.name for output in request.outputs})
     outputs, raw = [], []
     for output in request.outputs:

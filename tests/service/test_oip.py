@@ -1,25 +1,44 @@
 """The Open Inference Protocol over HTTP: every path, both forms of tensors, and its own shape of errors."""
 
+import asyncio
 import copy
 import json
 import struct
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openapi_spec_validator import validate
+from pydantic.json_schema import models_json_schema
+from starlette.applications import Starlette
 
 from gpumemnet.bins import bins_of_width
 from gpumemnet.job_json import job_from_dict
+from gpumemnet.predictor import BundleModel
 from gpumemnet.units import GIB, MIB
+from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
+from service.oip import OIP_SHAPES, oip_paths, oip_routes
+from service.oip.description import (
+    OipAnswer,
+    OipIndexEntry,
+    OipLive,
+    OipModelMetadata,
+    OipModelReady,
+    OipReady,
+    OipRequest,
+    OipServer,
+)
 from service.oip.tensors import join_bytes, split_bytes
 
 HEADER = "Inference-Header-Content-Length"
 INFER = "/v2/models/gpumemnet/infer"
 OUTPUTS = [
+    "prediction_id",
     *("request_bytes", "limit_bytes", "in_support", "reasons", "bin_index", "probabilities"),
     *("gpu", "model", "model_version", "model_sha256"),
 ]
@@ -35,6 +54,24 @@ def ask(http, *jobs, path=INFER, **members):
     response = http.post(path, json={"inputs": [tensor(*jobs)], **members})
     assert response.status_code == 200, response.text
     return response.json()
+
+
+class Local:
+    """Asks the routes in this process, where the service itself must be held in hand."""
+
+    def __init__(self, serving):
+        self.routes = Starlette(routes=oip_routes(serving))
+
+    def get(self, path):
+        return asyncio.run(self._request("GET", path))
+
+    def post(self, path, json):
+        return asyncio.run(self._request("POST", path, json=json))
+
+    async def _request(self, *arguments, **content):
+        transport = httpx.ASGITransport(self.routes, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://local") as client:
+            return await client.request(*arguments, **content)
 
 
 def columns(answer):
@@ -97,6 +134,78 @@ def test_jobs_of_all_families_are_answered_as_the_predictor_does(http, predictor
     assert shapes["probabilities"] == [3, bins_of_width(GIB).count]
     probabilities = np.array(got["probabilities"]).reshape(shapes["probabilities"])
     np.testing.assert_allclose(probabilities, [estimate.probabilities for estimate in expected])
+
+
+def test_answers_have_the_documented_shapes(http, job):
+    for path, shape in (
+        ("/v2", OipServer),
+        ("/v2/health/live", OipLive),
+        ("/v2/health/ready", OipReady),
+        ("/v2/models/gpumemnet", OipModelMetadata),
+        ("/v2/models/gpumemnet/ready", OipModelReady),
+    ):
+        shape.model_validate_json(http.get(path).content)
+    for entry in http.post("/v2/repository/index").json():
+        OipIndexEntry.model_validate(entry)
+    for members in ({}, {"id": "1", "parameters": {"coverage": 0.9}}):
+        OipAnswer.model_validate(ask(http, job, **members))
+
+
+def test_the_description_is_valid_openapi_and_its_examples_are_answered(http):
+    paths = oip_paths()
+    shapes = [(shape, "serialization") for shape in OIP_SHAPES]
+    _, definitions = models_json_schema(shapes, ref_template="#/components/schemas/{model}")
+    validate(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "x", "version": "1"},
+            "paths": paths,
+            "components": {"schemas": definitions["$defs"]},
+        }
+    )
+    operations = [operation for methods in paths.values() for name, operation in methods.items() if name != "parameters"]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) == 10
+    for example in paths["/v2/models/{model}/infer"]["post"]["requestBody"]["content"]["application/json"]["examples"].values():
+        OipRequest.model_validate(example["value"])
+        assert http.post(INFER, json=example["value"]).status_code == 200
+
+
+def test_predictions_are_noted_under_their_ids(predictor, job):
+    class Notes(list):
+        record = list.append
+
+    notes = Notes()
+    serving = SimpleNamespace(answerer=Answerer(predictor, 10, recorder=notes, max_layers=5))
+    client = Local(serving)
+    job["layers"] = job["layers"][:5]
+    answer = columns(ask(client, job, job))
+    assert [note.prediction_id for note in notes] == answer["prediction_id"]
+    assert [note.estimate.expected_bytes for note in notes] == answer["request_bytes"]
+    job["layers"] *= 2
+    assert "at most 5 layers" in refused(client.post(INFER, json={"inputs": [tensor(job)]}), 400)
+    name = predictor.bundles[0].card.name
+    serving.answerer = Answerer(predictor, 10, release="next")
+    assert client.get("/v2/models/gpumemnet").json()["versions"] == ["next"]
+    assert client.get("/v2/models/gpumemnet/versions/shipped").status_code == 404
+    assert client.get(f"/v2/models/{name}/ready").status_code == 200
+
+
+def test_what_fails_in_the_service_is_told_without_its_cause(predictor):
+    class Broken(Answerer):
+        def noted(self, job, estimate):
+            raise RuntimeError("secret")
+
+    client = Local(SimpleNamespace(answerer=Broken(predictor, 10)))
+    error = refused(client.post(INFER, json={"inputs": [tensor(EXAMPLE_JOBS["mlp"])]}), 500)
+    assert "secret" not in error
+
+
+def test_a_model_that_does_not_answer_is_not_ready(predictor, monkeypatch):
+    client = Local(SimpleNamespace(answerer=Answerer(predictor, 10)))
+    monkeypatch.setattr(BundleModel, "estimate", lambda *arguments: 1 / 0)
+    for path in ("/v2/health/ready", "/v2/models/gpumemnet/ready"):
+        assert "does not answer" in refused(client.get(path), 503)
+    assert client.get("/v2/health/live").status_code == 200
 
 
 def test_outside_the_support_there_is_no_limit_but_reasons(http, job):
@@ -167,6 +276,9 @@ def test_raw_tensors_in_and_out(http, job):
     for output, expected in zip(answer["outputs"], plain["outputs"], strict=True):
         size = output["parameters"]["binary_data_size"]
         part, rest = rest[:size], rest[size:]
+        if output["name"] == "prediction_id":
+            assert len(set(split_bytes(part, ""))) == 2
+            continue
         if output["datatype"] == "BYTES":
             values = [element.decode() for element in split_bytes(part, "")]
         else:
@@ -222,7 +334,7 @@ def test_the_content_type_may_be_left_out(http, job):
         ({"inputs": [tensor("[]")]}, "job[0]: a job must be a JSON object"),
         ({"inputs": [{**tensor("{}"), "parameters": {"content_type": "base64"}}]}, "content_type: must be str"),
         ({"inputs": [{**tensor("{}"), "parameters": {"binary_data_size": 4}}]}, "inputs[0].data: must not stand beside"),
-        ({"outputs": [{"name": "memory"}]}, "outputs[0].name: must be one of request_bytes"),
+        ({"outputs": [{"name": "memory"}]}, "outputs[0].name: must be one of prediction_id"),
         ({"outputs": [{"name": []}]}, "outputs[0].name: must be one of"),
         ({"outputs": [{"name": "model"}, {"name": "model"}]}, "outputs[1].name: is asked for twice"),
         ({"outputs": [{"name": "model", "parameters": {"classification": 3}}]}, "does not know 'classification'"),
