@@ -377,9 +377,12 @@ def _session(bundle: Bundle) -> onnxruntime.InferenceSession:
         raise BundleError(f"{bundle.source}: the graph must map {described} to {', '.join(GRAPH_OUTPUTS)}")
     shapes = {"features": (1, len(FEATURE_NAMES)), "sequences": (1, 1, len(SEQUENCE_COLUMNS)), "mask": (1, 1)}
     try:
-        amounts = session.run(["amounts"], {name: np.ones(shapes[name], dtype=np.float32) for name in wanted})[0]
+        answer = session.run(GRAPH_OUTPUTS, {name: np.ones(shapes[name], dtype=np.float32) for name in wanted})
+        has_numbers = all(np.isfinite(output).all() for output in answer)
     except Exception as error:
         raise BundleError(f"{bundle.source}: the graph does not run ({type(error).__name__})") from None
-    if amounts.shape != (1, 2 + len(bundle.card.coverages)):
+    if answer[-1].shape != (1, 2 + len(bundle.card.coverages)):
         raise BundleError(f"{bundle.source}: the graph does not give a bound for each of the card's coverages")
+    if not has_numbers:
+        raise BundleError(f"{bundle.source}: the graph gives infinity or no number where an amount should stand")
     return session
