@@ -228,12 +228,12 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
                 f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}", f"{name}_bytes"
             )
         return int(in_bytes)
-    is_number = type(in_mib) in (int, float) and math.isfinite(in_mib)
-    if not is_number or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:
+    if type(in_mib) not in (int, float) or not math.isfinite(in_mib) or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:
         raise InvalidRequestError(
             f"must be a number of MiB between {MIN_BYTES // MIB} and {MAX_BYTES // MIB}, not {describe(in_mib)}", f"{name}_mib"
         )
-    return math.ceil(in_mib * MIB)
+    amount_bytes: int = math.ceil(in_mib * MIB)
+    return amount_bytes
 
 
 def _time(value: object) -> datetime | None:

@@ -1,8 +1,8 @@
 """Does the safe bound hold what it promises?  What predictions said against what their jobs really used.
 
 The alarm is an exact one-sided test: if every job stayed within its safe bytes with the probability promised to it, how likely
-would be as many misses as were seen, or more?  Below :data:`ALARM_PROBABILITY` it is too unlikely to be chance.  Jobs may have been
-promised different coverages, so the number of misses is Poisson-binomial; with one coverage for all it is binomial.
+would be as many misses as were seen, or more?  Below :data:`ALARM_PROBABILITY` it is too unlikely to be chance.  Jobs may have
+been promised different coverages, so the number of misses is Poisson-binomial; with one coverage for all it is binomial.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ALARM_PROBABILITY: Final = 0.001
 """Of 200 jobs promised 99 %, 9 misses raise the alarm (95.5 % coverage); a service that keeps its word sees less than one false
 alarm in a thousand windows."""
 ALARM_RULE: Final = (
-    "Over the last observations of a family: the exact one-sided probability of as many misses of the safe bytes or more, if every "
-    f"job kept within them with the coverage promised to it. Below {ALARM_PROBABILITY:g} the alarm is on."
+    "Over the last observations of a family: the exact one-sided probability of as many misses of the safe bytes or more, if "
+    f"every job kept within them with the coverage promised to it. Below {ALARM_PROBABILITY:g} the alarm is on."
 )
 _NORMAL_95: Final = 1.959964
 

@@ -1,6 +1,6 @@
 """The tables of the service's database, the same in SQLite and PostgreSQL.
 
-Migrations (``migrations/``) make them; a test holds that both say the same.  Amounts are bytes, times are seconds since the epoch.
+Migrations (``migrations/``) make them; a test holds that both say the same.  Amounts are bytes, times seconds since 1970.
 """
 
 from __future__ import annotations

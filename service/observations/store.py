@@ -1,8 +1,8 @@
 """The store: one thread that writes what the event loop hands it, many observations in one transaction.
 
 An observation is answered when its transaction is on the disk.  A prediction is only put on a list, which the thread writes every
-quarter of a second; when there are more than fit, they are dropped and counted, because answers come first.  While the database is
-away, observations are refused at once, predictions are answered as ever, and the store finds its way back by itself.
+quarter of a second; when there are more than fit, they are dropped and counted, because answers come first.  While the database
+is away, observations are refused at once, predictions are answered as ever, and the store finds its way back by itself.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class ObservationStore:
         self._thread: threading.Thread | None = None
         self._engine: Engine | None = None
         self._away: str | None = None
+        self._complained = False
         self._retry_at = 0.0
         self._refresh_at = 0.0
         self._sweep_at = 0.0
@@ -219,7 +220,10 @@ class ObservationStore:
         Raises:
             Refusal: 503 when the database is away.
         """
-        return await self._ask(lambda connection: read_summary(connection, now=time.time(), days=days, window=self._window))
+        answer: dict[str, Any] = await self._ask(
+            lambda connection: read_summary(connection, now=time.time(), days=days, window=self._window)
+        )
+        return answer
 
     async def _ask(self, read: Callable[[Connection], Any]) -> Any:
         loop = asyncio.get_running_loop()
@@ -254,6 +258,7 @@ class ObservationStore:
                 return _busy(f"{self._queue_size} observations wait to be stored, and no more are taken on")
             future: asyncio.Future[Answer] = loop.create_future()
             self._waiting.append(_Waiting(incoming, future, loop, time.monotonic() + patience))
+            QUEUE.set(len(self._waiting))
         return future
 
     @staticmethod
@@ -343,13 +348,17 @@ class ObservationStore:
             jobs, rows = self._rows(records, hurried)
             with self._begin() as connection:
                 write_predictions(connection, jobs, rows, [challenge_row(one) for one in challenges])
-        except (DataError, IntegrityError):
-            logger.exception("%d predictions are not kept", len(records))
+        except (DataError, IntegrityError) as error:
+            self._known.forget()
             PREDICTIONS.labels("dropped").inc(len(records))
+            if not self._complained:  # once, until it works again
+                logger.error("predictions are not kept, the database refuses them: %s", error)
+            self._complained = True
             return
         except SQLAlchemyError:
             self._put_back(records, challenges)
             raise
+        self._complained = False
         self._known.note(jobs)
         PREDICTIONS.labels("stored").inc(len(records))
 
@@ -412,8 +421,8 @@ class ObservationStore:
             if isinstance(result, UnknownPrediction):
                 if now < one.known_by and not last:
                     continue
-                missing = f"there is no prediction {result.prediction_id}, or it is older than predictions are kept: send the job itself"
-                answered.append((one, Refusal(UNKNOWN, missing)))
+                missing = f"there is no prediction {result.prediction_id}, or none any more"
+                answered.append((one, Refusal(UNKNOWN, f"{missing}: send the job itself")))
             elif isinstance(result, OtherContent):
                 taken = f"the idempotency key '{result.key}' was used for another observation: give every observation its own"
                 answered.append((one, Refusal(CONFLICT, taken)))

@@ -128,7 +128,7 @@ class KnownJobs:
 
 def job_content(job: TrainingJob) -> tuple[str, bytes]:
     """The hash of a job and its JSON document."""
-    document = orjson.dumps(job)
+    document = orjson.dumps(job, default=list)  # a layer is a tuple of its own type
     return hashlib.sha256(document).hexdigest(), document
 
 

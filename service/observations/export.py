@@ -1,0 +1,152 @@
+"""``python -m service.observations.export``: writes the observations as a dataset, in the Parquet schema that training reads.
+
+What an observation does not know is not made up: its architecture is empty, its recipe is ``observations``, and a job that ran
+out of memory without a word on how much it had is left out, because it says nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from gpumemnet.dataset import write_dataset
+from gpumemnet.devices import device_profile
+from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.measurement import OBSERVED, Measurement
+from gpumemnet.observation import PROCESS_OBSERVATIONS
+from service.observations.database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown
+from service.observations.schema import HEAD, JOBS, OBSERVATIONS
+
+RECIPE: Final = "observations"
+PROTOCOL: Final = "observation/1"
+_ROWS: Final = 1000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the file; returns the exit code."""
+    parser = argparse.ArgumentParser("python -m service.observations.export", description=__doc__.split("\n")[0])
+    parser.add_argument("--database", help="the database's URL (GPUMEMNET_DATABASE_URL)")
+    parser.add_argument("--out", type=Path, required=True, help="the Parquet file to write")
+    parser.add_argument("--since", help="leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00")
+    given = parser.parse_args(arguments)
+    address = given.database or os.environ.get("GPUMEMNET_DATABASE_URL")
+    if not address:
+        parser.error("give the database's URL with --database, or in GPUMEMNET_DATABASE_URL")
+    try:
+        written, left_out = export(address, given.out, since=_seconds(given.since))
+    except GpumemnetError as error:
+        parser.exit(2, f"error: {error}\n")
+    sys.stdout.write(f"{written} observations in {given.out}; {left_out} left out that say nothing of the memory\n")
+    return 0
+
+
+def export(address: str, out: Path, *, since: float | None = None) -> tuple[int, int]:
+    """Write the observations received from ``since`` on, in seconds since the epoch.
+
+    Returns:
+        How many were written, and how many left out.
+
+    Raises:
+        DatabaseError: when the database cannot be read, or is of another version.
+        DatasetError: when the file cannot be written.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    url = database_url(address)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        raise DatabaseError(f"there is no database {shown(url)}")
+    engine = make_engine(url)
+    left_out = 0
+
+    def measurements(connection: Connection) -> Iterator[Measurement]:
+        nonlocal left_out
+        for row in _rows(connection, since):
+            measurement = _measurement(row)
+            if measurement is None:
+                left_out += 1
+            else:
+                yield measurement
+
+    try:
+        found = revision(engine)
+        check_revision(found, url)
+        if found != HEAD:
+            raise DatabaseError(f"the database {shown(url)} is older than this version: start the service on it once")
+        with reading(engine) as connection:
+            written = write_dataset(out, measurements(connection))
+    except SQLAlchemyError as error:
+        cause = getattr(error, "orig", None) or error
+        raise DatabaseError(f"the database {shown(url)} cannot be read: {str(cause).strip().splitlines()[0]}") from None
+    finally:
+        engine.dispose()
+    return written, left_out
+
+
+def _rows(connection: Connection, since: float | None) -> Iterator[Any]:
+    observed = OBSERVATIONS.c
+    question = select(*observed, JOBS.c.document).join(JOBS, JOBS.c.hash == observed.job_hash)
+    if since is not None:
+        question = question.where(observed.received_at >= since)
+    question = question.order_by(observed.received_at, observed.id)
+    streamed = connection.execution_options(stream_results=True, yield_per=_ROWS).execute(question)
+    yield from streamed
+
+
+def _measurement(row: Any) -> Measurement | None:
+    capacity_bytes = row.limit_bytes
+    if row.oom:  # censored: all that is known is that it needed more than this
+        known = [amount for amount in (row.limit_bytes, row.peak_bytes) if amount is not None]
+        if not known:
+            return None
+        capacity_bytes = max(known)
+    elif capacity_bytes is None:
+        capacity_bytes = _capacity_bytes(row.gpu) or row.peak_bytes  # of an unknown GPU: it held at least the peak
+    of_process = row.source in PROCESS_OBSERVATIONS
+    return Measurement(
+        job=job_from_dict(row.document),
+        status="oom" if row.oom else "ok",
+        label_source=row.source,
+        capacity_bytes=capacity_bytes,
+        provenance=OBSERVED,
+        gpu=row.gpu,
+        recipe=RECIPE,
+        architecture="{}",
+        options=json.dumps({"observation": row.id, "observed_at": row.observed_at}),
+        reason="ran out of GPU memory" if row.oom else None,
+        peak_process_bytes=row.peak_bytes if of_process else None,
+        peak_device_bytes=None if of_process else row.peak_bytes,
+        protocol=PROTOCOL,
+        driver=row.driver,
+        cuda=row.cuda,
+        torch=row.torch,
+    )
+
+
+def _capacity_bytes(gpu: str) -> int | None:
+    try:
+        return device_profile(gpu).capacity_bytes
+    except InvalidRequestError:
+        return None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequestError(f"must be a date or a time such as 2026-01-31T12:00:00Z, not '{text[:40]}'", "since") from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
