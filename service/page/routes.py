@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 from typing import Final
 
 from starlette.routing import BaseRoute, Route
-from swagger_ui_bundle import swagger_ui_path
+from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
 
 from service.page.static_file import CONTENT_SECURITY_POLICY, MEDIA_TYPES, StaticFile
 

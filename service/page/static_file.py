@@ -1,6 +1,7 @@
 """One static file as an ASGI application: read once, then answered from memory with its ETag and its security headers.
 
-A browser asks again each time it needs the file (``no-cache``) and mostly gets 304, so that a new release of the service is seen at once.
+A browser asks again each time it needs the file (``no-cache``) and mostly gets 304, so that a new release of the service is
+seen at once.
 """
 
 from __future__ import annotations

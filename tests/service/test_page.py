@@ -1,0 +1,104 @@
+"""The page over plain HTTP: what is sent, with which headers, and that its example jobs are answered."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gpumemnet.job_json import job_from_dict
+from service.page.routes import docs_routes, page_routes
+
+FILES = sorted(route.path for route in [*page_routes(), *docs_routes()])
+EXAMPLES = sorted(path for path in FILES if path.startswith("/page/examples/"))
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "json": "application/json",
+}
+
+
+class Elements(HTMLParser):
+    """Start tags with their attributes, and the text inside scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.inline, self._within = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._within = tag
+
+    def handle_data(self, data):
+        if self._within in ("script", "style") and data.strip():
+            self.inline.append(data)
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_every_file_is_sent_with_its_type_and_security_headers(http, path):
+    answer = http.get(path)
+    assert answer.status_code == 200
+    suffix = path.rpartition(".")[2] if "." in path else "html"
+    assert answer.headers["content-type"] == TYPES[suffix]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-cache"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'self';")
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+@pytest.mark.parametrize("path", ["/", "/page/page.js", "/docs/swagger-ui-bundle.js"])
+def test_a_file_that_the_browser_has_is_not_sent_again(http, path):
+    tag = http.get(path).headers["etag"]
+    assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
+    for held in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        answer = http.get(path, headers={"If-None-Match": held})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+    assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_head_tells_the_size_and_sends_nothing(http):
+    whole, head = http.get("/"), http.head("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(http, path):
+    elements = Elements(http.get(path).text)
+    assert elements.inline == []
+    for tag, attributes in elements.tags:
+        assert "style" not in attributes, tag
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("src", "href"):
+            assert "//" not in attributes.get(name, ""), tag
+
+
+@pytest.mark.parametrize(
+    "path", ["/page", "/page/", "/page/none.js", "/page/..%2Froutes.py", "/page/index.html", "/docs/docs.html"]
+)
+def test_there_is_nothing_else(http, path):
+    answer = http.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
+def test_files_are_read_only(http):
+    assert http.post("/", content=b"").status_code == 405
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_example_jobs_are_answered(http, path):
+    job = http.get(path).json()
+    job_from_dict(job)
+    answer = http.post("/v1/predict", json={"job": job}).raise_for_status().json()
+    assert answer["in_support"] == ("r3d18" not in path)
+    assert (answer["limit_mib"] is None) == (not answer["in_support"])
+
+
+def test_the_page_offers_every_example(http):
+    offered = re.findall(r'data-example="(\w+)"', http.get("/").text)
+    assert sorted(f"/page/examples/{name}.json" for name in offered) == EXAMPLES

@@ -1,0 +1,360 @@
+"""The page in a real browser: one Chromium for all tests, talking to the real service."""
+
+import json
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.service.browser import MISSING, chromium
+
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+REFUSE_WITHOUT_KEY = """
+const ask = window.fetch;
+window.fetch = (path, options) => {
+  if (!String(path).startsWith("v1/") || new Headers(options.headers).get("X-API-Key") === "right") return ask(path, options);
+  const problem = {type: "urn:gpumemnet:problem:unauthorized", title: "An API key is needed", status: 401, detail: "no such key"};
+  return Promise.resolve(new Response(JSON.stringify(problem), {status: 401}));
+};
+"""
+
+# Texts whose contrast with what lies behind them is below WCAG's level AA.
+FAINT_TEXTS = """
+const parse = (text) => { const found = text.match(/[\\d.]+/g).map(Number); return found.length > 3 ? found : [...found, 1]; };
+const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
+  .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+const behind = (node) => {
+  for (let at = node; at; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour[3] === 1) return colour;
+  }
+  return [255, 255, 255];
+};
+const faint = [];
+for (const node of document.querySelectorAll("body *")) {
+  const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  if (!own || !node.checkVisibility()) continue;
+  const style = getComputedStyle(node);
+  const [one, other] = [light(parse(node.ownerSVGElement ? style.fill : style.color)), light(behind(node))];
+  const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+  const isLarge = parseFloat(style.fontSize) >= 24;
+  if (contrast < (isLarge ? 3 : 4.5)) faint.push(`${node.tagName} ${node.textContent.trim().slice(0, 40)} ${contrast}`);
+}
+return faint;
+"""
+
+
+@pytest.fixture(scope="module")
+def chrome(service, tmp_path_factory):
+    with chromium(service.url, tmp_path_factory.mktemp("profile")) as browser:
+        browser.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        browser.open()
+        browser.requested()  # its own first page is none of ours
+        yield browser
+
+
+@pytest.fixture
+def page(chrome, service):
+    """The page freshly opened; afterwards nothing has been complained of, and nothing was asked of another host."""
+    chrome.resize(1280)
+    chrome.media(prefers_color_scheme="light")
+    chrome.open()
+    chrome.run("sessionStorage.clear()")
+    chrome.complaints()
+    yield chrome
+    assert chrome.complaints() == []
+    foreign = [url for url in chrome.requested() if not url.startswith((service.url + "/", "about:", "data:"))]
+    assert foreign == []
+
+
+@pytest.fixture
+def example(http):
+    """An example job by name."""
+    return lambda name: http.get(f"/page/examples/{name}.json").json()
+
+
+@pytest.fixture
+def asked(http):
+    """What the service answers to a question."""
+    return lambda **question: http.post("/v1/predict", json=question).raise_for_status().json()
+
+
+def words(amount_mib):
+    return f"{amount_mib:,} MiB"
+
+
+def has_answer(page, answer):
+    page.wait(lambda: page.text("#expected") == words(answer["request_mib"]), f"{answer['request_mib']} MiB")
+
+
+def pick(page, name, answer):
+    page.find(f'[data-example="{name}"]').click()
+    has_answer(page, answer)
+    page.wait(lambda: page.run("return document.querySelector('#batch-chart svg') !== null"), "the curve")
+
+
+def box(page, name):
+    return page.find(f'[data-recipe="{name}"]')
+
+
+def test_an_example_is_answered_with_all_its_numbers(page, example, asked, http):
+    job = example("resnet50")
+    answer = asked(job=job, fits=True)
+    pick(page, "resnet50", answer)
+    assert page.text("#answer-gpu") == answer["gpu"]
+    assert page.text("#request") == words(answer["request_mib"])
+    assert page.text("#limit") == words(answer["limit_mib"])
+    assert "99 % of jobs" in page.text("#limit-meaning")
+    assert answer["model"]["name"] in page.text("#origin")
+    assert page.find("#traced").is_displayed() == (answer["label_source"] == "traced")
+    assert not page.find("#reasons").is_displayed()
+    assert f"{answer['bin']['lower_mib']:,} to {answer['bin']['upper_mib']:,} MiB" in page.text("#bins-lead")
+    assert len(page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .bar.most")) == 1
+    assert f"limit {answer['limit_mib']:,}" in page.text("#bins-chart")
+
+    sizes = http.post("/v1/batch-sizes", json={"job": job}).json()
+    assert f"{sizes['safe_batch']:,}" in page.text("#batch-lead")
+    rows = page.driver.find_elements(By.CSS_SELECTOR, "#fits-table tbody tr")
+    expected = [fit["verdict"] for fit in sorted(answer["fits"], key=lambda fit: fit["available_mib"]) if fit["mig"] is None]
+    assert [row.get_attribute("data-verdict") for row in rows] == expected
+    assert json.loads(page.run("return document.querySelector('#raw').textContent"))["request_mib"] == answer["request_mib"]
+
+
+def test_the_form_changes_the_job_and_the_answer(page, example, asked):
+    job = example("mlp")
+    pick(page, "mlp", asked(job=job))
+    assert not page.find("#traced").is_displayed()
+    field = page.find("#batch_size")
+    field.clear()
+    field.send_keys("4000")
+    has_answer(page, asked(job={**job, "batch_size": 4000}))
+    assert json.loads(page.find("#job").get_property("value"))["batch_size"] == 4000
+
+    page.wait(lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"), "the list of GPUs")
+    page.run(
+        "for (const [id, value] of Object.entries(arguments[0])) {"
+        "  const field = document.getElementById(id); field.value = value; field.dispatchEvent(new Event('change')); }",
+        {"optimizer": "sgd", "gpu": "NVIDIA H200", "coverage": "0.9", "bin_width_mib": "512"},
+    )
+    changed = asked(job={**job, "batch_size": 4000, "optimizer": "sgd"}, gpu="NVIDIA H200", coverage=0.9, bin_width_mib=512)
+    has_answer(page, changed)
+    assert page.text("#answer-gpu") == "NVIDIA H200"
+    assert page.text("#limit") == words(changed["limit_mib"])
+
+
+def test_a_pasted_request_body_sets_the_form(page, example, asked):
+    question = {"job": example("cnn"), "coverage": 0.9, "gpu": "NVIDIA L4"}
+    page.run(
+        "const text = document.getElementById('job'); text.value = arguments[0]; text.dispatchEvent(new Event('input'));",
+        json.dumps(question),
+    )
+    has_answer(page, asked(**question))
+    assert page.find("#gpu").get_property("value") == "NVIDIA L4"
+    assert json.loads(page.find("#job").get_property("value")) == question["job"]
+
+
+def test_broken_json_is_said_beside_the_text(page, example, asked):
+    pick(page, "mlp", asked(job=example("mlp")))
+    text = page.find("#job")
+    text.clear()
+    text.send_keys('{"family": "mlp",' + Keys.ENTER + "oops}")
+    page.wait(lambda: page.find("#job-error").is_displayed(), "the message")
+    assert "not valid JSON: line 2, column" in page.text("#job-error")
+    assert text.get_attribute("aria-invalid") == "true"
+    assert "job-error" in text.get_attribute("aria-describedby")
+    assert page.find("#stale").is_displayed()
+
+
+def test_a_refused_field_is_marked_and_explained(page, example, asked):
+    pick(page, "mlp", asked(job=example("mlp")))
+    field = page.find("#batch_size")
+    field.clear()
+    field.send_keys("0")
+    page.wait(lambda: page.find("#batch_size-error").is_displayed(), "the message")
+    assert "must be between 1 and" in page.text("#batch_size-error")
+    assert field.get_attribute("aria-invalid") == "true"
+    field.send_keys(Keys.BACKSPACE + "8")
+    has_answer(page, asked(job={**example("mlp"), "batch_size": 8}))
+    assert not page.find("#batch_size-error").is_displayed()
+    assert not page.find("#stale").is_displayed()
+
+
+def test_a_fault_deep_in_the_job_is_named_by_its_path(page, example):
+    job = example("mlp")
+    job["layers"][3][2] = -1
+    page.run("document.getElementById('job').value = arguments[0];", json.dumps(job))
+    page.find("#job-form button[type=submit]").click()
+    page.wait(lambda: page.find("#job-error").is_displayed(), "the message")
+    assert "job.layers[3].parameters" in page.text("#job-error")
+    assert page.driver.switch_to.active_element.get_attribute("id") == "job"
+
+
+def test_outside_the_support_no_number_is_offered(page, example, asked):
+    answer = asked(job=example("r3d18"))
+    pick(page, "r3d18", answer)
+    assert page.text("#limit") == "None"
+    assert "conv3d" in page.text("#reasons")
+    assert "guess" in page.text(".eyebrow").lower()
+    assert page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .limit-line") == []
+    for name in ("hami", "volcano", "kai", "sbatch"):
+        assert "no limit" in box(page, name).text
+        assert str(answer["request_mib"]) not in box(page, name).text
+        assert box(page, name).find_elements(By.CSS_SELECTOR, "button, pre") == []
+    verdicts = {row.get_attribute("data-verdict") for row in page.driver.find_elements(By.CSS_SELECTOR, "#fits-table tbody tr")}
+    assert verdicts == {"unknown"}
+
+
+def test_copy_boxes_hold_the_limit_where_it_is_enforced_and_the_request_where_not(page, example, asked):
+    job = example("gpt2_small")
+    answer = asked(job=job)
+    pick(page, "gpt2_small", answer)
+    request, limit = answer["request_mib"], answer["limit_mib"]
+    assert f"nvidia.com/gpumem: {limit}\n" in box(page, "hami").text
+    assert f"volcano.sh/vgpu-memory: {limit}\n" in box(page, "volcano").text
+    assert f'gpu-memory: "{request}"' in box(page, "kai").text
+    assert f"--gres=shard:{-(-request // 1024)}\n" in box(page, "sbatch").text
+    shard = page.find("#shard_mib")
+    shard.clear()
+    shard.send_keys("500")
+    assert f"--gres=shard:{-(-request // 500)}\n" in box(page, "sbatch").text
+
+    box(page, "hami").find_element(By.CSS_SELECTOR, "button").click()
+    page.wait(lambda: "Copied" in box(page, "hami").text, "the copy")
+    held = page.driver.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+    assert held == f"resources:\n  limits:\n    nvidia.com/gpu: 1\n    nvidia.com/gpumem: {limit}"
+    command = page.run("return document.querySelector('[data-recipe=curl] code').textContent")
+    assert command.startswith(f"curl -s '{page.url}/v1/predict'")
+    body = json.loads(command[command.index("-d '") + 4 : -1])
+    assert asked(**body)["request_mib"] == request
+
+
+def test_the_link_holds_the_whole_question(page, example, asked):
+    job = example("transformer")
+    page.wait(lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"), "the list of GPUs")
+    page.run("document.getElementById('gpu').value = 'NVIDIA L40S'")
+    answer = asked(job=job, gpu="NVIDIA L40S")
+    pick(page, "transformer", answer)
+    link = page.wait(lambda: "#" in page.driver.current_url and page.driver.current_url, "the fragment")
+    page.open(link.removeprefix(page.url))
+    has_answer(page, answer)
+    assert page.find("#gpu").get_property("value") == "NVIDIA L40S"
+    assert json.loads(page.find("#job").get_property("value")) == job
+    page.open("/#znonsense")
+    page.wait(lambda: "cut off" in page.text("#failure"), "the message")
+
+
+def test_by_keyboard_alone(page, example, asked):
+    def press(*keys):
+        ActionChains(page.driver, duration=0).send_keys(*keys).perform()
+
+    def tab_to(selector):
+        for _ in range(60):
+            press(Keys.TAB)
+            here = page.driver.switch_to.active_element
+            if page.run("return arguments[0].matches(arguments[1])", here, selector):
+                assert page.run("return getComputedStyle(arguments[0]).outlineStyle", here) != "none", selector
+                return
+        raise AssertionError(f"{selector} is not reached")
+
+    press(Keys.TAB)
+    assert page.driver.switch_to.active_element.text == "Skip to the answer"
+    tab_to('[data-example="cnn"]')
+    press(Keys.ENTER)
+    job = example("cnn")
+    has_answer(page, asked(job=job))
+    tab_to("#batch_size")
+    press(Keys.CONTROL, "a", Keys.NULL, "64", Keys.ENTER)
+    has_answer(page, asked(job={**job, "batch_size": 64}))
+    for selector in ("#optimizer", "#precision", "#gpu", "#coverage", "#bin_width_mib", "#job", "[type=submit]", "#copy-link"):
+        tab_to(selector)
+    tab_to("#bins-table, details summary")
+    press(Keys.ENTER)
+    assert page.find("#bins-table").is_displayed()
+    tab_to('button[data-kind="mig"]')
+    press(" ")
+    kinds = page.run("return [...document.querySelectorAll('#fits-table tbody tr')].map((row) => row.dataset.kind)")
+    assert set(kinds) == {"mig"}
+    tab_to('[data-column="probability"] button')
+    press(Keys.ENTER)
+    assert page.find('[data-column="probability"]').get_attribute("aria-sort") == "ascending"
+    tab_to('[data-recipe="curl"] button')
+
+
+def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(page, example, asked):
+    answer = asked(job=example("mlp"))
+    pick(page, "mlp", answer)
+    status = page.find("#status")
+    assert (status.get_attribute("role"), status.get_attribute("aria-live")) == ("status", "polite")
+    assert words(answer["limit_mib"]) in status.text
+    nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "textbox", "combobox", "spinbutton", "link", "image"}
+    controls = [node for node in nodes if node.get("role", {}).get("value") in roles]
+    nameless = [node for node in controls if not node["ignored"] and not node.get("name", {}).get("value")]
+    assert len(controls) > 20
+    assert nameless == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_on_phone_and_desk_in_light_and_dark(page, example, asked, width, scheme):
+    page.media(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+    page.resize(width, is_mobile=width < 500)
+    for name in ("mlp", "r3d18"):
+        pick(page, name, asked(job=example(name)))
+        assert page.run("return document.documentElement.scrollWidth") <= width
+        assert page.run(FAINT_TEXTS) == []
+    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, ground[4:-1].split(","))) < 150) == (scheme == "dark")
+    assert page.run("return getComputedStyle(document.querySelector('button')).transitionDuration") == "0s"
+
+
+def test_without_a_connection_it_says_so(page, example, asked):
+    pick(page, "mlp", asked(job=example("mlp")))
+    conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    page.devtools("Network.enable")
+    page.devtools("Network.emulateNetworkConditions", offline=True, **conditions)
+    try:
+        page.find("[type=submit]").click()
+        page.wait(lambda: "No connection" in page.text("#failure"), "the message")
+        assert page.find("#stale").is_displayed()
+    finally:
+        page.devtools("Network.emulateNetworkConditions", offline=False, **conditions)
+    page.find("[type=submit]").click()
+    page.wait(lambda: not page.find("#failure").is_displayed(), "the answer")
+    has_answer(page, asked(job=example("mlp")))
+
+
+def test_a_key_is_asked_for_and_kept_in_this_tab_alone(page, example, asked):
+    script = page.devtools("Page.addScriptToEvaluateOnNewDocument", source=REFUSE_WITHOUT_KEY)["identifier"]
+    try:
+        page.open()
+        page.wait(lambda: page.find("#key-panel").is_displayed(), "the field")
+        page.find("#key").send_keys("wrong" + Keys.ENTER)
+        page.wait(lambda: "no such key" in page.text("#key-error"), "the refusal")
+        page.find("#key").clear()
+        page.find("#key").send_keys("right" + Keys.ENTER)
+        page.wait(lambda: not page.find("#key-panel").is_displayed(), "the key taken")
+        pick(page, "mlp", asked(job=example("mlp")))
+        assert "$GPUMEMNET_API_KEY" in page.run("return document.querySelector('[data-recipe=curl] code').textContent")
+        assert "right" not in page.driver.page_source
+        stored = "return [Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
+        assert page.run(stored) == [["right"], [], ""]
+    finally:
+        page.devtools("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+
+
+def test_the_description_of_the_api_is_shown_without_another_host(page, http):
+    page.open("/docs")
+    described = {(path, method) for path, methods in http.get("/openapi.json").json()["paths"].items() for method in methods}
+    page.wait(lambda: page.driver.find_elements(By.CSS_SELECTOR, ".opblock"), "the operations")
+    shown = page.run(
+        "return [...document.querySelectorAll('.opblock')].map((block) =>"
+        " [block.querySelector('.opblock-summary-path').dataset.path, block.querySelector('.opblock-summary-method').innerText])"
+    )
+    assert {(path, method.lower()) for path, method in shown} == described
+    page.find('[data-path="/v1/predict"]').click()
+    page.wait(lambda: "expected_mib" in page.text(".opblock.is-open"), "the example")
+    assert page.driver.find_elements(By.CSS_SELECTOR, ".errors-wrapper") == []
