@@ -20,21 +20,16 @@ MEMORY_BYTES = 8 * 2**30
 
 
 def tried(folder: str) -> dict[str, str]:
+    """What came of the bundle: as the command line uses it, and then as the service starts with it."""
     try:
         predictor = Predictor([load_bundle(folder)])
+        family = predictor.bundles[0].card.family
+        estimates = predictor.estimate([job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)])
         Answerer(predictor, 10)
     except BundleError as error:
-        return {"came_to": "refused at the start", "detail": str(error)}
+        return {"came_to": "refused", "detail": str(error)}
     except Exception:
-        return {"came_to": "failed at the start", "detail": traceback.format_exc()}
-    family = predictor.bundles[0].card.family
-    jobs = [job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)]
-    try:
-        estimates = predictor.estimate(jobs)
-    except BundleError as error:
-        return {"came_to": "refused when asked", "detail": str(error)}
-    except Exception:
-        return {"came_to": "failed when asked", "detail": traceback.format_exc()}
+        return {"came_to": "failed", "detail": traceback.format_exc()}
     for estimate in estimates:
         total = float(estimate.probabilities.sum())
         if not (estimate.expected_bytes >= 0 and abs(total - 1) < 1e-6 and estimate.probabilities.min() >= 0):

@@ -26,7 +26,7 @@ FOLDERS = [Path(bundle.source) for bundle in BUNDLES.values()]
 ENDS_BYTES = 6000
 """A graph's nodes stand at its beginning, its inputs and outputs at its end, and the weights, most of the file, between."""
 
-FINE = {"works", "refused at the start", "refused when asked"}
+FINE = {"works", "refused"}
 
 
 class Files(dict[str, bytes]):
