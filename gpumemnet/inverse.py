@@ -153,8 +153,8 @@ def smallest_gpu(
 ) -> SmallestGpu:
     """The smallest of ``targets`` (the whole catalogue unless given) that holds ``job``.
 
-    The memory is that of the next batch size on the grid, or of a smaller one where that is predicted to take more; a job with a
-    traced peak is answered from that peak alone.
+    The memory is that of the next batch size on the grid, or of a smaller one where that is predicted to take more.  There is a
+    limit where there is one on all of them.  A job with a traced peak is answered from that peak alone.
 
     Raises:
         InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`.
@@ -172,6 +172,8 @@ def smallest_gpu(
         last = _running_maximum(grid, ask(grid))[-1]
         memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
         reasons = reasons or ask.last_reasons
+    if reasons:  # a limit on some GPUs alone would let the answer jump between them from one batch size to the next
+        memories = {position: Memory(memory.request_mib, None) for position, memory in memories.items()}
     at = dataclasses.replace(job, batch_size=grid[-1])
     probabilities = [fit.probability for fit in fits(predictor, at, wanted, coverage=coverage, encoder=encoder)]
     found = tuple(

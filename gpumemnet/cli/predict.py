@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
@@ -23,6 +24,9 @@ from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
     from gpumemnet.estimate import Estimate
+    from gpumemnet.fits import Fit
+    from gpumemnet.inverse import BatchSizes
+    from gpumemnet.predictor import Predictor
 
 _SHOWN_BINS: Final = 5
 _SHOWN_JOBS: Final = 1000
@@ -42,16 +46,37 @@ def predict(
     encoder: Annotated[
         str | None, typer.Option(metavar="mlp|transformer", help="Which classifier answers, where there are two.")
     ] = None,
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Say of every known GPU and MIG profile whether it holds the job.")
+    ] = False,
+    largest_batch: Annotated[
+        str | None, typer.Option(metavar="GPU", help="Find the largest batch that fits it, such as A100 or A100/3g.20gb.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object a job and line.")] = False,
 ) -> None:
     """Predict how much GPU memory jobs will take."""
+    from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
+
     scheme = _scheme(bin_width, bins)
-    answers = _answers(jobs, bundle or [], bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)
+    batches = read_jobs_file(jobs)
+    predictor = Predictor.load(*bundle) if bundle else Predictor.default()
+    answers = _answers(predictor, batches, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)
+
+    def fit(job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
+        return fitting(predictor, job, fits, largest_batch, coverage=coverage, encoder=encoder)
+
     if as_json:
-        for number, _, estimate in answers:
-            sys.stdout.write(json.dumps({"job": number, **_document(estimate)}) + "\n")
+        for number, job, estimate in answers:
+            document = {"job": number, **_document(estimate), **fitting_document(*fit(job))}
+            sys.stdout.write(json.dumps(document) + "\n")
         return
-    _show(answers, Console())
+    shown = list(itertools.islice(answers, _SHOWN_JOBS))
+    if len(shown) > 1 and (fits or largest_batch is not None):
+        raise InvalidRequestError("the file holds several jobs: --fits and --largest-batch then need --json", "jobs")
+    console = Console()
+    fitted = fit(shown[0][1]) if len(shown) == 1 else (None, None)
+    _show(shown, answers, console)
+    show_fitting(*fitted, console)
 
 
 def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
@@ -62,11 +87,9 @@ def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
     return None if bin_width_mib is None else bins_of_width(bin_width_mib * MIB)
 
 
-def _answers(path: Path, bundles: list[Path], **question: Any) -> Iterator[tuple[int, TrainingJob, Estimate]]:
-    from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
-
-    batches = read_jobs_file(path)
-    predictor = Predictor.load(*bundles) if bundles else Predictor.default()
+def _answers(
+    predictor: Predictor, batches: Iterable[Sequence[TrainingJob]], **question: Any
+) -> Iterator[tuple[int, TrainingJob, Estimate]]:
     number = 0
     for batch in batches:
         for job, estimate in zip(batch, predictor.estimate(batch, **question), strict=True):
@@ -93,8 +116,9 @@ def _document(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _show(answers: Iterator[tuple[int, TrainingJob, Estimate]], console: Console) -> None:
-    shown = list(itertools.islice(answers, _SHOWN_JOBS))
+def _show(
+    shown: Sequence[tuple[int, TrainingJob, Estimate]], rest: Iterator[tuple[int, TrainingJob, Estimate]], console: Console
+) -> None:
     if len(shown) == 1:
         _show_one(*shown[0][1:], console)
         return
@@ -110,7 +134,7 @@ def _show(answers: Iterator[tuple[int, TrainingJob, Estimate]], console: Console
         )
         for number, job, estimate in shown
     ]
-    more = sum(1 for _ in answers)
+    more = sum(1 for _ in rest)
     columns = ("job", "family", "batch", "expected MiB", "safe MiB", "bin", "outside the model's support")
     kept = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
     print_table(console, f"{len(shown) + more:,} jobs", columns[:kept], [row[:kept] for row in rows])

@@ -1,0 +1,74 @@
+"""What ``gpumemnet predict`` says beside the memory of a job: which GPUs hold it, and the largest batch that one holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gpumemnet.cli.output import print_facts, print_table
+from gpumemnet.devices import device_profile
+from gpumemnet.fits import Fit, fits, target
+from gpumemnet.inverse import BatchSizes, batch_sizes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpumemnet.job import TrainingJob
+    from gpumemnet.predictor import Predictor
+
+
+def fitting(
+    predictor: Predictor, job: TrainingJob, is_fits_asked: bool, batch_target: str | None, **question: Any
+) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
+    """What a job fits in the whole catalogue, and its largest batches on ``batch_target``; ``None`` for what was not asked.
+
+    Raises:
+        InvalidRequestError: on a GPU that is not in the catalogue.
+    """
+    found = fits(predictor, job, **question) if is_fits_asked else None
+    sizes = None if batch_target is None else batch_sizes(predictor, job, target(batch_target), **question)
+    return found, sizes
+
+
+def fitting_document(found: Sequence[Fit] | None, sizes: BatchSizes | None) -> dict[str, Any]:
+    """The same for a program."""
+    document: dict[str, Any] = {}
+    if found is not None:
+        document["fits"] = [asdict(fit) for fit in found]
+    if sizes is not None:
+        document["batch_sizes"] = asdict(sizes)
+    return document
+
+
+def show_fitting(found: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
+    """The same for a person."""
+    if sizes is not None:
+        place = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
+        facts = [
+            ("GPU", f"{place}, {sizes.available_mib:,} MiB available"),
+            ("safe", _batch_text(sizes.safe_batch, sizes) + f", covers {sizes.coverage:.4g} of such jobs"),
+            ("likely", _batch_text(sizes.likely_batch, sizes)),
+            *(("outside", reason) for reason in sizes.reasons),
+        ]
+        print_facts(console, "Largest batch size", facts)
+    if found is not None:
+        rows = [
+            (
+                device_profile(fit.gpu).aliases[0] + (f"/{fit.mig}" if fit.mig else ""),
+                fit.available_mib,
+                fit.request_mib,
+                "none" if fit.limit_mib is None else f"{fit.limit_mib:,}",
+                fit.verdict,
+                f"{fit.probability:.1%}",
+            )
+            for fit in found
+        ]
+        columns = ("GPU", "available MiB", "expected MiB", "safe MiB", "fits", "likely")
+        print_table(console, "What holds the job", columns, rows)
+
+
+def _batch_text(batch: int | None, sizes: BatchSizes) -> str:
+    if batch is None:
+        return "none"
+    return f"{batch:,} or more" if batch == sizes.max_batch else f"{batch:,}"

@@ -1,0 +1,197 @@
+"""The largest batch and the smallest GPU: right, and monotone whatever the predictor says."""
+
+import dataclasses
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumemnet.bins import BinScheme
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.estimate import Estimate
+from gpumemnet.fits import Target, catalogue_targets, target
+from gpumemnet.inverse import batch_grid, batch_sizes, smallest_gpu
+from gpumemnet.job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.layers import Layer
+from gpumemnet.predictor import Predictor
+from gpumemnet.units import MIB, ceil_mib
+from tests.jobs import jobs, small_job
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return Predictor.default()
+
+
+def device(free_mib: int) -> Target:
+    return target("A100", free_mib=free_mib, device="x")
+
+
+class Erratic:
+    """A predictor whose memory goes up and down with the batch, and which now and then knows no limit."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.bundles = (SimpleNamespace(card=SimpleNamespace(gpu="NVIDIA H200")),)
+
+    def estimate(self, jobs, *, bins=None, coverage=0.99, gpu=None, encoder=None):
+        return [self._one(job, bins or BinScheme(MIB, 2), coverage, gpu) for job in jobs]
+
+    def predict(self, job, **question):
+        return self.estimate((job,), **question)[0]
+
+    def _one(self, job, bins, coverage, gpu) -> Estimate:
+        noise = np.random.default_rng((self._seed, job.batch_size, len(gpu or "")))
+        expected = round(noise.uniform(1.0, 8.0) * 100 * MIB * job.batch_size**0.5)
+        is_inside = noise.uniform() < 0.7
+        return Estimate(
+            expected_bytes=expected,
+            safe_bytes=round(expected * noise.uniform(1.0, 4.0)) if is_inside else None,
+            coverage=coverage,
+            bins=bins,
+            probabilities=np.full(bins.count, 1.0 / bins.count),
+            in_support=is_inside,
+            reasons=() if is_inside else ("erratic",),
+            gpu=gpu or "NVIDIA H200",
+            estimator="erratic",
+            version="1",
+            label_source="traced",
+        )
+
+
+def never_falls(values) -> bool:
+    known = [value for value in values if value is not None]
+    return known == sorted(known)
+
+
+CONVOLUTIONS = (Layer("conv2d", 802_816, 9408), Layer("batch_norm2d", 802_816, 128), Layer("relu", 802_816))
+
+
+def cnn(batch_size: int = 64, **changes) -> TrainingJob:
+    """A CNN like those that the models were trained on."""
+    layers = (*CONVOLUTIONS, Layer("adaptive_avg_pool", 64), Layer("linear", 1000, 65_000))
+    return small_job(family="cnn", input_elements=150_528, layers=layers, batch_size=batch_size, **changes)
+
+
+amounts = st.lists(st.integers(1, 200_000), min_size=2, max_size=8).map(sorted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), memories=amounts, max_batch=st.integers(1, 3000))
+def test_more_memory_never_gives_a_smaller_batch(seed, memories, max_batch):
+    found = [batch_sizes(Erratic(seed), small_job(), device(memory), max_batch=max_batch) for memory in memories]
+    assert never_falls([sizes.safe_batch or 0 for sizes in found])
+    assert never_falls([sizes.likely_batch or 0 for sizes in found])
+    for sizes in found:
+        assert sizes.curve == found[0].curve
+        assert never_falls([point.request_mib for point in sizes.curve])
+        assert never_falls([point.limit_mib for point in sizes.curve])
+        assert all(point.limit_mib is None or point.limit_mib >= point.request_mib for point in sizes.curve)
+        assert (sizes.safe_batch or 0) <= (sizes.likely_batch or 0) <= max_batch
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), batches=st.lists(st.integers(1, 5000), min_size=2, max_size=6).map(sorted))
+def test_a_larger_batch_never_gives_a_smaller_gpu(seed, batches):
+    found = [smallest_gpu(Erratic(seed), small_job(batch_size=batch)) for batch in batches]
+    for name in ("safe", "likely"):
+        sizes = [getattr(smallest, name) for smallest in found]
+        assert never_falls([fit.available_mib for fit in sizes if fit is not None])
+    is_none = [smallest.likely is None for smallest in found]
+    assert is_none == sorted(is_none)  # what no GPU holds, no GPU holds with more
+
+
+@settings(max_examples=10, deadline=None)
+@given(job=jobs(), memories=amounts)
+def test_the_shipped_models_are_monotone_as_well(predictor, job, memories):
+    found = [batch_sizes(predictor, job, device(memory), max_batch=2000) for memory in memories]
+    assert never_falls([sizes.safe_batch or 0 for sizes in found])
+    assert never_falls([sizes.likely_batch or 0 for sizes in found])
+
+
+@pytest.mark.parametrize("name", ["A100/1g.5gb", "T4", "H100"])
+def test_the_largest_batch_fits_and_the_next_does_not(predictor, name):
+    job = cnn()
+    wanted = target(name)
+    sizes = batch_sizes(predictor, job, wanted, max_batch=2**20)
+    for batch, amount in ((sizes.safe_batch, "safe_bytes"), (sizes.likely_batch, "expected_bytes")):
+        assert batch is not None
+        at, above = (
+            getattr(predictor.predict(dataclasses.replace(job, batch_size=size), gpu=wanted.gpu), amount)
+            for size in (batch, batch + 1)
+        )
+        assert ceil_mib(at) <= wanted.available_mib
+        assert batch == sizes.max_batch or above is None or ceil_mib(above) > wanted.available_mib
+
+
+def test_the_curve_is_what_the_predictor_says_where_that_rises(predictor):
+    job = small_job(batch_size=7)
+    sizes = batch_sizes(predictor, job, target("H200"), max_batch=500, coverage=0.9)
+    assert [point.batch_size for point in sizes.curve] == batch_grid(500)
+    last = sizes.curve[-1]
+    estimate = predictor.predict(dataclasses.replace(job, batch_size=500), gpu="H200", coverage=0.9)
+    assert last.request_mib >= ceil_mib(estimate.expected_bytes)
+    assert sizes.safe_batch == sizes.likely_batch == 500  # it fits with room to spare
+    assert sizes.coverage == 0.9
+
+
+def test_where_nothing_fits_there_is_no_batch(predictor):
+    sizes = batch_sizes(predictor, small_job(), device(10))
+    assert (sizes.safe_batch, sizes.likely_batch, sizes.reasons) == (None, None, ())
+
+
+def test_outside_the_support_there_is_a_likely_batch_and_the_reason(predictor):
+    sizes = batch_sizes(predictor, small_job(family="transformer", attention_kernel=None), target("A100"))
+    assert sizes.safe_batch is None
+    assert sizes.likely_batch is not None
+    assert "attention_kernel" in sizes.reasons[0]
+    assert all(point.limit_mib is None for point in sizes.curve)
+
+
+def test_a_traced_peak_is_of_one_batch_only(predictor):
+    job = cnn()
+    traced = dataclasses.replace(job, traced_peak_bytes=30 * 2**30)
+    assert batch_sizes(predictor, traced, target("A100")) == batch_sizes(predictor, job, target("A100"))
+    found = smallest_gpu(predictor, traced)
+    assert found.likely is not None
+    assert found.likely.request_mib > 30 * 1024
+
+
+def test_the_smallest_gpu_holds_the_job_and_no_smaller_one_does(predictor):
+    job = cnn(512)
+    found = smallest_gpu(predictor, job)
+    assert found.safe is not None
+    assert found.safe.verdict == "yes"
+    assert found.likely is not None
+    assert found.likely.available_mib <= found.safe.available_mib
+    smaller = [one for one in catalogue_targets() if one.available_mib < found.safe.available_mib]
+    again = smallest_gpu(predictor, job, smaller)
+    assert again.safe is None
+    assert smallest_gpu(predictor, job, []).likely is None
+
+
+def test_an_impossible_batch_is_refused(predictor):
+    for max_batch in (0, -1, MAX_BATCH_SIZE + 1, 1.5, True):
+        with pytest.raises(InvalidRequestError, match="max_batch"):
+            batch_sizes(predictor, small_job(), target("A100"), max_batch=max_batch)
+
+
+@given(max_batch=st.integers(1, MAX_BATCH_SIZE), steps=st.sampled_from([1, 2, 16]))
+def test_the_grid_rises_to_its_end(max_batch, steps):
+    grid = batch_grid(max_batch, steps)
+    assert grid[0] == 1
+    assert grid[-1] == max_batch
+    assert all(low < high <= low + max(1, -(-low // steps)) for low, high in pairwise(grid))
+    rounded = batch_grid(max_batch, steps, is_rounded_up=True)
+    assert rounded[:-1] == grid[: len(rounded) - 1]
+    assert rounded[-1] >= max_batch
+
+
+def test_a_job_of_very_many_layers_is_asked_at_fewer_batch_sizes(predictor):
+    layers = small_job().layers * 2000
+    sizes = batch_sizes(predictor, small_job(layers=layers), target("H200"), max_batch=4096)
+    assert len(sizes.curve) < 20
+    assert never_falls([point.request_mib for point in sizes.curve])
