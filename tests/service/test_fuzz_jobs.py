@@ -10,7 +10,7 @@ import httpx
 import pytest
 from hypothesis import event, given
 
-from service.examples import EXAMPLE_JOBS
+from service.examples import EXAMPLE_JOBS, predict_examples
 from service.schemas import Problem
 from tests.fuzzing import fuzzed, spoilt_json
 
@@ -18,8 +18,16 @@ JOBS = list(EXAMPLE_JOBS.values())
 LISTED = {**JOBS[0], "layers": [[layer["kind"], layer["activations"], layer["parameters"]] for layer in JOBS[0]["layers"]]}
 OPTIONS = {"coverage": 0.95, "bin_width_mib": 2048}
 QUESTIONS = {
-    "/v1/predict": [*({"job": job, **OPTIONS} for job in JOBS), {"job": LISTED, "bins": "published-1000mib"}],
+    "/v1/predict": [
+        *({"job": job, **OPTIONS} for job in JOBS),
+        *predict_examples("mlp").values(),
+        {"job": LISTED, "bins": "published-1000mib"},
+    ],
     "/v1/predict/batch": [{"jobs": [JOBS[0], LISTED, *JOBS[1:]], **OPTIONS}],
+    "/v1/batch-sizes": [{"job": JOBS[0], "gpu": "A100", "mig": "1g.5gb", "free_mib": 3000, "max_batch": 16, "coverage": 0.9}],
+    "/v1/smallest-gpu": [
+        {"job": job, "gpus": ["T4", "A100/1g.5gb"], "devices": [{"id": "0", "gpu": "H100", "free_mib": 900}]} for job in JOBS
+    ],
     "/v2/models/gpumemnet/infer": [
         {
             "id": "1",
