@@ -48,12 +48,20 @@ def nearly_valid_jobs(draw):
     return job
 
 
+devices = st.fixed_dictionaries(
+    {"id": st.text(max_size=5) | junk, "gpu": st.sampled_from(["A100", "T4"]) | junk},
+    optional={"mig": st.sampled_from(["1g.5gb"]) | junk, "free_mib": st.integers(-1, 2**21) | junk},
+)
 options = st.fixed_dictionaries(
     {},
     optional={
         "coverage": st.sampled_from([0.5, 0.9, 0.99]) | st.floats() | junk,
         "bin_width_mib": st.integers(49, 196608) | junk,
         "bins": st.sampled_from(["published-1000mib", "published-8000mib"]) | junk,
+        "gpu": st.sampled_from(["A100", "H200"]) | junk,
+        "encoder": st.sampled_from(["mlp", "transformer"]) | junk,
+        "fits": st.booleans() | st.lists(st.sampled_from(["A100/1g.5gb", "T4"]) | junk, max_size=3) | junk,
+        "devices": st.lists(devices | junk, max_size=3) | junk,
     },
 )
 

@@ -1,15 +1,24 @@
 """The answers of /v1/predict and /v1/predict/batch, against the in-process predictor."""
 
+import json
 import math
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.fits import Fit, fits, target
+from gpumemnet.inverse import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.job import FAMILIES
 from gpumemnet.job_json import job_from_dict
-from gpumemnet.units import MIB
+from gpumemnet.units import MIB, ceil_mib
+from service.answers import Answerer
 
 
 def predict(http, job, **options):
@@ -71,6 +80,52 @@ def test_the_model_says_who_it_is(http, predictor, job):
     assert (model["name"], model["version"], model["sha256"]) == (bundle.card.name, bundle.card.version, bundle.sha256)
     assert set(model["training_data"]) == {"description", "provenance", "label_source", "licence"}
     assert answer["label_source"] == model["training_data"]["label_source"] == bundle.card.label_source
+
+
+def test_a_scheduler_gets_two_numbers_and_the_margin_between_them(http, predictor, job):
+    answer = predict(http, job, coverage=0.95)
+    estimate = predictor.predict(job_from_dict(job), coverage=0.95)
+    assert answer["request_mib"] == ceil_mib(estimate.expected_bytes)
+    assert answer["limit_mib"] == ceil_mib(estimate.safe_bytes)
+    margin = answer["limit_mib"] - answer["request_mib"]
+    assert answer["margin"] == {"name": "conformal", "coverage": 0.95, "mib": margin}
+    assert (answer["release"], answer["feature_schema"]) == ("shipped", FEATURE_SCHEMA)
+    assert "fits" not in answer
+
+
+def test_every_prediction_has_an_id_and_ids_sort_by_time(http, job):
+    single = [predict(http, job)["prediction_id"] for _ in range(3)]
+    batch = http.post("/v1/predict/batch", json={"jobs": [job] * 50}).json()
+    ids = single + [result["prediction"]["prediction_id"] for result in batch["results"]]
+    assert len(set(ids)) == len(ids)
+    assert all((uuid.UUID(text).version, str(uuid.UUID(text))) == (7, text) for text in ids)
+    made_at = [uuid.UUID(text).int >> 80 for text in ids]
+    assert made_at == sorted(made_at)
+    assert abs(made_at[0] / 1000 - time.time()) < 60
+
+
+@pytest.mark.parametrize("gpu", ["H100", "nvidia h200", "RTX 4090"])
+def test_another_gpu(http, predictor, job, gpu):
+    answer = predict(http, job, gpu=gpu)
+    assert_same(answer, predictor.predict(job_from_dict(job), gpu=gpu))
+    assert answer["bins"]["count"] > 2
+
+
+@pytest.mark.parametrize("encoder", ["mlp", "transformer"])
+def test_another_encoder(http, predictor, job, encoder):
+    answer = predict(http, job, encoder=encoder)
+    assert_same(answer, predictor.predict(job_from_dict(job), encoder=encoder))
+    assert answer["model"]["encoder"] == encoder
+
+
+def test_an_encoder_that_needs_layers_names_itself_as_the_fault(http, job):
+    layers = job.pop("layers")
+    totals = {"total_activations": 9, "total_parameters": 9}
+    response = http.post("/v1/predict", json={"job": {**job, **totals}, "encoder": "transformer"})
+    assert response.json()["errors"][0]["field"] == "encoder"
+    jobs = [{**job, **totals}, {**job, "layers": layers}]
+    batch = http.post("/v1/predict/batch", json={"jobs": jobs, "encoder": "transformer"}).json()
+    assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
 
 
 def test_totals_are_enough(http, predictor, job):
@@ -178,6 +233,159 @@ def test_a_batch_of_a_thousand_jobs_fits_the_limits(http, job):
     response = http.post("/v1/predict/batch", json={"jobs": [job] * 1000})
     assert response.status_code == 200
     assert len(response.json()["results"]) == 1000
+
+
+DEVICES = [{"id": "0", "gpu": "A100", "free_mib": 1}, {"id": "MIG-7", "gpu": "A100", "mig": "3g.20gb", "free_mib": None}]
+
+
+def test_what_a_job_fits_is_answered_in_the_order_asked(http, predictor, job):
+    answer = predict(http, job, fits=["T4", "A100/3g.20gb"], devices=DEVICES, coverage=0.9)
+    targets = [target("T4"), target("A100/3g.20gb")]
+    targets += [target("A100", free_mib=1, device="0"), target("A100/3g.20gb", free_mib=None, device="MIG-7")]
+    expected = fits(predictor, job_from_dict(job), targets, coverage=0.9)
+    assert [Fit(**fit) for fit in answer["fits"]] == list(expected)
+    assert [fit["verdict"] for fit in answer["fits"]] == ["yes", "yes", "no", "yes"]
+
+
+def test_what_a_job_fits_of_the_whole_catalogue(http, job):
+    answer = predict(http, job, fits=True)
+    gpus = http.get("/v1/gpus").json()["gpus"]
+    named = [(gpu["name"], mig) for gpu in gpus for mig in (None, *(mig["name"] for mig in gpu["mig"]))]
+    assert [(fit["gpu"], fit["mig"]) for fit in answer["fits"]] == named
+    assert predict(http, job, fits=[])["fits"] == predict(http, job, devices=[])["fits"] == []
+    assert "fits" not in predict(http, job, fits=False)
+
+
+def test_outside_the_support_there_is_a_request_and_no_verdict(http, job):
+    answer = predict(http, outside(job), fits=["H200"])
+    assert (answer["limit_mib"], answer["margin"]) == (None, None)
+    assert answer["request_mib"] == answer["expected_mib"] > 0
+    assert [(fit["verdict"], fit["limit_mib"]) for fit in answer["fits"]] == [("unknown", None)]
+
+
+def test_a_batch_answers_what_each_job_fits(http, job):
+    jobs = [job, {**job, "batch_size": 0}, {**job, "batch_size": 3}]
+    results = http.post("/v1/predict/batch", json={"jobs": jobs, "fits": ["A100"], "devices": DEVICES}).json()["results"]
+    for index in (0, 2):
+        assert results[index]["prediction"]["fits"] == predict(http, jobs[index], fits=["A100"], devices=DEVICES)["fits"]
+    assert results[1]["problem"]["errors"][0]["field"] == "jobs[1].batch_size"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"gpu": "Z80"}, "gpu"),
+        ({"gpu": ["A100"]}, "gpu"),
+        ({"gpu": ""}, "gpu"),
+        ({"encoder": "cnn"}, "encoder"),
+        ({"encoder": {}}, "encoder"),
+        ({"fits": "A100"}, "fits"),
+        ({"fits": 1}, "fits"),
+        ({"fits": ["A100", "Z80"]}, "fits[1]"),
+        ({"fits": ["A100/9g.1gb"]}, "fits[0]"),
+        ({"fits": [None]}, "fits[0]"),
+        ({"fits": ["A100"] * 257}, "fits"),
+        ({"devices": {}}, "devices"),
+        ({"devices": [1]}, "devices[0]"),
+        ({"devices": [{"id": "0"}]}, "devices[0].gpu"),
+        ({"devices": [{"gpu": "A100"}]}, "devices[0].id"),
+        ({"devices": [{"id": 0, "gpu": "A100"}]}, "devices[0].id"),
+        ({"devices": [{"id": "0", "gpu": "A100", "free": 1}]}, "devices[0].free"),
+        ({"devices": [{"id": "0", "gpu": "A100", "free_mib": 1.5}]}, "devices[0].free_mib"),
+        ({"devices": [{"id": "0", "gpu": "A100", "free_mib": 2**40}]}, "devices[0].free_mib"),
+        ({"devices": [{"id": "0", "gpu": "A100", "mig": "9g.1gb"}]}, "devices[0].mig"),
+        ({"devices": [{"id": "0", "gpu": 3}]}, "devices[0].gpu"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch"])
+def test_an_option_without_sense_is_named(http, job, path, options, field):
+    content = {"job": job} if path == "/v1/predict" else {"jobs": [job]}
+    response = http.post(path, json={**content, **options})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == field
+
+
+def test_a_batch_may_not_ask_for_verdicts_without_end(http, job):
+    response = http.post("/v1/predict/batch", json={"jobs": [job] * 500, "fits": True})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "fits"
+
+
+def test_the_largest_batch(http, predictor, job):
+    question = {"job": job, "gpu": "A100/1g.5gb", "coverage": 0.9, "max_batch": 3000}
+    response = http.post("/v1/batch-sizes", json=question)
+    assert response.status_code == 200
+    answer = response.json()
+    expected = batch_sizes(predictor, job_from_dict(job), target("A100/1g.5gb"), coverage=0.9, max_batch=3000)
+    for name in ("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch"):
+        assert answer[name] == getattr(expected, name), name
+    assert [BatchPoint(**point) for point in answer["curve"]] == list(expected.curve)
+    assert (answer["release"], answer["reasons"]) == ("shipped", [])
+    own = http.post("/v1/batch-sizes", json={"job": job, "free_mib": 2000}).json()
+    assert (own["gpu"], own["available_mib"], own["max_batch"]) == (predictor.bundles[0].card.gpu, 2000, 65536)
+
+
+def test_the_smallest_gpu(http, predictor, job):
+    answer = http.post("/v1/smallest-gpu", json={"job": job}).json()
+    expected = smallest_gpu(predictor, job_from_dict(job))
+    assert (Fit(**answer["safe"]), Fit(**answer["likely"])) == (expected.safe, expected.likely)
+    chosen = http.post("/v1/smallest-gpu", json={"job": job, "gpus": ["H100", "T4"], "devices": DEVICES}).json()
+    assert chosen["safe"]["gpu"] == "Tesla T4"
+    assert http.post("/v1/smallest-gpu", json={"job": job, "devices": []}).json()["likely"] is None
+    unknown = http.post("/v1/smallest-gpu", json={"job": outside(job)}).json()
+    assert unknown["safe"] is None
+    assert unknown["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "field"),
+    [
+        ("/v1/batch-sizes", {"max_batch": 0}, "max_batch"),
+        ("/v1/batch-sizes", {"max_batch": 2**21}, "max_batch"),
+        ("/v1/batch-sizes", {"gpu": "Z80"}, "gpu"),
+        ("/v1/batch-sizes", {"mig": "1g.5gb"}, "mig"),
+        ("/v1/batch-sizes", {"gpu": "A100", "mig": 7}, "mig"),
+        ("/v1/batch-sizes", {"free_mib": "1"}, "free_mib"),
+        ("/v1/batch-sizes", {"fits": True}, "fits"),
+        ("/v1/batch-sizes", {"coverage": 2}, "coverage"),
+        ("/v1/smallest-gpu", {"gpus": "A100"}, "gpus"),
+        ("/v1/smallest-gpu", {"gpus": ["Z80"]}, "gpus[0]"),
+        ("/v1/smallest-gpu", {"gpu": "A100"}, "gpu"),
+        ("/v1/smallest-gpu", {"encoder": 7}, "encoder"),
+    ],
+)
+def test_an_inverse_question_without_sense_is_named(http, job, path, options, field):
+    response = http.post(path, json={"job": job, **options})
+    assert response.status_code == 422, response.text
+    assert response.json()["errors"][0]["field"] == field
+
+
+def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
+    """The limit is a setting; here the answerer has one of its own."""
+    answerer = Answerer(predictor, 10, max_layers=4)
+    with pytest.raises(InvalidJobError, match="at most 4 layers here, not 5") as raised:
+        answerer.predict(json.dumps({"job": job}).encode())
+    assert raised.value.field == "job.layers"
+    batch = json.loads(answerer.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode()))
+    assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
+
+
+def test_every_prediction_is_handed_to_the_recorder(predictor, job):
+    kept = []
+    answerer = Answerer(predictor, 10, SimpleNamespace(record=kept.append), release="r7")
+    first = json.loads(answerer.predict(json.dumps({"job": job, "gpu": "H100"}).encode()))
+    batch = json.loads(answerer.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode()))
+    answers = [first, *(result["prediction"] for result in batch["results"] if "prediction" in result)]
+    assert [record.prediction_id for record in kept] == [answer["prediction_id"] for answer in answers]
+    assert {answer["release"] for answer in answers} == {"r7"}
+    for record, answer in zip(kept, answers, strict=True):
+        assert record.job == job_from_dict(job)
+        assert record.model_sha256 == answer["model"]["sha256"]
+        assert record.estimate.gpu == answer["gpu"]
+        assert abs(record.made_at_seconds - time.time()) < 60
+    answerer.unrecorded().predict(json.dumps({"job": job}).encode())
+    answerer.batch_sizes(json.dumps({"job": job}).encode())
+    assert len(kept) == 3
 
 
 def test_the_models_are_those_of_the_predictor(http, predictor):

@@ -1,0 +1,126 @@
+"""Plain text for shell scripts, asked for as they do: by curl, which must fail where there is no number."""
+
+import shutil
+import subprocess
+
+import httpx
+import pytest
+
+JSON = {"Content-Type": "application/json"}
+
+
+def ask(http: httpx.Client, job, accept: str, path: str = "/v1/predict") -> httpx.Response:
+    return http.post(path, json={"job": job}, headers={"Accept": accept})
+
+
+def outside(job):
+    return {**job, "batch_size": 2**31 - 1}
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain",
+        "Text/Plain; charset=utf-8",
+        "text/*",
+        "text/plain, application/json;q=0.9",
+        "application/json;q=0, text/plain",
+    ],
+)
+def test_the_answer_is_the_limit(http, job, accept):
+    response = ask(http, job, accept)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert response.text == f"{ask(http, job, 'application/json').json()['limit_mib']}\n"
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "application/json",
+        "",
+        "text/html",
+        "text/plain;q=0",
+        "text/plain;q=0.1, */*",
+        "text/plain;q=x",
+        "text/plain, */*",
+        ",;",
+    ],
+)
+def test_json_unless_plain_text_is_preferred(http, job, accept):
+    response = ask(http, job, accept)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_a_client_that_accepts_nothing_in_particular_gets_json(http, job):
+    request = http.build_request("POST", "/v1/predict", json={"job": job})
+    del request.headers["accept"]
+    assert http.send(request).headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "query", ["field=request_mib,limit_mib,expected_bytes", "field=request_mib&field=limit_mib,expected_bytes"]
+)
+def test_the_fields_that_are_asked_for(http, job, query):
+    answer = ask(http, job, "*/*").json()
+    words = ask(http, job, "text/plain", f"/v1/predict?{query}").text.split()
+    assert words == [str(answer[name]) for name in ("request_mib", "limit_mib", "expected_bytes")]
+
+
+def test_the_id_for_an_observation(http, job):
+    limit, identity = ask(http, job, "text/plain", "/v1/predict?field=limit_mib,prediction_id").text.split()
+    assert limit.isdigit()
+    assert len(identity) == 36
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("field=limit", "field"), ("field=", "field"), ("field=model", "field"), ("fields=limit_mib", "'fields'")],
+)
+@pytest.mark.parametrize("accept", ["text/plain", "*/*"])
+def test_a_field_that_there_is_not(http, job, query, field, accept):
+    response = ask(http, job, accept, f"/v1/predict?{query}")
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == field
+
+
+def test_outside_the_support_there_is_a_problem_and_still_a_request(http, job):
+    response = ask(http, outside(job), "text/plain")
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document["type"] == "urn:gpumemnet:problem:outside-support"
+    assert "batch_size is" in document["detail"]
+    assert ask(http, outside(job), "text/plain", "/v1/predict?field=request_mib").text.strip().isdigit()
+
+
+def test_errors_are_problems_whatever_is_accepted(http):
+    response = http.post("/v1/predict", content=b"{", headers={**JSON, "Accept": "text/plain"})
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_a_script_goes_on_with_its_default(service, job, tmp_path):
+    """The two lines of the module's documentation, in a real shell."""
+    script = """
+        limit=$(curl -sf --max-time 5 -H 'Accept: text/plain' -H 'Content-Type: application/json' \\
+            --data-binary "@$1" "$2/v1/predict") || limit=40000
+        echo "$limit"
+    """
+
+    def run(job, url) -> str:
+        import json
+
+        path = tmp_path / "job.json"
+        path.write_text(json.dumps({"job": job}))
+        done = subprocess.run(
+            ["bash", "-c", script, "script", str(path), url], capture_output=True, text=True, timeout=30, check=True
+        )
+        return done.stdout.strip()
+
+    assert 0 < int(run(job, service.url)) < 40000
+    assert run(outside(job), service.url) == "40000"
+    assert run({**job, "family": "none"}, service.url) == "40000"
+    assert run(job, "http://127.0.0.1:1") == "40000"
