@@ -157,3 +157,28 @@ def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Pa
                 time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+
+
+def test_what_holds_a_job_and_its_largest_batch_for_a_person() -> None:
+    done = gpumemnet("predict", EXAMPLE, "--fits", "--largest-batch", "A100/3g.20gb")
+    assert done.returncode == 0, done.stderr
+    for words in ("Largest batch size", "NVIDIA A100-SXM4-40GB, 3g.20gb, 19,904 MiB available", "A100/1g.5gb", "RTX 4090", "yes"):
+        assert words in done.stdout
+
+
+def test_what_holds_a_job_and_its_largest_batch_for_a_program(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text("".join(json.dumps(job_to_dict(small_job(batch_size=batch))) + "\n" for batch in (1, 64)))
+    done = gpumemnet("predict", path, "--fits", "--largest-batch", "T4", "--json")
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(documents) == 2
+    for document in documents:
+        assert document["fits"][0]["gpu"] == "NVIDIA A100-SXM4-40GB"
+        assert document["batch_sizes"]["gpu"] == "Tesla T4"
+        assert document["batch_sizes"]["curve"][0]["batch_size"] == 1
+    assert "need --json" in refused("predict", path, "--fits")
+
+
+def test_a_largest_batch_for_a_gpu_that_there_is_not() -> None:
+    assert "no profile of 'Z80'" in refused("predict", EXAMPLE, "--largest-batch", "Z80")
+    assert "no MIG profile '9g.1gb'" in refused("predict", EXAMPLE, "--largest-batch", "A100/9g.1gb")

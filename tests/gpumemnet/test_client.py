@@ -2,26 +2,34 @@
 
 import asyncio
 import http.server
+import json
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
-from gpumemnet.client import AsyncClient, Client
+from gpumemnet.client import AsyncClient, Client, Device
+from gpumemnet.devices import device_profiles
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.estimate import Estimate
+from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.fits import fits, target
+from gpumemnet.inverse import batch_sizes, smallest_gpu
 from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.job_json import job_from_dict
 from gpumemnet.layers import Layer
 from gpumemnet.predictor import Predictor
-from gpumemnet.units import GIB, MIB
+from gpumemnet.units import GIB, MIB, ceil_mib
 
 PATIENT_SECONDS = 30.0
+DEVICES: list[Device] = [{"id": "GPU-1", "gpu": "T4", "free_mib": 1}]
 MLP_ONLY = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"
 """Served alone, so that there are families without a model."""
 
@@ -84,6 +92,37 @@ def test_the_service_answers_as_the_predictor_does(client, predictor, job, bins)
     assert_same(client.predict(job, bins=bins, coverage=0.9), predictor.predict(job, bins=bins, coverage=0.9))
 
 
+def test_a_prediction_says_what_a_scheduler_needs(client, predictor, job):
+    prediction = client.predict(job, coverage=0.95)
+    estimate = predictor.predict(job, coverage=0.95)
+    assert isinstance(prediction, Estimate)
+    assert prediction.request_mib == ceil_mib(estimate.expected_bytes)
+    assert prediction.limit_mib == ceil_mib(estimate.safe_bytes)
+    assert prediction.model_sha256 == predictor.bundles[0].sha256
+    assert (prediction.release, prediction.feature_schema, prediction.fits) == ("shipped", FEATURE_SCHEMA, ())
+    assert prediction.prediction_id != client.predict(job).prediction_id
+
+
+def test_another_gpu_and_what_the_job_fits(client, predictor, job):
+    prediction = client.predict(job, gpu="H100", encoder="mlp", fits=["A100/3g.20gb"], devices=DEVICES)
+    assert_same(prediction, predictor.predict(job, gpu="H100"))
+    targets = [target("A100/3g.20gb"), target("T4", free_mib=1, device="GPU-1")]
+    assert prediction.fits == fits(predictor, job, targets)
+    assert client.predict(job, fits=True).fits == fits(predictor, job)
+    assert [found.fits for found in client.predict_many([job, job], fits=("T4",))] == [fits(predictor, job, [target("T4")])] * 2
+
+
+def test_the_inverse_questions(client, predictor, job):
+    expected = batch_sizes(predictor, job, target("A100/1g.5gb"), max_batch=500, coverage=0.9)
+    assert client.batch_sizes(job, gpu="A100", mig="1g.5gb", max_batch=500, coverage=0.9) == expected
+    free = client.batch_sizes(job, gpu="A100", free_mib=2000)
+    assert free == batch_sizes(predictor, job, target("A100", free_mib=2000))
+    assert client.smallest_gpu(job) == smallest_gpu(predictor, job)
+    chosen = client.smallest_gpu(job, gpus=["T4"], devices=DEVICES, coverage=0.9, encoder="mlp")
+    assert chosen.safe == fits(predictor, job, [target("T4")], coverage=0.9)[0]
+    assert [gpu["name"] for gpu in client.gpus()] == [profile.name for profile in device_profiles()]
+
+
 def test_a_job_outside_the_support_has_no_safe_bytes(client, predictor, job):
     huge = TrainingJob(
         family=job.family, batch_size=2**31 - 1, input_elements=256, optimizer="adam", precision="fp32", layers=job.layers
@@ -97,6 +136,9 @@ def test_the_asynchronous_client_answers_the_same(service, predictor, job):
     async def ask():
         async with AsyncClient(service.url, timeout_seconds=PATIENT_SECONDS) as client:
             estimates = await asyncio.gather(*(client.predict(job) for _ in range(20)))
+            assert await client.batch_sizes(job, gpu="T4") == batch_sizes(predictor, job, target("T4"))
+            assert await client.smallest_gpu(job) == smallest_gpu(predictor, job)
+            assert len(await client.gpus()) == len(device_profiles())
             return estimates, await client.predict_many([job]), await client.models(), await client.health()
 
     estimates, batch, models, families = asyncio.run(ask())
@@ -201,13 +243,81 @@ def foreign_server(status: int, content: bytes) -> Iterator[str]:
             thread.join()
 
 
+@contextmanager
+def recording_server(status: int) -> Iterator[tuple[str, list[dict[str, object]]]]:
+    """An HTTP server that keeps what it is sent and answers ``{"id": 1}``."""
+    kept: list[dict[str, object]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            kept.append({"path": self.path, "headers": dict(self.headers), "body": json.loads(body)})
+            self.send_response(status)
+            self.send_header("Content-Length", "9")
+            self.end_headers()
+            self.wfile.write(b'{"id": 1}')
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", kept
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("status", [200, 201])
+def test_an_observation_is_sent_as_the_service_reads_it(job, status):
+    ended = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    with recording_server(status) as (url, kept), Client(url, timeout_seconds=PATIENT_SECONDS, api_key="k") as client:
+        answer = client.observe(prediction_id="01910c5e", peak_mib=2000, source="nvml_process", idempotency_key="job 7")
+        assert answer == {"id": 1}
+        client.observe(job=job, gpu="A100", source="slurm_gpumem", oom=True, limit_mib=4096, observed_at=ended)
+    assert [request["path"] for request in kept] == ["/v1/observations"] * 2
+    assert kept[0]["headers"]["Authorization"] == "Bearer k"
+    observed = {"peak_mib": 2000, "source": "nvml_process", "idempotency_key": "job 7"}
+    assert kept[0]["body"] == {"prediction_id": "01910c5e", **observed}
+    assert job_from_dict(kept[1]["body"].pop("job")) == job
+    rest = {"gpu": "A100", "source": "slurm_gpumem", "oom": True, "limit_mib": 4096, "observed_at": ended.isoformat()}
+    assert kept[1]["body"] == rest
+
+
+def test_the_key_comes_from_the_environment(job, monkeypatch):
+    monkeypatch.setenv("GPUMEMNET_API_KEY", "from-the-environment")
+    with recording_server(201) as (url, kept):
+        with Client(url, timeout_seconds=PATIENT_SECONDS) as client:
+            client.observe(prediction_id="x")
+        with Client(url, timeout_seconds=PATIENT_SECONDS, api_key="") as client:
+            client.observe(prediction_id="x")
+
+        async def observe() -> None:
+            async with AsyncClient(url, timeout_seconds=PATIENT_SECONDS, api_key="given") as client:
+                await client.observe(prediction_id="x")
+
+        asyncio.run(observe())
+    keys = [request["headers"].get("Authorization", request["headers"].get("authorization")) for request in kept]
+    assert keys == ["Bearer from-the-environment", None, "Bearer given"]
+
+
+@pytest.mark.parametrize("key", ["a b", "a\nb", "ä"])
+def test_a_key_that_no_header_can_carry(key):
+    with pytest.raises(InvalidRequestError, match="api_key: must be printable ASCII") as raised:
+        Client(api_key=key)
+    assert key not in str(raised.value)
+
+
 @pytest.mark.parametrize("status", [200, 201, 302, 404, 502])
 @pytest.mark.parametrize(
     "content", [b"<html>", b"", b"[]", b"null", b"{}", b'{"detail": 3, "bins": 1}', b'{"results": []}', b"\xff"]
 )
 def test_a_server_that_is_no_service(job, status, content):
     with foreign_server(status, content) as url, Client(url, timeout_seconds=PATIENT_SECONDS) as client:
-        for ask in (client.predict, lambda job: client.predict_many([job])):
+        questions = (client.predict, lambda job: client.predict_many([job]), client.batch_sizes, client.smallest_gpu)
+        for ask in questions:
             with pytest.raises(ServiceError) as raised:
                 ask(job)
             assert raised.value.status == status
