@@ -27,7 +27,7 @@ DEFAULT_MAX_BATCH: Final = 65_536
 _FINE_STEPS: Final = 16
 """Steps of the grid to each doubling of the batch; every batch size up to twice as many is on it."""
 _LAYER_ROWS: Final = 50_000
-"""A job of so many layers that the grid would hold more gets fewer steps: the work of one question is bounded."""
+"""A job of so many layers that the grid up to the default would hold more gets fewer steps: a question's work is bounded."""
 
 _NOTHING: Final = Memory(0, 0)
 
@@ -120,7 +120,7 @@ def batch_sizes(
             f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}", "max_batch"
         )
     ask = _Question(predictor, job, target.gpu, coverage, encoder)
-    grid = batch_grid(max_batch, _steps(job, max_batch))
+    grid = batch_grid(max_batch, _steps(job))
     curve = _running_maximum(grid, ask(grid))
     reasons = ask.fewest_reasons
     safe = _Bracket(curve, "limit_mib", target.available_mib, max_batch)
@@ -164,7 +164,7 @@ def smallest_gpu(
         found = fits(predictor, job, wanted, coverage=coverage, encoder=encoder)
         reasons = predictor.predict(job, coverage=coverage, encoder=encoder).reasons
         return _smallest(found, coverage, reasons)
-    grid = batch_grid(job.batch_size, _steps(job, job.batch_size), is_rounded_up=True)
+    grid = batch_grid(job.batch_size, _steps(job), is_rounded_up=True)
     memories: dict[int, Memory] = {}
     reasons = ()
     for gpu, positions in alike(predictor, wanted).items():
@@ -225,9 +225,10 @@ def _grid(steps: int) -> tuple[int, ...]:
     return tuple(min(point, MAX_BATCH_SIZE) for point in points)
 
 
-def _steps(job: TrainingJob, max_batch: int) -> int:
+def _steps(job: TrainingJob) -> int:
+    """Steps of the grid for a job; whatever its batch size, or answers for two of them could not be compared."""
     steps = _FINE_STEPS
-    while steps > 1 and len(job.layers) * steps * max_batch.bit_length() > _LAYER_ROWS:
+    while steps > 1 and len(job.layers) * steps * DEFAULT_MAX_BATCH.bit_length() > _LAYER_ROWS:
         steps //= 2
     return steps
 

@@ -94,9 +94,14 @@ def test_more_memory_never_gives_a_smaller_batch(seed, memories, max_batch):
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), batches=st.lists(st.integers(1, 5000), min_size=2, max_size=6).map(sorted))
-def test_a_larger_batch_never_gives_a_smaller_gpu(seed, batches):
-    found = [smallest_gpu(Erratic(seed), small_job(batch_size=batch)) for batch in batches]
+@given(
+    seed=st.integers(0, 10**6),
+    batches=st.lists(st.integers(1, 5000), min_size=2, max_size=6).map(sorted),
+    copies=st.sampled_from([1, 60]),
+)
+def test_a_larger_batch_never_gives_a_smaller_gpu(seed, batches, copies):
+    layers = small_job().layers * copies
+    found = [smallest_gpu(Erratic(seed), small_job(batch_size=batch, layers=layers)) for batch in batches]
     for name in ("safe", "likely"):
         sizes = [getattr(smallest, name) for smallest in found]
         assert never_falls([fit.available_mib for fit in sizes if fit is not None])
