@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.job import TrainingJob
+from gpumemnet.job_table import JobTable, job_table
 from gpumemnet.layer_table import LayerTable
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, KINDS, LAYER_GROUPS
-from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
 
@@ -48,10 +48,8 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
 LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
-LOOP_TEMPORARIES: Final = 2
-"""Copies of the one parameter at hand that an optimizer needs which goes through them in a loop."""
 
-_CLASS_TOPS: Final = np.array([SMALL_LIMIT, MEDIUM_LIMIT - BLOCK, LARGE_LIMIT - BLOCK], dtype=np.float64)
+_CLASS_TOPS: Final = (SMALL_LIMIT, MEDIUM_LIMIT - BLOCK, LARGE_LIMIT - BLOCK)
 
 
 def _is_one_of(kinds: Sequence[str]) -> Flags:
@@ -127,35 +125,33 @@ are per element (:class:`gpumemnet.physics.ElementBytes`), the copies those of :
 """
 
 
-def job_row(job: TrainingJob) -> tuple[float, ...]:
-    """The values of :data:`JOB_COLUMNS`."""
-    element = ELEMENT_BYTES[job.precision]
-    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-    assert job.total_parameters is not None
-    assert job.trainable_parameters is not None
-    is_loop = not copies.temporary and job.optimizer != "sgd" and job.optimizer_implementation != "fused"
-    return (
-        job.batch_size,
-        job.sequence_length or 1,
-        element.weight,
-        element.activation if not element.weight_copy else FULL_BYTES,
-        element.weight_copy,
-        copies.state,
-        copies.temporary,
-        job.total_parameters - job.trainable_parameters,
-        job.gradient_accumulation == 1,
-        job.batch_size * job.input_elements * element.inputs,
-        element.weight_copy > 0,
-        job.attention_kernel == "math",
-        job.checkpointing != "none",
-        LOOP_TEMPORARIES * is_loop,
-        job.batch_size * job.input_elements,
-    )
-
-
 def job_columns(jobs: Sequence[TrainingJob]) -> Array:
     """The columns :data:`JOB_COLUMNS` of ``B`` jobs, shape ``[15, B]``."""
-    return np.array([job_row(job) for job in jobs], dtype=np.float64).T
+    return columns_of(job_table(jobs))
+
+
+def columns_of(table: JobTable) -> Array:
+    """The same of a table of jobs."""
+    inputs = table.batch_size * table.input_elements
+    return np.stack(
+        (
+            table.batch_size,
+            np.maximum(table.sequence_length, 1.0),
+            table.weight_bytes,
+            table.base_bytes,
+            table.copy_bytes,
+            table.state_copies,
+            table.temporary_copies,
+            table.total_parameters - table.trainable_parameters,
+            table.gradient_accumulation == 1,
+            inputs * table.input_bytes,
+            table.is_autocast,
+            table.is_math,
+            table.is_checkpointed,
+            table.loop_copies,
+            inputs,
+        )
+    )
 
 
 def packed(sizes: Array) -> Array:
@@ -170,14 +166,18 @@ def packed(sizes: Array) -> Array:
         Shape ``[..., 4]``, zero outside the tensor's own class.
     """
     flat = np.ascontiguousarray(sizes).ravel()
-    places = np.flatnonzero(flat)  # half of them are empty: a layer without weights, or without a mask
+    places = np.flatnonzero(flat != 0.0)  # half of them are empty: a layer without weights, or without a mask
     blocks = np.ceil(flat[places] / BLOCK)
     blocks *= BLOCK
-    classes = np.searchsorted(_CLASS_TOPS, blocks)
+    is_beyond_small, is_beyond_medium, is_beyond_large = (blocks > top for top in _CLASS_TOPS)
     shares = MEDIUM_SEGMENT / np.floor(MEDIUM_SEGMENT / np.minimum(blocks, MEDIUM_LIMIT))
     own_segments = np.ceil(blocks / ROUNDING) * ROUNDING
+    amounts = np.where(is_beyond_medium, own_segments, np.where(is_beyond_small, shares, blocks))
+    classes = is_beyond_small.astype(np.int64)
+    classes += is_beyond_medium
+    classes += is_beyond_large
     by_class = np.zeros(len(flat) * len(SIZE_CLASSES))
-    by_class[places * len(SIZE_CLASSES) + classes] = np.where(classes == 0, blocks, np.where(classes == 1, shares, own_segments))
+    by_class[places * len(SIZE_CLASSES) + classes] = amounts
     return by_class.reshape(*sizes.shape, len(SIZE_CLASSES))
 
 

@@ -22,11 +22,10 @@ from gpumemnet.closed_form import (
     SMALL_LIMIT,
     SMALL_SEGMENT,
     TYPICAL_LARGE_TENSOR,
-    job_row,
 )
-from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_table import option_numbers
 from gpumemnet.layers import GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
-from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 
 _RULES: Final = {
@@ -58,40 +57,16 @@ def total_columns(job: TrainingJob) -> list[float]:
     """The columns of :data:`gpumemnet.features.TOTAL_COLUMNS`."""
     assert job.total_parameters is not None
     assert job.total_activations is not None
-    element = ELEMENT_BYTES[job.precision]
-    copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
-    precision, family, kernel, batch_size = job.precision, job.family, job.attention_kernel, job.batch_size
-    share = job.trainable_share
-    trained_bytes = job.total_parameters * share * element.weight
+    numbers = option_numbers(job)
+    batch_size, parameters, share = job.batch_size, job.total_parameters, job.trainable_share
+    trained_bytes = parameters * share * numbers.weight_bytes
     return [
-        batch_size,
-        job.input_elements,
-        job.total_parameters,
-        share,
-        job.total_activations,
-        job.sequence_length or 0,
-        job.gradient_accumulation,
-        job.checkpointing != "none",
-        job.channels_last,
-        job.cudnn_benchmark,
-        *(family == each for each in FAMILIES),
-        element.weight_copy > 0,
-        precision == "amp_fp16",
-        precision == "bf16",
-        precision == "tf32",
-        copies.is_foreach,
-        job.optimizer_implementation == "fused",
-        job.optimizer == "adafactor",
-        kernel == "flash",
-        kernel == "memory_efficient",
-        kernel == "math",
-        job.traced_peak_bytes or 0,
-        job.total_parameters * (element.weight + element.weight_copy),
-        trained_bytes,
-        trained_bytes * copies.state,
-        trained_bytes * copies.temporary,
-        batch_size * job.input_elements * element.inputs,
-        job.total_activations * batch_size * element.activation,
+        *(batch_size, job.input_elements, parameters, share, job.total_activations, job.sequence_length or 0),
+        *(job.gradient_accumulation, *numbers.flags, job.traced_peak_bytes or 0),
+        parameters * (numbers.weight_bytes + numbers.copy_bytes),
+        *(trained_bytes, trained_bytes * numbers.state_copies, trained_bytes * numbers.temporary_copies),
+        batch_size * job.input_elements * numbers.input_bytes,
+        job.total_activations * batch_size * numbers.activation_bytes,
     ]
 
 
@@ -101,9 +76,14 @@ def feature_row(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
 
 
 def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
-    known = job_row(job)
-    batch_size, positions, weight_bytes, base_bytes, copy_bytes, state, temporary, frozen, created, input_bytes = known[:10]
-    is_autocast, is_math, _, loop_copies, input_elements = known[10:]
+    numbers = option_numbers(job)
+    _, bytes_per_input, weight_bytes, _, copy_bytes, base_bytes, state, temporary, loop_copies, is_autocast, is_math, _ = numbers
+    assert job.total_parameters is not None
+    assert job.trainable_parameters is not None
+    batch_size, positions, created = job.batch_size, job.sequence_length or 1, job.gradient_accumulation == 1
+    frozen = job.total_parameters - job.trainable_parameters
+    input_elements = batch_size * job.input_elements
+    input_bytes = input_elements * bytes_per_input
     counts, by_group = [0.0] * len(GROUP_NAMES), [0.0] * len(GROUP_NAMES)
     chain = []
     for layer in job.layers:

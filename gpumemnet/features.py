@@ -25,17 +25,20 @@ from gpumemnet.closed_form import (
     TYPICAL_LARGE_TENSOR,
     ClosedForm,
     closed_form,
-    job_columns,
+    columns_of,
 )
-from gpumemnet.feature_row import feature_row, is_quick, total_columns
+from gpumemnet.feature_row import feature_row, is_quick
 from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.job_table import JobTable, job_table
 from gpumemnet.layer_table import layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
-from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES, optimizer_copies
+from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES
 from gpumemnet.saved_tensors import KIND_RULES
 
 _FEW: Final = 12
 """Up to so many jobs the loop over plain floats is quicker than the arrays."""
+_LAYERS_AT_ONCE: Final = 4096
+"""The arrays of so many layers still fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,23 +140,47 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
 def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
     """The arrays behind :func:`feature_matrix`, for many jobs: same arguments, same answer."""
     matrix = np.empty((len(jobs), len(FEATURE_COLUMNS)))
-    matrix[:, : len(TOTAL_COLUMNS)] = [total_columns(job) for job in jobs]
-    table = layer_table(jobs)
-    form = closed_form(job_columns(jobs), table)
+    ends = np.cumsum([len(job.layers) for job in jobs])
+    start = 0
+    while start < len(jobs):
+        before = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + _LAYERS_AT_ONCE, side="right")))
+        _fill(matrix[start:end], jobs[start:end], blas_workspace_bytes)
+        start = end
+    return matrix
+
+
+def _fill(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:
+    known, table = job_table(jobs), layer_table(jobs)
+    form = closed_form(columns_of(known), table)
     groups = len(GROUP_NAMES)
     counts = np.bincount(table.owner * groups + table.group, minlength=len(jobs) * groups).reshape(len(jobs), groups)
-    states = np.array([optimizer_copies(job.optimizer, job.optimizer_implementation).state for job in jobs])
-    columns = (
-        *(table.counts > 0, table.counts, counts, form.weights, form.kept, form.peak, form.kept_by_group),
+    layers = (
+        *(table.counts > 0, table.counts, *counts.T, *form.weights.T, *form.kept.T, *form.peak.T, *form.kept_by_group.T),
         *(form.resident, form.loss_moment, form.backward_moment, form.optimizer_step.sum(axis=1)),
         *(form.attention_matrices, form.logits, form.largest_convolution, form.blocks),
         *(form.largest_activation, form.largest_weight),
-        *_segments(form, states, blas_workspace_bytes),
+        *_segments(form, known.state_copies, blas_workspace_bytes),
     )
-    layers = np.column_stack(columns)
-    layers[table.counts == 0] = 0.0
-    matrix[:, len(TOTAL_COLUMNS) :] = layers
-    return matrix
+    for place, column in enumerate((*_totals(known), *layers)):
+        matrix[:, place] = column
+    matrix[table.counts == 0, len(TOTAL_COLUMNS) :] = 0.0
+
+
+def _totals(known: JobTable) -> tuple[NDArray[np.float64], ...]:
+    """The columns :data:`TOTAL_COLUMNS`; :func:`gpumemnet.feature_row.total_columns` is the same for one job."""
+    parameters, batch_size = known.total_parameters, known.batch_size
+    share = np.ones(len(parameters))
+    np.divide(known.trainable_parameters, parameters, out=share, where=parameters > 0)
+    trained_bytes = parameters * share * known.weight_bytes
+    return (
+        *(batch_size, known.input_elements, parameters, share, known.total_activations, known.sequence_length),
+        *(known.gradient_accumulation, *known.flags, known.traced_peak_bytes),
+        parameters * (known.weight_bytes + known.copy_bytes),
+        *(trained_bytes, trained_bytes * known.state_copies, trained_bytes * known.temporary_copies),
+        batch_size * known.input_elements * known.input_bytes,
+        known.total_activations * batch_size * known.activation_bytes,
+    )
 
 
 def _segments(form: ClosedForm, state_copies: NDArray[np.float64], blas_workspace_bytes: int) -> tuple[NDArray[np.float64], ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -13,6 +15,8 @@ from gpumemnet.job import TrainingJob
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, OTHER_CODE
 
 _GROUP_OF_CODE: Final = np.array([GROUP_NAMES.index(GROUP_OF_KIND[kind]) for kind in KINDS], dtype=np.int64)
+
+_KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +57,12 @@ class LayerTable:
 
 def layer_table(jobs: Sequence[TrainingJob]) -> LayerTable:
     """The layers of ``jobs`` in columns."""
-    layers = [layer for job in jobs for layer in job.layers]
+    layers = [*chain.from_iterable(job.layers for job in jobs)]
     counts = np.array([len(job.layers) for job in jobs], dtype=np.int64)
     return LayerTable(
         counts=counts,
         owner=np.repeat(np.arange(len(jobs)), counts),
-        kind=np.array([CODE_OF_KIND.get(layer.kind, OTHER_CODE) for layer in layers], dtype=np.int64),
-        activations=np.array([layer.activations for layer in layers], dtype=np.float64),
-        parameters=np.array([layer.parameters for layer in layers], dtype=np.float64),
+        kind=np.fromiter(map(CODE_OF_KIND.get, map(_KIND, layers), repeat(OTHER_CODE)), np.int64, len(layers)),
+        activations=np.fromiter(map(_ACTIVATIONS, layers), np.float64, len(layers)),
+        parameters=np.fromiter(map(_PARAMETERS, layers), np.float64, len(layers)),
     )
