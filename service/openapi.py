@@ -17,7 +17,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from gpumemnet.errors import FieldError
-from gpumemnet.job import MAX_LAYERS
 from service.answers import Answerer
 from service.examples import (
     Document,
@@ -117,7 +116,7 @@ def install_description(
     for part in extra_paths:
         for path, operations in part.items():
             paths.setdefault(path, {}).update(operations)
-    max_layers = getattr(settings, "max_layers", MAX_LAYERS)
+    max_layers = answerer.max_layers
 
     def description() -> Description:
         if app.openapi_schema is None:
