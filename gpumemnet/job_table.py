@@ -1,0 +1,143 @@
+"""Jobs as columns: their numbers, and what their options alone make of the features.
+
+A thousand jobs share a handful of option sets, so flags, bytes per element and optimizer copies are worked out once for each set
+and then looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
+from gpumemnet.saved_tensors import FULL_BYTES
+
+Array = NDArray[np.float64]
+
+LOOP_TEMPORARIES: Final = 2
+"""Copies of the one parameter at hand that an optimizer needs which goes through them in a loop."""
+
+_NUMBERS: Final = attrgetter(
+    *("batch_size", "input_elements", "total_parameters", "trainable_parameters", "total_activations"),
+    *("sequence_length", "gradient_accumulation", "traced_peak_bytes"),
+)
+_OPTIONS: Final = attrgetter(
+    *("family", "optimizer", "optimizer_implementation", "precision", "attention_kernel", "checkpointing"),
+    *("channels_last", "cudnn_benchmark"),
+)
+FLAGS: Final = 16
+"""How many columns ``is_…`` there are."""
+_KNOWN_OPTION_SETS: Final = 4096
+
+
+class OptionNumbers(NamedTuple):
+    """What a set of options is in numbers.
+
+    Attributes:
+        flags: the columns ``is_…`` of :data:`gpumemnet.features.TOTAL_COLUMNS`, in their order.
+        input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.ElementBytes`.
+        base_bytes: per output element of a layer whose kind says nothing else.
+        state_copies, temporary_copies: see :class:`gpumemnet.physics.OptimizerCopies`.
+        loop_copies: copies of the one parameter at hand in an optimizer that goes through them in a loop.
+        is_autocast, is_math, is_checkpointed: 1 where it is so.
+    """
+
+    flags: tuple[float, ...]
+    input_bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    copy_bytes: float
+    base_bytes: float
+    state_copies: float
+    temporary_copies: float
+    loop_copies: float
+    is_autocast: float
+    is_math: float
+    is_checkpointed: float
+
+
+def option_numbers(job: TrainingJob) -> OptionNumbers:
+    """The numbers of the job's options."""
+    return _option_numbers(_OPTIONS(job))
+
+
+@lru_cache(maxsize=_KNOWN_OPTION_SETS)
+def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
+    family, optimizer, implementation, precision, kernel, checkpointing, channels_last, cudnn_benchmark = options
+    element = ELEMENT_BYTES[precision]
+    copies = optimizer_copies(optimizer, implementation)
+    is_loop = not copies.temporary and optimizer != "sgd" and implementation != "fused"
+    flags = (
+        *(checkpointing != "none", channels_last, cudnn_benchmark),
+        *(family == each for each in FAMILIES),
+        *(element.weight_copy > 0, precision == "amp_fp16", precision == "bf16", precision == "tf32"),
+        *(copies.is_foreach, implementation == "fused", optimizer == "adafactor"),
+        *(kernel == "flash", kernel == "memory_efficient", kernel == "math"),
+    )
+    return OptionNumbers(
+        flags=tuple(map(float, flags)),
+        input_bytes=element.inputs,
+        weight_bytes=element.weight,
+        activation_bytes=element.activation,
+        copy_bytes=element.weight_copy,
+        base_bytes=element.activation if not element.weight_copy else FULL_BYTES,
+        state_copies=copies.state,
+        temporary_copies=copies.temporary,
+        loop_copies=LOOP_TEMPORARIES * is_loop,
+        is_autocast=float(element.weight_copy > 0),
+        is_math=float(kernel == "math"),
+        is_checkpointed=float(checkpointing != "none"),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobTable:
+    """``B`` jobs in columns of shape ``[B]``, named as in :class:`~gpumemnet.job.TrainingJob` and :class:`OptionNumbers`.
+
+    What a job does not state is 0; ``flags`` has shape ``[FLAGS, B]``.
+    """
+
+    batch_size: Array
+    input_elements: Array
+    total_parameters: Array
+    trainable_parameters: Array
+    total_activations: Array
+    sequence_length: Array
+    gradient_accumulation: Array
+    traced_peak_bytes: Array
+    flags: Array
+    input_bytes: Array
+    weight_bytes: Array
+    activation_bytes: Array
+    copy_bytes: Array
+    base_bytes: Array
+    state_copies: Array
+    temporary_copies: Array
+    loop_copies: Array
+    is_autocast: Array
+    is_math: Array
+    is_checkpointed: Array
+
+
+def job_table(jobs: Sequence[TrainingJob]) -> JobTable:
+    """The columns of ``jobs``."""
+    numbers = _columns([_NUMBERS(job) for job in jobs], len(JobTable.__slots__) - len(OptionNumbers._fields))
+    numbers[np.isnan(numbers)] = 0.0  # that is what becomes of None
+    codes: dict[tuple[Any, ...], int] = {}
+    code = [codes.setdefault(options, len(codes)) for options in map(_OPTIONS, jobs)]
+    known = [_option_numbers(options) for options in codes]
+    flags = _columns([one.flags for one in known], FLAGS)[:, code]
+    others = _columns([one[1:] for one in known], len(OptionNumbers._fields) - 1)[:, code]
+    columns: list[Array] = [*numbers, flags, *others]
+    return JobTable(*columns)
+
+
+def _columns(rows: Sequence[Sequence[object]], width: int) -> Array:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), width).T.copy()
