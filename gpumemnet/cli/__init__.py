@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from gpumemnet.cli.extract import extract
+from gpumemnet.cli.import_sacct import import_sacct
 from gpumemnet.cli.models import models
 from gpumemnet.cli.predict import predict
 from gpumemnet.cli.registry import registry
@@ -20,7 +21,7 @@ from gpumemnet.cli.serve import serve
 from gpumemnet.cli.trace import trace
 from gpumemnet.errors import GpumemnetError
 
-COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models)
+COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models, import_sacct)
 
 _USER_ERROR: Final = 2
 

@@ -33,7 +33,6 @@ from service.observations.tables import (
     Stored,
     UnknownPrediction,
     challenge_row,
-    job_content,
     prediction_row,
     sweep,
     write_observations,
@@ -366,15 +365,9 @@ class ObservationStore:
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        hashes: dict[int, str] = {}
         for start in range(0, len(records), _SLICE):
             for record in records[start : start + _SLICE]:
-                digest = hashes.get(id(record.job))
-                if digest is None:
-                    digest, document = job_content(record.job)
-                    hashes[id(record.job)] = digest
-                    self._known.add_missing(jobs, digest, record.job.family, document, now)
-                rows.append(prediction_row(record, digest))
+                rows.append(prediction_row(record, self._known.hash_of(record.job, jobs, now)))
             if not hurried:
                 time.sleep(_PAUSE_SECONDS)
         return jobs, rows

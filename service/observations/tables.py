@@ -25,6 +25,9 @@ from service.records import PredictionRecord
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000
 """Hashes of jobs that are remembered as stored: some 3 MB."""
+RECENT_JOBS: Final = 2000
+RECENT_LAYERS: Final = 50_000
+"""Jobs, and layers of them, whose hash is found without writing them out again: some 5 MB."""
 SEEN_SECONDS: Final = 3600.0
 """How exactly the database knows when a job was last asked about."""
 SWEEP_ROWS: Final = 1000
@@ -107,10 +110,26 @@ class KnownJobs:
     def __init__(self, seen_seconds: float = SEEN_SECONDS) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._seen_seconds = seen_seconds
+        self._recent: dict[TrainingJob, str] = {}
+        self._recent_layers = 0
+
+    def hash_of(self, job: TrainingJob, rows: dict[str, Row], now: float) -> str:
+        """The job's hash; its row is put into ``rows`` as :meth:`add_missing` does."""
+        digest = self._recent.get(job)
+        if digest is not None and (digest in rows or self._is_fresh(digest, now)):
+            return digest
+        digest, document = job_content(job)
+        self.add_missing(rows, digest, job.family, document, now)
+        self._recent_layers += len(job.layers)
+        if self._recent_layers > RECENT_LAYERS or len(self._recent) >= RECENT_JOBS:
+            self._recent.clear()
+            self._recent_layers = len(job.layers)
+        self._recent[job] = digest
+        return digest
 
     def add_missing(self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float) -> None:
         """Put the job's row into ``rows`` unless it is known to be stored and to be noted as seen lately."""
-        if now - self._seen.get(digest, 0.0) > self._seen_seconds:
+        if not self._is_fresh(digest, now):
             rows[digest] = (digest, family, document.decode(), now)
 
     def note(self, rows: Mapping[str, Row]) -> None:
@@ -124,6 +143,9 @@ class KnownJobs:
     def forget(self) -> None:
         """Remember nothing: the database may be another one."""
         self._seen.clear()
+
+    def _is_fresh(self, digest: str, now: float) -> bool:
+        return now - self._seen.get(digest, 0.0) <= self._seen_seconds
 
 
 def job_content(job: TrainingJob) -> tuple[str, bytes]:

@@ -1,0 +1,135 @@
+"""``gpumemnet import-sacct``: what finished Slurm jobs used, from Slurm's accounting to observations."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpumemnet.cli.output import check_writable, write_atomically
+from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
+from gpumemnet.observation import Observation, observation_to_dict
+from gpumemnet.sacct import MIN_SECONDS, SACCT_FIELDS, Skipped, observation_lines, read_known_jobs, read_sacct
+
+KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
+_PER_REQUEST: Final = 200
+_TRIES: Final = 5
+_TIMEOUT_SECONDS: Final = 30.0
+
+
+def import_sacct(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"Output of sacct --json, or of sacct -P -o {SACCT_FIELDS}")],
+    jobs: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON Lines with job_id and prediction_id, or job_id, job and gpu, for jobs whose comment says nothing."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the observations to this file, one JSON object a line.")] = None,
+    url: Annotated[str | None, typer.Option(help=f"Send them to this service; a key is taken from {KEY_VARIABLE}.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="File for what was left out and why, one JSON object a line; FILE.skipped.jsonl unless given."),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TYPE=]NAME", help="GPU that the jobs ran on, or the name of Slurm's type: a100='NVIDIA A100-SXM4-80GB'."
+        ),
+    ] = None,
+    min_seconds: Annotated[int, typer.Option(min=0, help="Leave out jobs that ran for less.")] = MIN_SECONDS,
+) -> None:
+    """Read what GPU memory finished Slurm jobs took."""
+    if (out is None) == (url is None):
+        raise InvalidRequestError("give either --out or --url", "out")
+    skipped_file = report or file.with_name(f"{file.name}.skipped.jsonl")
+    check_writable(skipped_file, "report")
+    if out is not None:
+        check_writable(out)
+    skipped: list[Skipped] = []
+    found = _observations(
+        read_sacct(file, None if jobs is None else read_known_jobs(jobs), _gpus(gpu or []), min_seconds), skipped
+    )
+    try:
+        if url is not None:
+            said = _send(found, url.rstrip("/"), skipped)
+        else:
+            assert out is not None
+            lines = list(observation_lines(found))
+            write_atomically(out, "".join(lines))
+            said = f"{len(lines)} observations in {out}"
+    finally:
+        write_atomically(skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report")
+    typer.echo(f"{said}; {len(skipped)} left out, see {skipped_file}")
+
+
+def _observations(found: Iterator[Observation | Skipped], skipped: list[Skipped]) -> Iterator[Observation]:
+    for one in found:
+        if isinstance(one, Skipped):
+            skipped.append(one)
+        else:
+            yield one
+
+
+def _gpus(texts: Sequence[str]) -> dict[str, str]:
+    gpus: dict[str, str] = {}
+    for text in texts:
+        kind, _, name = text.rpartition("=")
+        if not name.strip() or kind in gpus:
+            raise InvalidRequestError(f"must name a GPU, once for each type, not '{text[:60]}'", "gpu")
+        gpus[kind] = name.strip()
+    return gpus
+
+
+def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped]) -> str:
+    try:
+        import httpx
+    except ImportError:
+        raise MissingExtraError("httpx", "client", "sending observations") from None
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    counts: Counter[str] = Counter()
+    with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_SECONDS) as client:
+        while batch := list(islice(observations, _PER_REQUEST)):
+            body = {"observations": [observation_to_dict(one) for one in batch]}
+            try:
+                results = _post(client, body, url)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise ServiceError(f"the service at {url} cannot be reached: {str(error) or type(error).__name__}") from None
+            for one, result in zip(batch, results, strict=True):
+                if "observation" in result:
+                    counts["stored" if result["observation"]["created"] else "there before"] += 1
+                else:
+                    skipped.append(Skipped(one.idempotency_key or "", None, f"the service: {result['problem']['detail']}"))
+    return f"{counts['stored']} observations stored, {counts['there before']} were there before"
+
+
+def _post(client: Any, body: dict[str, Any], url: str) -> list[dict[str, Any]]:
+    """The results of one request, sent again while the service is busy: every observation has its key and is stored once."""
+    for attempt in range(_TRIES):
+        response = client.post("/v1/observations", json=body)
+        busy = response.status_code in (429, 503)
+        if not busy or attempt == _TRIES - 1:
+            break
+        waiting = response.headers.get("Retry-After", "")
+        time.sleep(min(int(waiting) if waiting.isdigit() else 1, 60))
+    try:
+        document = response.json()
+        if response.status_code == 200:
+            results: list[dict[str, Any]] = document["results"]
+            if len(results) == len(body["observations"]):
+                return results
+        reason = document["detail"]
+    except (ValueError, KeyError, TypeError):
+        raise ServiceError(
+            f"{url} answered with status {response.status_code} and no document of this service: is the URL right?"
+        ) from None
+    raise ServiceError(f"the service at {url} refused: {reason}", response.status_code, document)
