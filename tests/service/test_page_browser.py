@@ -207,6 +207,20 @@ def test_outside_the_support_no_number_is_offered(page, example, asked):
     assert verdicts == {"unknown"}
 
 
+def test_a_card_that_is_too_small_is_said_to_be(page, example, asked):
+    question = {"job": {**example("gpt2_small"), "batch_size": 16}, "gpu": "Tesla T4"}
+    answer = asked(**question)
+    assert answer["request_mib"] > 16 * 1024
+    page.run(
+        "const text = document.getElementById('job'); text.value = arguments[0]; text.dispatchEvent(new Event('input'));",
+        json.dumps(question),
+    )
+    has_answer(page, answer)
+    assert "too small" in page.text("#answer-verdict")
+    assert "choose a larger card" in page.text("#over-capacity")
+    assert "card ends at" in page.text("#bins-chart")
+
+
 def test_copy_boxes_hold_the_limit_where_it_is_enforced_and_the_request_where_not(page, example, asked):
     job = example("gpt2_small")
     answer = asked(job=job)

@@ -3,11 +3,11 @@
 import { batchChart, batchTable } from "./batch_chart.js";
 import { binName, binsChart, binsTable } from "./bins_chart.js";
 import { byId, draw, element } from "./dom.js";
-import { FitsTable, fitsLead } from "./fits_table.js";
+import { FitsTable, fitsLead, verdictPill } from "./fits_table.js";
 import { gauge } from "./gauge.js";
 import { legend } from "./marks.js";
 import { recipeBox, recipes } from "./recipes.js";
-import { capital, count, coverageWords, gib, labelWords, mib, share } from "./words.js";
+import { capital, count, coverageWords, gib, labelWords, mib, percent, share } from "./words.js";
 
 const fits = new FitsTable(byId("fits-table"));
 
@@ -19,8 +19,10 @@ export function showAnswer(shown) {
   byId("expected-word").textContent = answer.in_support ? "Expected on" : "A guess, from outside what the model learnt, for";
   byId("number").classList.toggle("guess", !answer.in_support);
   byId("answer-gpu").textContent = answer.gpu;
+  const card = shown.rows.find((row) => row.kind === "gpu" && row.gpu === answer.gpu);
+  byId("answer-verdict").replaceChildren(...(card ? [verdictPill(card.verdict)] : []));
   byId("expected").textContent = mib(answer.request_mib);
-  byId("expected-more").textContent = `${gib(answer.request_mib)}, ${share(answer.request_mib / usableMib)} of the card`;
+  byId("expected-more").textContent = `${gib(answer.request_mib)}, ${percent(answer.request_mib / usableMib)} of the card`;
   byId("request").textContent = mib(answer.request_mib);
   byId("request-meaning").textContent = answer.in_support
     ? "Set this much aside when placing the job; it takes more about as often as less."
@@ -39,7 +41,10 @@ export function showAnswer(shown) {
 
 export const showKind = (kind) => fits.only(kind);
 
-export function showRecipes({ answer, question }, shardMib) {
+export function showRecipes({ answer, question, usableMib }, shardMib) {
+  const over = byId("over-capacity");
+  over.hidden = (answer.limit_mib ?? 0) <= usableMib;
+  over.textContent = `The limit is more than the ${mib(usableMib)} that a job can use of ${answer.gpu}: choose a larger card above.`;
   byId("recipes").replaceChildren(...recipes(answer, question, shardMib).map(recipeBox));
 }
 

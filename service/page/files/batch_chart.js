@@ -19,7 +19,7 @@ export function batchChart(curve, batchSize) {
     const top = reached > usableMib ? Math.min(reached, usableMib * 1.25) : reached > usableMib * 0.4 ? usableMib * 1.1 : reached * 1.15;
     const y = linear(0, top, BOTTOM, TOP);
     const parts = [];
-    for (const tick of memoryTicks(0, top, 5)) {
+    for (const tick of memoryTicks(0, top, 6)) {
       parts.push(shape("path", { class: tick ? "grid" : "axis", d: `M${LEFT} ${Math.round(y(tick)) + 0.5}H${right}` }));
       parts.push(shape("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, tick === 0 ? "0" : gib(tick)));
     }

@@ -47,6 +47,7 @@ export function binsChart(answer, usableMib) {
     const y = linear(0, Math.max(highest, 0.05), BOTTOM, TOP + 16);
     const gap = x(from + bins.width_mib) - x(from) > 6 ? 1 : 0;
     const parts = [];
+    const names = [];
     for (let index = first; index <= last; index += 1) {
       const probability = bins.probabilities[index];
       const left = x(index * bins.width_mib) + gap;
@@ -55,7 +56,7 @@ export function binsChart(answer, usableMib) {
       const bar = { class: index === answer.bin.index ? "bar most" : "bar", x: left, y: BOTTOM - height, width: wide, height };
       parts.push(shape("rect", bar, shape("title", {}, `${binName(bins, index)}: ${share(probability)}`)));
       if (wide >= 40 && probability >= 0.005) {
-        parts.push(shape("text", { class: "count", x: left + wide / 2, y: BOTTOM - height - 5, "text-anchor": "middle" }, share(probability)));
+        names.push(shape("text", { class: "count", x: left + wide / 2, y: BOTTOM - height - 5, "text-anchor": "middle" }, share(probability)));
       }
     }
     parts.push(shape("path", { class: "axis", d: `M0 ${BOTTOM}H${width}` }));
@@ -76,6 +77,7 @@ export function binsChart(answer, usableMib) {
       parts.push(shape("text", { class: "name capacity-name", x: isBelow ? 0 : width, y: 12, "text-anchor": isBelow ? "start" : "end" }, text));
     }
     const name = `Bars of ${mib(bins.width_mib)}; the most probable is ${binName(bins, answer.bin.index)} with ${share(answer.bin.probability)}`;
+    parts.push(...names); // over the marks, so that both can be read
     return [shape("svg", { role: "img", "aria-label": name, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` }, ...parts)];
   };
 }

@@ -54,6 +54,10 @@ export class FitsTable {
   }
 }
 
+export function verdictPill(verdict) {
+  return element("span", { class: `verdict ${verdict}` }, VERDICTS[verdict][0]);
+}
+
 // The smallest whole GPU and the smallest MIG profile that hold the job, in one sentence.
 export function fitsLead(rows) {
   const bySize = rows.filter((row) => row.verdict === "yes").sort((one, other) => one.usableMib - other.usableMib);
@@ -68,11 +72,10 @@ export function fitsLead(rows) {
 }
 
 function bodyRow(row) {
-  const [text] = VERDICTS[row.verdict];
   return element("tr", { "data-verdict": row.verdict, "data-kind": row.kind },
     element("th", { scope: "row" }, shortGpu(row.name), row.note ? element("span", { class: "note" }, shortGpu(row.note)) : null),
     element("td", { class: "count" }, gib(row.usableMib)),
-    element("td", {}, element("span", { class: `verdict ${row.verdict}` }, text)),
+    element("td", {}, verdictPill(row.verdict)),
     element("td", { class: "count", title: `${count(row.usableMib)} MiB` }, share(row.probability)));
 }
 

@@ -311,5 +311,6 @@ byId("key").addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", openLink);
 
+fillForm({}); // nothing is chosen before there is a job
 fillLists();
 openLink();

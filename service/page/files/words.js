@@ -8,18 +8,19 @@ export const mib = (amount) => `${count(amount)} MiB`;
 export function gib(amountMib) {
   const gibs = amountMib / 1024;
   const digits = gibs >= 100 || Number.isInteger(gibs) ? 0 : gibs >= 10 ? 1 : 2;
-  return `${gibs.toLocaleString("en-GB", { minimumFractionDigits: 0, maximumFractionDigits: digits })} GiB`;
+  return `${gibs.toLocaleString("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits })} GiB`;
 }
 
 // A probability never rounds to a certainty that it is not.
 export function share(probability) {
-  if (probability <= 0) return "0 %";
-  if (probability >= 1) return "100 %";
   if (probability < 0.001) return "< 0.1 %";
   if (probability > 0.999) return "> 99.9 %";
-  const percent = probability * 100;
-  const digits = percent < 10 || percent > 99 ? 1 : 0;
-  return `${percent.toFixed(digits).replace(/\.0$/, "")} %`;
+  return percent(probability);
+}
+
+export function percent(part) {
+  const digits = part < 0.1 || (part > 0.99 && part < 1) ? 1 : 0;
+  return `${(part * 100).toFixed(digits).replace(/\.0$/, "")} %`;
 }
 
 export const coverageWords = (coverage) => `${+(coverage * 100).toFixed(3)} % of jobs`;
