@@ -241,9 +241,7 @@ class Answerer:
     def _job(self, document: Any, place: str, encoder: str | None) -> TrainingJob:
         try:
             if type(document) is dict and type(layers := document.get("layers")) is list and len(layers) > self._max_layers:
-                raise InvalidJobError(
-                    f"must hold at most {self._max_layers} layers here, not {len(layers)}: send their totals instead", "layers"
-                )
+                raise InvalidJobError(f"must hold at most {self._max_layers} layers, not {len(layers)}", "layers")
             job = job_from_dict(document)
             self._predictor.models_for(job, encoder)
         except FieldError as error:

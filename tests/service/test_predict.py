@@ -363,7 +363,7 @@ def test_an_inverse_question_without_sense_is_named(http, job, path, options, fi
 def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
     """The limit is a setting; here the answerer has one of its own."""
     answerer = Answerer(predictor, 10, max_layers=4)
-    with pytest.raises(InvalidJobError, match="at most 4 layers here, not 5") as raised:
+    with pytest.raises(InvalidJobError, match="at most 4 layers, not 5") as raised:
         answerer.predict(json.dumps({"job": job}).encode())
     assert raised.value.field == "job.layers"
     batch = json.loads(answerer.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode()))
