@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,42 @@ def test_the_health_check_tells_sickness_from_health(instructions, service):
         assert asked != script
         done = subprocess.run([sys.executable, "-c", asked], capture_output=True, timeout=60)
         assert done.returncode == code, done.stderr
+
+
+def test_it_installs_what_serving_needs_and_nothing_that_trains(instructions):
+    install = next(arguments for name, arguments in instructions if name == "RUN" and " install " in arguments)
+    extras = re.search(r"'\.\[(.+)\]'", install)[1].split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(package for extra in extras for package in project["optional-dependencies"][extra])]
+    names = {re.match(r"[\w.-]+", package)[0] for package in wanted}
+    assert {"sqlalchemy", "psycopg", "prometheus-client", "httpx"} <= names
+    assert not names & {"torch", "pandas", "scikit-learn", "pyarrow", "matplotlib", "ray"}
+
+
+def test_the_modules_that_it_compiles_are_there(instructions):
+    install = next(arguments for name, arguments in instructions if name == "RUN" and " install " in arguments)
+    scripts = re.findall(r'-I -c "(import [^"]+)"', install)
+    assert len(scripts) == 2
+    done = subprocess.run([sys.executable, "-c", "\n".join(scripts)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_state_is_on_a_volume_that_the_user_may_write(instructions):
+    volume = last(instructions, "VOLUME")
+    user = last(instructions, "USER")
+    assert f"XDG_STATE_HOME={Path(volume).parent}" in last(instructions, "ENV")
+    assert Path(volume).name == "gpumemnet"
+    assert ("COPY", f"--from=build --chown={user} /state {volume}") in instructions
+
+
+def test_it_does_not_listen_to_others_without_keys(instructions, tmp_path):
+    _, *arguments = json.loads(last(instructions, "CMD"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    environment |= {"XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "key" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_hadolint_finds_nothing():

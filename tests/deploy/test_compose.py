@@ -1,0 +1,80 @@
+"""The compose file: what it mounts is there, what it opens is local, and its settings are settings of the service."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
+
+
+def test_compose_accepts_it(compose):
+    """By docker itself, which needs no daemon for that."""
+    if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("the compose plug-in of docker is not installed")
+    done = subprocess.run(
+        ["docker", "compose", "--profile", "postgres", "config", "--format", "json"], cwd=DEPLOY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["services"].keys() == compose["services"].keys()
+
+
+def test_the_parts_are_these(compose):
+    assert compose["services"].keys() == {"gpumemnet", "postgres", "prometheus", "grafana"}
+    assert compose["services"]["postgres"]["profiles"] == ["postgres"]
+    assert all("profiles" not in part for name, part in compose["services"].items() if name != "postgres")
+
+
+def test_folders_and_volumes_are_there(compose):
+    for part in compose["services"].values():
+        for volume in part.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists()
+                assert volume.endswith(":ro")
+            else:
+                assert source in compose["volumes"]
+        assert set(part.get("secrets", [])) <= compose["secrets"].keys()
+        assert set(part.get("depends_on", [])) <= compose["services"].keys()
+    assert (DEPLOY / compose["services"]["gpumemnet"]["build"]["context"] / "Dockerfile").exists()
+
+
+def test_nothing_is_open_to_other_machines(compose):
+    ports = [port for part in compose["services"].values() for port in part.get("ports", [])]
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_images_have_versions_and_parts_no_privileges(compose):
+    for part in compose["services"].values():
+        assert re.search(r":v?\d", part["image"])
+        assert part["cap_drop"] == ["ALL"]
+        assert part["security_opt"] == ["no-new-privileges:true"]
+    assert compose["services"]["gpumemnet"]["read_only"] is True
+
+
+def test_the_services_settings_are_documented_and_no_key_is_in_the_file(compose):
+    documented = (ROOT / "docs/service.md").read_text()
+    for name in compose["services"]["gpumemnet"]["environment"]:
+        assert f"`{name}`" in documented
+    for secret in compose["secrets"].values():
+        assert secret["file"].startswith("./secrets/")
+    assert "secrets/" in (DEPLOY / ".gitignore").read_text().splitlines()
+
+
+def test_the_state_is_where_the_image_keeps_it(compose):
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    [state] = re.findall(r"^VOLUME (\S+)$", dockerfile, re.MULTILINE)
+    assert f"state:{state}" in compose["services"]["gpumemnet"]["volumes"]
+    assert f"XDG_STATE_HOME={Path(state).parent}" in dockerfile

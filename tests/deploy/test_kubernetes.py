@@ -1,0 +1,172 @@
+"""The Kubernetes manifests: built as kubectl builds them, valid by the schemas of old and new clusters, and locked down."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "deploy/kubernetes"
+TARGETS = ("base", "overlays/sqlite", "overlays/postgres")
+VERSIONS = ("1.28", "1.34")
+"""The oldest and the newest Kubernetes that the manifests are checked for; admission match conditions came in 1.30."""
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed, and it builds the manifests")
+
+Manifest = dict[str, Any]
+
+
+def built(folder: Path) -> list[Manifest]:
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def targets() -> dict[str, list[Manifest]]:
+    return {name: built(MANIFESTS / name) for name in TARGETS} | {"webhook": built(ROOT / "integrations/kubernetes")}
+
+
+def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] in kinds]
+
+
+def test_all_are_valid(targets):
+    for manifests in targets.values():
+        assert manifests
+        for manifest in manifests:
+            oldest = "1.30" if manifest["kind"] == "MutatingWebhookConfiguration" else VERSIONS[0]
+            for version in (oldest, VERSIONS[1]):
+                kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_pods_are_locked_down(targets):
+    workloads = [manifest for manifests in targets.values() for manifest in of_kind(manifests, "Deployment", "StatefulSet")]
+    assert len(workloads) == 5
+    for workload in workloads:
+        pod = workload["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+            assert not container["image"].endswith(":latest")
+            assert ":" in container["image"]
+            assert {"readinessProbe", "livenessProbe"} <= container.keys()
+            mounted = {mount["name"] for mount in container["volumeMounts"]}
+            claims = {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+            assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
+
+
+def test_selectors_choose_the_pods_that_are_meant(targets):
+    for manifests in targets.values():
+        labels = {
+            workload["metadata"]["name"]: workload["spec"]["template"]["metadata"]["labels"]
+            for workload in of_kind(manifests, "Deployment", "StatefulSet")
+        }
+        for manifest in of_kind(manifests, "Deployment", "StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy"):
+            spec = manifest["spec"]
+            selector = spec["podSelector"] if "podSelector" in spec else spec["selector"]
+            wanted = selector.get("matchLabels", selector)
+            assert wanted
+            assert [name for name, found in labels.items() if wanted.items() <= found.items()] == [manifest["metadata"]["name"]]
+
+
+def service_container(manifests: list[Manifest]) -> Manifest:
+    [deployment] = of_kind(manifests, "Deployment")
+    return deployment["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_the_image_is_of_this_version(targets):
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for manifests in targets.values():
+        assert service_container(manifests)["image"] == f"gpumemnet:{version[1]}"
+
+
+def test_observations_go_where_the_overlay_says(targets):
+    def database(name: str) -> Any:
+        environment = {entry["name"]: entry for entry in service_container(targets[name])["env"]}
+        return {key: value for key, value in environment["GPUMEMNET_DATABASE_URL"].items() if key != "name"}
+
+    assert database("base") == {"value": "off"}
+    assert database("overlays/sqlite") == {"value": ""}
+    assert database("overlays/postgres") == {"valueFrom": {"secretKeyRef": {"name": "gpumemnet-database", "key": "url"}}}
+
+
+def test_sqlite_has_one_writer_on_a_volume(targets):
+    manifests = targets["overlays/sqlite"]
+    [deployment] = of_kind(manifests, "Deployment")
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    [claim] = of_kind(manifests, "PersistentVolumeClaim")
+    volumes = {volume["name"]: volume for volume in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert of_kind(manifests, "HorizontalPodAutoscaler", "PodDisruptionBudget") == []
+
+
+def test_environment_variables_are_settings_of_the_service(targets):
+    documented = (ROOT / "docs/service.md").read_text()
+    for manifests in targets.values():
+        for entry in service_container(manifests).get("env", []):
+            assert f"`{entry['name']}`" in documented
+
+
+def test_probes_ask_paths_that_are_open_to_all(targets, service):
+    import httpx
+
+    for name in TARGETS:
+        container = service_container(targets[name])
+        [port] = container["ports"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = container[probe]["httpGet"]
+            assert asked["port"] == port["name"]
+            assert httpx.get(service.url + asked["path"], timeout=10).status_code == 200
+
+
+def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(targets):
+    component = MANIFESTS / "components/service-monitor"
+    [monitor] = [yaml.safe_load(path.read_text()) for path in component.glob("service-monitor.yaml")]
+    [service] = of_kind(targets["base"], "Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [endpoint["port"] for endpoint in monitor["spec"]["endpoints"]] == [port["name"] for port in service["spec"]["ports"]]
+    assert all(not of_kind(manifests, "ServiceMonitor") for manifests in targets.values())
+
+
+def test_the_webhook_can_only_help(targets):
+    [configuration] = of_kind(targets["webhook"], "MutatingWebhookConfiguration")
+    [webhook] = configuration["webhooks"]
+    assert webhook["failurePolicy"] == "Ignore"
+    assert webhook["timeoutSeconds"] == 1
+    assert webhook["sideEffects"] == "NoneOnDryRun"
+    assert webhook["namespaceSelector"]["matchLabels"]
+    [service] = of_kind(targets["webhook"], "Service")
+    assert webhook["clientConfig"]["service"] == {
+        "name": service["metadata"]["name"],
+        "namespace": service["metadata"]["namespace"],
+        "path": "/mutate",
+        "port": service["spec"]["ports"][0]["port"],
+    }
+    [program] = of_kind(targets["webhook"], "ConfigMap")
+    assert program["data"]["webhook.py"] == (ROOT / "integrations/kubernetes/webhook.py").read_text()
+
+
+def test_the_webhooks_arguments_are_its_own(targets):
+    import sys
+
+    arguments = service_container(targets["webhook"])["args"]
+    program = ROOT / "integrations/kubernetes/webhook.py"
+    known = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=60).stdout
+    assert all(argument.partition("=")[0] in known for argument in arguments)

@@ -1,0 +1,136 @@
+"""Prometheus and Grafana: their files are in order, and every metric that they name is one that the service has."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "deploy/prometheus"
+GRAFANA = ROOT / "deploy/grafana"
+NAME = re.compile(r"\b(?:gpumemnet|process)_[a-z0-9_]+\b")
+ALL_NAMES = """
+import pathlib, importlib
+from prometheus_client import REGISTRY
+for file in pathlib.Path("service").glob("*/metrics.py"):
+    importlib.import_module(f"service.{file.parent.name}.metrics")
+for metric in REGISTRY.collect():
+    suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
+    print(*(metric.name + suffix for suffix in suffixes), sep="\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return list(group["rules"])
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    [file] = (GRAFANA / "dashboards").glob("*.json")
+    return dict(json.loads(file.read_text()))
+
+
+@pytest.fixture(scope="module")
+def expressions(rules, dashboard) -> list[str]:
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    return [rule["expr"] for rule in rules] + panels
+
+
+@pytest.fixture(scope="module")
+def known_names() -> set[str]:
+    done = subprocess.run([sys.executable, "-c", ALL_NAMES], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_every_metric_named_is_one_that_the_service_has(expressions, known_names):
+    named = {name for expression in expressions for name in NAME.findall(expression)}
+    assert len(named) > 15
+    assert named - known_names == set()
+
+
+def test_every_metric_named_is_exposed(expressions, service):
+    """Those with labels of which none has been seen yet have their TYPE line alone."""
+    job = {"family": "mlp", "batch_size": 8, "input_elements": 4, "optimizer": "adam", "precision": "fp32"}
+    job |= {"total_activations": 100, "total_parameters": 100}
+    httpx.post(f"{service.url}/v1/predict", json={"job": job}, timeout=30)
+    text = httpx.get(f"{service.url}/metrics", timeout=30).text
+    exposed = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for expression in expressions for name in NAME.findall(expression)}
+    assert families - exposed == set()
+
+
+def test_labels_named_are_labels_of_the_metric(expressions, service):
+    text = httpx.get(f"{service.url}/metrics", timeout=30).text
+    seen: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
+        seen.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    added_by_prometheus = {"job", "instance"}
+    for expression in expressions:
+        for name, labels in re.findall(r"(\w+)\{([^}]*)\}", expression):
+            if name in seen:
+                assert set(re.findall(r"(\w+)\s*[=!]", labels)) <= seen[name] | added_by_prometheus | {"le"}
+
+
+def test_every_alert_says_what_is_wrong_and_how_bad(rules):
+    names = [rule["alert"] for rule in rules]
+    assert len(set(names)) == len(names)
+    assert {"GpumemnetCoverage", "GpumemnetErrors", "GpumemnetLatency", "GpumemnetQueue"} <= set(names)
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+        assert rule["for"]
+
+
+def test_prometheus_accepts_its_files():
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: it comes with Prometheus")
+    for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
+        done = subprocess.run([promtool, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_asks_the_service_of_the_compose_file():
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    [scrape] = config["scrape_configs"]
+    assert scrape["static_configs"] == [{"targets": ["gpumemnet:8000"]}]
+    assert config["rule_files"] == ["alerts.yml"]
+
+
+def test_the_dashboard_is_in_order(dashboard):
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken, f"{panel['title']} lies over another panel"
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["datasource"]["uid"] == source["uid"]
+            assert panel["targets"]
+
+
+def test_the_dashboard_shows_what_an_operator_asks(dashboard):
+    titles = " ".join(panel["title"].lower() for panel in dashboard["panels"])
+    for wanted in ("requests", "time to answer", "refused", "coverage", "error", "challenger", "memory", "queue"):
+        assert wanted in titles
+
+
+def test_grafana_finds_the_dashboard_where_compose_mounts_it():
+    [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/gpumemnet.yaml").read_text())["providers"]
+    services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    mounts = [volume.split(":") for volume in services["grafana"]["volumes"]]
+    assert ["./grafana/dashboards", provider["options"]["path"], "ro"] in mounts
