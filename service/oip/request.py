@@ -267,9 +267,7 @@ def _job(text: str | bytes, index: int, max_layers: int) -> TrainingJob:
     try:
         job = job_from_json(text)
         if len(job.layers) > max_layers:
-            raise InvalidJobError(
-                f"must hold at most {max_layers} layers here, not {len(job.layers)}: send their totals instead", "layers"
-            )
+            raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(job.layers)}", "layers")
         return job
     except FieldError as error:
         raise located(error, f"{INPUT_NAME}[{index}]") from None
