@@ -1,18 +1,44 @@
-"""The application: settings in, ASGI application out."""
+"""The application: settings in, ASGI application out.  Everything that lives as long as the service begins and ends here."""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
+from pathlib import Path
+from typing import Final
 
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 
 from gpumemnet.predictor import Predictor
+from gpumemnet.registry import Registry
 from service.answers import Answerer
 from service.limits import BodyLimit
+from service.observations.database import DatabaseAwayError
+from service.observations.description import OBSERVATION_SHAPES, observation_paths
+from service.observations.routes import observation_routes
+from service.observations.store import ObservationStore
+from service.oip import OIP_SHAPES, oip_paths, oip_routes
 from service.openapi import install_description
+from service.operation.gate import Gate
+from service.operation.keys import KeyRing, parse_keys
+from service.operation.metrics import CountingRecorder, metrics_routes
+from service.page.routes import docs_routes, page_routes
 from service.problems import install_problem_handlers
 from service.routes import install_routes, prediction_routes
-from service.settings import Settings
+from service.serving.admin import admin_routes
+from service.serving.champion import Serving
+from service.serving.description import ADMIN_SHAPES, admin_paths
+from service.serving.shadow import Shadow
+from service.serving.watch import Watcher
+from service.settings import OFF, PREFIX, Settings, SettingsError
+
+DATABASE_FILE: Final = "observations.sqlite3"
+
+logger = logging.getLogger("gpumemnet.service")
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -20,26 +46,133 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         BundleError: when a bundle cannot be loaded or does not answer.
+        SettingsError: when keys cannot be read, or the default folder of observations cannot be made.
+        DatabaseError: when the database can never be used.
     """
-    predictor = Predictor.load(*settings.bundles) if settings.bundles else Predictor.default()
-    answerer = Answerer(predictor, settings.max_jobs)
+    store = _store(settings)
+    shadow = Shadow(store, settings.shadow_share)
+    recorder = CountingRecorder(shadow)
+
+    def build(predictor: Predictor, release: str) -> Answerer:
+        return Answerer(predictor, settings.max_jobs, recorder, release, settings.max_layers)
+
+    registry = None if settings.registry is None else Registry(settings.registry)
+    serving = Serving(build, registry=registry, bundles=settings.bundles, shadow=shadow)
     app = FastAPI(
-        routes=prediction_routes(answerer),
+        routes=[
+            *prediction_routes(serving),
+            *observation_routes(store),
+            *admin_routes(serving),
+            *oip_routes(serving),
+            *metrics_routes(),
+            *page_routes(),
+            *docs_routes(),
+        ],
         title="gpumemnet",
         version=version("gpumemnet"),
         summary="How much GPU memory a training job will take, before it starts.",
         description=(
             "Memory is that of the process as nvidia-smi shows it, CUDA context included. Names end in their unit: `_bytes`, "
-            "or `_mib` for 2**20 bytes, rounded up. Every error is a problem document (RFC 9457)."
+            "or `_mib` for 2**20 bytes, rounded up. Every error is a problem document (RFC 9457), but below `/v2`, where errors "
+            "are those of the Open Inference Protocol."
         ),
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
+        lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
     )
-    install_routes(app, answerer)
+    install_routes(app, serving)
     app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
     install_problem_handlers(app)
-    install_description(app, answerer, settings)
+    install_description(
+        app,
+        serving.answerer,
+        settings,
+        [observation_paths(), admin_paths(), oip_paths()],
+        [*OBSERVATION_SHAPES, *ADMIN_SHAPES, *OIP_SHAPES],
+    )
+    build_stack = app.build_middleware_stack
+
+    def gated() -> Gate:
+        # Round everything, Starlette's own handling of failures included: what the gate refuses, nothing else has seen.
+        return Gate(
+            build_stack(),
+            keys=read_keys(settings),
+            max_concurrency=settings.max_concurrency,
+            rate_limit_per_second=settings.rate_limit_per_second,
+            rate_burst=settings.rate_burst,
+        )
+
+    read_keys(settings)  # a bad key ends the start, not the first request
+    app.build_middleware_stack = gated  # type: ignore[method-assign]
     return app
+
+
+def read_keys(settings: Settings) -> KeyRing | None:
+    """The keys of the settings; ``None`` when there are none, and nobody is asked for one.
+
+    Raises:
+        SettingsError: names the variable and the entry that is wrong.
+    """
+    texts = {f"{PREFIX}API_KEYS": settings.api_keys}
+    if settings.api_keys_file is not None:
+        try:
+            texts[f"{PREFIX}API_KEYS_FILE"] = settings.api_keys_file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{PREFIX}API_KEYS_FILE {settings.api_keys_file} cannot be read: {error}") from None
+    for variable, text in texts.items():
+        try:
+            parse_keys(text)
+        except ValueError as error:
+            raise SettingsError(f"{variable} {error}") from None
+    together = "\n".join(texts.values())
+    return parse_keys(together) if together.strip() or settings.api_keys_file is not None else None
+
+
+def _store(settings: Settings) -> ObservationStore | None:
+    if settings.database_url.lower() == OFF:
+        return None
+    store = ObservationStore(
+        settings.database_url or _default_database_url(),
+        queue_size=settings.observation_queue,
+        record_predictions=settings.record_predictions,
+        prediction_retention_days=settings.prediction_retention_days,
+        alarm_window=settings.alarm_window,
+    )
+    try:
+        store.prepare()
+    except DatabaseAwayError as error:
+        logger.warning("observations are refused until the database can be reached: %s", error)
+    return store
+
+
+def _default_database_url() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    folder = Path(state) / "gpumemnet"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{folder} cannot be made to keep observations in ({error.strerror}): set {PREFIX}DATABASE_URL to a database, or to 'off'"
+        ) from None
+    return f"sqlite:///{folder / DATABASE_FILE}"
+
+
+def _lifespan(store: ObservationStore | None, shadow: Shadow, watcher: Watcher) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def alive() -> AsyncIterator[None]:
+        if store is not None:
+            store.start()
+        shadow.start()
+        watcher.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(watcher.stop)
+            await run_in_threadpool(shadow.stop)
+            if store is not None:
+                await run_in_threadpool(store.drain)
+
+    return alive()

@@ -1,4 +1,7 @@
-"""The routes: what the service answers to, and how a request reaches the :class:`~service.answers.Answerer`."""
+"""The routes: what the service answers to, and how a request reaches what answers now.
+
+A swap of models replaces ``serving.answerer``; every request reads it once and keeps what it read.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +16,50 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gpumemnet.errors import BundleError
-from service.answers import Answerer
 from service.endpoint import JSON, JsonEndpoint
 from service.openapi import describe_answer
 from service.plain import NegotiatedEndpoint
+from service.serving.champion import Serving
 
 logger = logging.getLogger("gpumemnet.service")
 
 
-def prediction_routes(answerer: Answerer) -> list[BaseRoute]:
+def prediction_routes(serving: Serving) -> list[BaseRoute]:
     """The hot routes; :mod:`service.openapi` describes them."""
     return [
-        Route("/v1/predict", NegotiatedEndpoint(answerer.predict), methods=["POST"]),
-        Route("/v1/predict/batch", JsonEndpoint(answerer.predict_batch), methods=["POST"]),
-        Route("/v1/batch-sizes", JsonEndpoint(answerer.batch_sizes, inline_bytes=0), methods=["POST"]),
-        Route("/v1/smallest-gpu", JsonEndpoint(answerer.smallest_gpu, inline_bytes=0), methods=["POST"]),
+        Route("/v1/predict", NegotiatedEndpoint(lambda body: serving.answerer.predict(body)), methods=["POST"]),
+        Route("/v1/predict/batch", JsonEndpoint(lambda body: serving.answerer.predict_batch(body)), methods=["POST"]),
+        Route(
+            "/v1/batch-sizes", JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0), methods=["POST"]
+        ),
+        Route(
+            "/v1/smallest-gpu", JsonEndpoint(lambda body: serving.answerer.smallest_gpu(body), inline_bytes=0), methods=["POST"]
+        ),
     ]
 
 
-def install_routes(app: FastAPI, answerer: Answerer) -> None:
-    """Give ``app`` the other routes."""
+def install_routes(app: FastAPI, serving: Serving) -> None:
+    """Give ``app`` the routes that FastAPI describes by itself."""
     alive = {"status": "ok"}
-    ready = {"status": "ready", "families": list(answerer.families)}
+    ready = {"status": "ready", "families": list(serving.answerer.families)}
 
     @app.get(
         "/v1/models",
         tags=["models"],
         summary="The loaded models and their cards",
-        **describe_answer("Models", "The models.", orjson.loads(answerer.models()), needs_key=True),
+        **describe_answer("Models", "The models.", _models(serving), needs_key=True),
     )
     async def models(request: Request) -> Response:
-        return Response(answerer.models(), media_type=JSON)
+        return _json(_models(serving))
 
     @app.get(
         "/v1/gpus",
         tags=["models"],
         summary="The known GPUs and their MIG profiles",
-        **describe_answer("Gpus", "The catalogue.", orjson.loads(answerer.gpus()), needs_key=True),
+        **describe_answer("Gpus", "The catalogue.", orjson.loads(serving.answerer.gpus()), needs_key=True),
     )
     async def gpus(request: Request) -> Response:
-        return Response(answerer.gpus(), media_type=JSON)
+        return Response(serving.answerer.gpus(), media_type=JSON)
 
     @app.get("/healthz", tags=["health"], summary="Is the process alive?", **describe_answer("Health", "It is alive.", alive))
     async def healthz(request: Request) -> Response:
@@ -65,12 +72,19 @@ def install_routes(app: FastAPI, answerer: Answerer) -> None:
         **describe_answer("Readiness", "Every model answers.", ready, not_ready="A model does not answer."),
     )
     async def readyz(request: Request) -> Response:
+        answerer = serving.answerer
         try:
             answerer.check()
         except BundleError as error:
             logger.exception("not ready")
             raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
-        return _json(ready)
+        return _json({"status": "ready", "families": list(answerer.families)})
+
+
+def _models(serving: Serving) -> dict[str, Any]:
+    answerer = serving.answerer
+    aliases = {"release": answerer.release, "challenger": serving.challenger}
+    return {**aliases, "models": orjson.loads(answerer.models())["models"]}
 
 
 def _json(document: dict[str, Any]) -> Response:

@@ -1,103 +1,183 @@
 """The service's settings: read from the environment once, checked, and then fixed.
 
-Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect it (twelve-factor app, III).  An
-argument on the command line takes precedence, and the variable behind it is then not looked at.
+Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect it (twelve-factor app, III).  An argument
+on the command line takes precedence, and the variable behind it is then not looked at.  ``docs/service.md`` lists them all.
 """
 
 from __future__ import annotations
 
+import difflib
+import ipaddress
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.layers import describe
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"
+CLIENT_VARIABLES: Final = ("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_JOB")
+"""Variables of clients, which may stand in the same environment."""
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
+LOG_FORMATS: Final = ("json", "text")
+OFF: Final = "off"
 
 
 class SettingsError(GpumemnetError):
     """A setting of the service cannot be used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What an operator may choose; the variable of a field is its name in capitals behind ``GPUMEMNET_``.
+def _number(minimum: float, maximum: float, *, whole: bool = True) -> BeforeValidator:
+    wanted = f"must be a {'whole ' if whole else ''}number between {minimum} and {maximum}"
 
-    Attributes:
-        host: address to listen on; the loopback unless asked otherwise, because the service does not ask who is calling.
-        port: TCP port; 0 takes a free one.
-        bundles: folders of the bundles to answer from, separated by ``:`` in the variable; those of the package when empty.
-        max_body_bytes: largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs.
-        max_jobs: most jobs in one batch.
-        log_level: one of :data:`LOG_LEVELS`.
-    """
+    def parse(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("tcp://"):
+            raise ValueError(
+                f"is {describe(value)}, which Kubernetes sets for a Service of the name 'gpumemnet': "
+                "turn it off with enableServiceLinks: false, or give --port"
+            )
+        number = value
+        if isinstance(value, str):
+            plain = value.isascii() and len(value) <= 20 and value.replace(".", "", 0 if whole else 1).isdigit()
+            number = (int(value) if whole else float(value)) if plain else None
+        if number is None or isinstance(number, bool) or not minimum <= number <= maximum:
+            raise ValueError(f"{wanted}, not {describe(value)}")
+        return number
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    bundles: tuple[Path, ...] = ()
-    max_body_bytes: int = 4 * MIB
-    max_jobs: int = 1000
-    log_level: str = "info"
+    return BeforeValidator(parse)
 
 
-def read_settings(environment: Mapping[str, str], **arguments: Any) -> Settings:
+def _choice(choices: tuple[str, ...]) -> BeforeValidator:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or value.lower() not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}, not {describe(value)}")
+        return value.lower()
+
+    return BeforeValidator(parse)
+
+
+def _switch(value: Any) -> bool:
+    names = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in names:
+        raise ValueError(f"must be true or false, not {describe(value)}")
+    return names[str(value).lower()]
+
+
+def _folders(value: Any) -> Any:
+    return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
+
+
+Switch = Annotated[bool, BeforeValidator(_switch)]
+
+
+class Settings(BaseSettings):
+    """What an operator may choose; the variable of a field is its name in capitals behind ``GPUMEMNET_``."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on; anything but a loopback address needs API keys")
+    port: Annotated[int, _number(0, 65535)] = Field(8000, description="TCP port; 0 takes a free one")
+    workers: Annotated[int, _number(1, 64)] = Field(1, description="processes that answer; one per core that is to be used")
+    bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
+        (), description="folders of the bundles to answer from, separated by `:`; those of the package when empty"
+    )
+    registry: Path | None = Field(None, description="folder of the model registry; the shipped release answers without one")
+    reload_seconds: Annotated[float, _number(0.05, 3600, whole=False)] = Field(
+        1.0, description="how often each worker looks whether the registry has another champion"
+    )
+    shadow_share: Annotated[float, _number(0, 1, whole=False)] = Field(
+        0.1, description="share of the predictions that the challenger answers in the background"
+    )
+    max_body_bytes: Annotated[int, _number(1024, 1024 * MIB)] = Field(
+        4 * MIB, description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs"
+    )
+    max_jobs: Annotated[int, _number(1, 100_000)] = Field(1000, description="most jobs in one batch")
+    max_layers: Annotated[int, _number(1, 100_000)] = Field(20_000, description="most layers of one job")
+    max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
+        256, description="most requests at work in a worker; more get 503 at once instead of waiting"
+    )
+    rate_limit_per_second: Annotated[float, _number(0, 1e6, whole=False)] = Field(
+        0.0, description="requests a second that one key, or one address without keys, may make in each worker; 0 for any number"
+    )
+    rate_burst: Annotated[int, _number(1, 1_000_000)] = Field(
+        100, description="requests that may come at once before the rate is limited"
+    )
+    api_keys: str = Field(
+        "", description="`name:scopes:sha256` of each key, separated by commas; scopes are predict, observe, admin, joined by `+`"
+    )
+    api_keys_file: Path | None = Field(None, description="a file with one such key a line, `#` begins a comment")
+    database_url: str = Field(
+        "", description="where observations are kept: a SQLAlchemy URL, `off`, or a SQLite file in the user's state folder when empty"
+    )
+    observation_queue: Annotated[int, _number(1, 1_000_000)] = Field(
+        1000, description="observations that may wait in a worker to be stored; more get 503"
+    )
+    record_predictions: Switch = Field(True, description="whether predictions are kept, so that observations can name them by id")
+    prediction_retention_days: Annotated[float, _number(0.01, 36_500, whole=False)] = Field(
+        30.0, description="how long a prediction is kept that nobody reports on"
+    )
+    alarm_window: Annotated[int, _number(10, 100_000)] = Field(
+        200, description="observations of a family that the coverage alarm looks at"
+    )
+    log_level: Annotated[str, _choice(LOG_LEVELS)] = Field("info", description="`critical`, `error`, `warning`, `info` or `debug`")
+    log_format: Annotated[str, _choice(LOG_FORMATS)] = Field("json", description="`json` for machines, `text` for people")
+    metrics_dir: Path | None = Field(
+        None, description="folder where several workers gather their metrics; a temporary one unless given"
+    )
+    shutdown_seconds: Annotated[int, _number(1, 3600)] = Field(
+        20, description="how long accepted requests may take to finish after SIGTERM"
+    )
+
+
+def read_settings(**arguments: Any) -> Settings:
     """Settings from the environment, and from ``arguments`` that are not ``None`` before it.
 
     Raises:
         SettingsError: names the variable or the argument, what it holds and what it may hold.
     """
-    values: dict[str, Any] = {}
-    for setting in fields(Settings):
-        variable = PREFIX + setting.name.upper()
-        argument = arguments.get(setting.name)
-        if argument is not None:
-            values[setting.name] = _parsed(setting.name, argument, f"--{setting.name.replace('_', '-')}")
-        elif environment.get(variable):
-            values[setting.name] = _parsed(setting.name, environment[variable], variable)
-    return Settings(**values)
-
-
-def _parsed(name: str, text: str, origin: str) -> Any:
-    parse: Callable[[str], Any] | None = _PARSERS.get(name)
+    given = {name: value for name, value in arguments.items() if value is not None}
     try:
-        return parse(text) if parse else text
-    except ValueError as error:
-        raise SettingsError(f"{origin} {error}") from None
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise SettingsError(_sentence(error, given)) from None
+    if not settings.api_keys and settings.api_keys_file is None and not is_loopback(settings.host):
+        raise SettingsError(
+            f"listening on {describe(settings.host)} needs API keys, because others can reach it: set {PREFIX}API_KEYS or "
+            f"{PREFIX}API_KEYS_FILE (python -m service.operation.keys new makes one), or listen on 127.0.0.1"
+        )
+    return settings
 
 
-def _whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if text.startswith("tcp://"):
-            raise ValueError(
-                f"is {describe(text)}, which Kubernetes sets for a Service of the name 'gpumemnet': "
-                "turn it off with enableServiceLinks: false, or give --port"
-            )
-        if not (text.isascii() and text.isdigit() and len(text) <= 20 and minimum <= int(text) <= maximum):
-            raise ValueError(f"must be a whole number between {minimum} and {maximum}, not {describe(text)}")
-        return int(text)
-
-    return parse
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that looks like a setting and is none: a typing error would otherwise go unseen."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    warnings = []
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known and name not in CLIENT_VARIABLES:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "docs/service.md lists the settings"
+            warnings.append(f"{name[:80]} is no setting of the service: {hint}")
+    return warnings
 
 
-def _log_level(text: str) -> str:
-    if text.lower() not in LOG_LEVELS:
-        raise ValueError(f"must be one of {', '.join(LOG_LEVELS)}, not {describe(text)}")
-    return text.lower()
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
-def _folders(text: str) -> tuple[Path, ...]:
-    return tuple(Path(part) for part in text.split(os.pathsep) if part)
-
-
-_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
-    "port": _whole_number(0, 65535),
-    "bundles": _folders,
-    "max_body_bytes": _whole_number(1024, 1024 * MIB),
-    "max_jobs": _whole_number(1, 100_000),
-    "log_level": _log_level,
-}
+def _sentence(error: ValidationError, given: Mapping[str, Any]) -> str:
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    origin = f"--{name.replace('_', '-')}" if name in given else PREFIX + name.upper()
+    cause = first.get("ctx", {}).get("error")
+    return f"{origin} {cause if cause is not None else first['msg']}"

@@ -1,39 +1,69 @@
 """Settings come from the environment, arguments before it, and say what is wrong with them."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from service.settings import Settings, SettingsError, read_settings
+from service.settings import PREFIX, Settings, SettingsError, read_settings, unknown_variables
+
+HASH = "0" * 64
 
 
-def test_without_variables_the_defaults_hold():
-    assert read_settings({}) == Settings()
-    assert read_settings({"GPUMEMNET_PORT": "", "UNRELATED": "1"}, host=None) == Settings()
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch):
+    for name in os.environ:
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
 
 
-def test_every_setting_has_a_variable():
-    environment = {
-        "GPUMEMNET_HOST": "::1",
-        "GPUMEMNET_PORT": "9000",
-        "GPUMEMNET_BUNDLES": os.pathsep.join(["/a", "b/c"]),
-        "GPUMEMNET_MAX_BODY_BYTES": "2048",
-        "GPUMEMNET_MAX_JOBS": "7",
-        "GPUMEMNET_LOG_LEVEL": "WARNING",
+def test_without_variables_the_defaults_hold(monkeypatch):
+    assert read_settings() == Settings()
+    monkeypatch.setenv("GPUMEMNET_PORT", "")
+    assert read_settings(host=None) == Settings()
+
+
+def test_every_setting_has_a_variable(monkeypatch):
+    wanted = {
+        "host": ("::1", "::1"),
+        "port": ("9000", 9000),
+        "workers": ("3", 3),
+        "bundles": (os.pathsep.join(["/a", "b/c"]), (Path("/a"), Path("b/c"))),
+        "registry": ("/r", Path("/r")),
+        "reload_seconds": ("0.5", 0.5),
+        "shadow_share": ("1", 1.0),
+        "max_body_bytes": ("2048", 2048),
+        "max_jobs": ("7", 7),
+        "max_layers": ("99", 99),
+        "max_concurrency": ("8", 8),
+        "rate_limit_per_second": ("12.5", 12.5),
+        "rate_burst": ("3", 3),
+        "api_keys": (f"a:predict:{HASH}", f"a:predict:{HASH}"),
+        "api_keys_file": ("/k", Path("/k")),
+        "database_url": ("off", "off"),
+        "observation_queue": ("5", 5),
+        "record_predictions": ("no", False),
+        "prediction_retention_days": ("1.5", 1.5),
+        "alarm_window": ("50", 50),
+        "log_level": ("WARNING", "warning"),
+        "log_format": ("text", "text"),
+        "metrics_dir": ("/m", Path("/m")),
+        "shutdown_seconds": ("4", 4),
     }
-    settings = read_settings(environment)
-    assert settings == Settings(
-        host="::1", port=9000, bundles=(Path("/a"), Path("b/c")), max_body_bytes=2048, max_jobs=7, log_level="warning"
-    )
-    default = Settings()
-    assert all(getattr(settings, name) != getattr(default, name) for name in Settings.__slots__)
+    assert wanted.keys() == Settings.model_fields.keys()
+    for name, (text, _) in wanted.items():
+        monkeypatch.setenv(PREFIX + name.upper(), text)
+    settings = read_settings()
+    assert {name: getattr(settings, name) for name in wanted} == {name: value for name, (_, value) in wanted.items()}
+    assert all(value != Settings.model_fields[name].default for name, (_, value) in wanted.items())
 
 
-def test_an_argument_takes_precedence_even_over_a_bad_variable():
-    assert read_settings({"GPUMEMNET_PORT": "tcp://10.0.0.1:80", "GPUMEMNET_HOST": "a"}, port="81", host="b") == Settings(
-        port=81, host="b"
-    )
+def test_an_argument_takes_precedence_even_over_a_bad_variable(monkeypatch):
+    monkeypatch.setenv("GPUMEMNET_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("GPUMEMNET_HOST", "a")
+    settings = read_settings(port="81", host="localhost")
+    assert (settings.port, settings.host) == (81, "localhost")
 
 
 @pytest.mark.parametrize(
@@ -42,19 +72,54 @@ def test_an_argument_takes_precedence_even_over_a_bad_variable():
         *(("PORT", value) for value in ("x", "-1", "65536", "80.0", "٣", "9" * 5000, " 80")),
         *(("MAX_BODY_BYTES", value) for value in ("0", "1023", "4 MiB", "inf")),
         *(("MAX_JOBS", value) for value in ("0", "-1", "1e3")),
+        *(("RELOAD_SECONDS", value) for value in ("0", "nan", "-1", "1.2.3", ".")),
+        *(("SHADOW_SHARE", value) for value in ("1.01", "10%")),
         ("LOG_LEVEL", "loud"),
+        ("LOG_FORMAT", "xml"),
+        ("RECORD_PREDICTIONS", "perhaps"),
     ],
 )
-def test_a_bad_value_is_named_with_its_variable(variable, value):
-    with pytest.raises(SettingsError, match=rf"^GPUMEMNET_{variable} must be "):
-        read_settings({f"GPUMEMNET_{variable}": value})
+def test_a_bad_value_is_named_with_its_variable(monkeypatch, variable, value):
+    monkeypatch.setenv(f"GPUMEMNET_{variable}", value)
+    with pytest.raises(SettingsError, match=rf"^GPUMEMNET_{variable} must be .*, not "):
+        read_settings()
 
 
 def test_a_bad_argument_is_named():
     with pytest.raises(SettingsError, match=r"^--log-level must be one of .* not 'loud'"):
-        read_settings({}, log_level="loud")
+        read_settings(log_level="loud")
 
 
-def test_the_variable_that_kubernetes_sets_for_a_service_is_explained():
+def test_the_variable_that_kubernetes_sets_for_a_service_is_explained(monkeypatch):
+    monkeypatch.setenv("GPUMEMNET_PORT", "tcp://10.96.0.12:8000")
     with pytest.raises(SettingsError, match="enableServiceLinks"):
-        read_settings({"GPUMEMNET_PORT": "tcp://10.96.0.12:8000"})
+        read_settings()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu-host.example"])
+def test_without_keys_only_this_machine_is_served(monkeypatch, host):
+    with pytest.raises(SettingsError, match="needs API keys"):
+        read_settings(host=host)
+    monkeypatch.setenv("GPUMEMNET_API_KEYS", f"a:predict:{HASH}")
+    assert read_settings(host=host).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_on_a_loopback_address_no_key_is_needed(host):
+    assert read_settings(host=host).host == host
+
+
+def test_a_variable_that_is_no_setting_is_pointed_out():
+    assert unknown_variables({"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "OTHER": "y"}) == []
+    (warning,) = unknown_variables({"GPUMEMNET_WORKER": "2"})
+    assert "did you mean GPUMEMNET_WORKERS?" in warning
+
+
+def test_the_documentation_lists_every_setting_with_its_default():
+    text = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+    rows = dict(re.findall(r"^\| `(GPUMEMNET_\w+)` \| (.*?) \|", text, re.MULTILINE))
+    assert rows.keys() == {PREFIX + name.upper() for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        shown = rows[PREFIX + name.upper()].strip("`").replace(",", "")
+        assert shown == ("" if field.default in ((), None, "") else str(field.default).lower()), name
+        assert field.description in text, name
