@@ -2,8 +2,8 @@
 
 Slurm accounts ``gres/gpumem`` where ``AccountingStorageTRES`` names it and ``gres.conf`` detects GPUs by NVML: the memory of the
 job's processes, read every ``JobAcctGatherFrequency`` (30 seconds by default).  ``TRESUsageInMax`` is the highest reading of any
-task.  Two forms are read: ``sacct -P`` with a header, and ``sacct --json``, where the usage stands under ``tres.requested`` of a step.
-What cannot be an observation is reported with the reason; nothing is guessed.
+task.  Two forms are read: ``sacct -P`` with a header, and ``sacct --json``, where the usage stands under a step's
+``tres.requested``.  What cannot be an observation is reported with the reason; nothing is guessed.
 """
 
 from __future__ import annotations
