@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from openapi_spec_validator import OpenAPIV30SpecValidator
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -362,7 +363,8 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(page, example, asked):
 
 def test_the_description_of_the_api_is_shown_without_another_host(page, http):
     page.open("/docs")
-    described = {(path, method) for path, methods in http.get("/openapi.json").json()["paths"].items() for method in methods}
+    paths = http.get("/openapi.json").json()["paths"]
+    described = {(path, method) for path, item in paths.items() for method in item if method != "parameters"}
     page.wait(lambda: page.driver.find_elements(By.CSS_SELECTOR, ".opblock"), "the operations")
     shown = page.run(
         "return [...document.querySelectorAll('.opblock')].map((block) =>"
@@ -372,3 +374,13 @@ def test_the_description_of_the_api_is_shown_without_another_host(page, http):
     page.find('[data-path="/v1/predict"]').click()
     page.wait(lambda: "expected_mib" in page.text(".opblock.is-open"), "the example")
     assert page.driver.find_elements(By.CSS_SELECTOR, ".errors-wrapper") == []
+
+
+def test_the_description_is_valid_in_the_words_that_swagger_ui_reads(page):
+    page.open("/docs")
+    script = """
+        const [done] = arguments;
+        Promise.all([import("/docs/openapi30.js"), fetch("/openapi.json").then((answer) => answer.json())])
+          .then(([{ inWordsOf30 }, description]) => done(inWordsOf30(description)));
+    """
+    OpenAPIV30SpecValidator(page.driver.execute_async_script(script)).validate()

@@ -2,7 +2,9 @@
 // prefixItems and examples of schemas.
 
 export function inWordsOf30(description) {
-  return { ...converted(description), openapi: "3.0.3" };
+  const { summary, ...info } = description.info;
+  if (summary) info.description = [summary, info.description].filter(Boolean).join("\n\n");
+  return { ...converted({ ...description, info }), openapi: "3.0.3" };
 }
 
 const VERBATIM = new Set(["example", "examples", "value", "default", "enum"]); // data, not schemas
