@@ -1,0 +1,356 @@
+"""The store within one process: migrations, several stores on one database, limits, retention, the alarm and its gauges."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.observation import Observation
+from service.examples import EXAMPLE_JOBS
+from service.observations import migrations, store
+from service.observations.alarm import Outcome, alarm, interval, miss_probability
+from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine
+from service.observations.schema import METADATA, REVISIONS, VERSION_TABLE
+from service.observations.store import ObservationStore
+from service.prediction_id import prediction_id
+from service.problems import Refusal
+from service.records import PredictionRecord
+
+GPU = "NVIDIA A100-SXM4-40GB"
+MIB = 2**20
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "observations.sqlite"
+
+
+@pytest.fixture
+def address(file) -> str:
+    return f"sqlite:///{file}"
+
+
+@pytest.fixture
+def make_store(address):
+    """Stores on one database, stopped after the test."""
+    made = []
+
+    def make(**settings) -> ObservationStore:
+        one = ObservationStore(address, **settings)
+        one.prepare()
+        one.start()
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.drain()
+
+
+@pytest.fixture(scope="module")
+def estimate():
+    from gpumemnet.predictor import Predictor
+
+    return Predictor.default().predict(job_from_dict(EXAMPLE_JOBS["mlp"]))
+
+
+def record(estimate, job=None, *, age_seconds=0.0, release="r1") -> PredictionRecord:
+    made_at = time.time() - age_seconds
+    job = job or job_from_dict(EXAMPLE_JOBS["mlp"])
+    return PredictionRecord(prediction_id(int(made_at * 1e9)), made_at, job, estimate, "a" * 64, release)
+
+
+def observed(identity: str, peak_bytes: int, **fields) -> Observation:
+    return Observation(prediction_id=identity, peak_bytes=peak_bytes, source="nvml_process", **fields)
+
+
+def rows(file: Path, question: str) -> list[tuple]:
+    connection = sqlite3.connect(file)
+    try:
+        return connection.execute(question).fetchall()
+    finally:
+        connection.close()
+
+
+def test_the_server_does_not_load_alembic(address):
+    script = f"""
+import sys
+from service.observations.store import ObservationStore
+store = ObservationStore({address!r}); store.prepare(); store.start(); store.drain()
+print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_migrations_make_the_tables_of_the_code(address):
+    ensure_schema(database_url(address))
+    engine = make_engine(database_url(address))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, "compare_type": True})
+        assert compare_metadata(context, METADATA) == []
+    engine.dispose()
+
+
+def test_the_code_knows_all_revisions():
+    configuration = Config()
+    configuration.set_main_option("script_location", migrations.__path__[0])
+    scripts = ScriptDirectory.from_config(configuration)
+    assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == REVISIONS
+
+
+def test_many_may_start_at_once(address, file):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ensure_schema(database_url(address)), range(4)))
+    assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISIONS[-1],)]
+
+
+def test_a_newer_database_is_refused(address, file):
+    ensure_schema(database_url(address))
+    connection = sqlite3.connect(file)
+    connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(DatabaseError, match=r"written by a newer gpumemnet \(its schema is 9999"):
+        ensure_schema(database_url(address))
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("mysql://localhost/x", "must be sqlite or postgresql"),
+        ("sqlite://", "must be a file"),
+        ("nonsense", "cannot be read"),
+        ("sqlite:////proc/nowhere/x.sqlite", "cannot be made"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_said(address, reason):
+    with pytest.raises(DatabaseError, match=reason):
+        ensure_schema(database_url(address))
+
+
+def test_a_file_that_is_no_database_is_said(file, address):
+    file.write_text("not a database, by any means whatsoever\n" * 100)
+    with pytest.raises(DatabaseError, match="not a database"):
+        ensure_schema(database_url(address))
+
+
+def test_an_unreachable_server_is_said_without_the_password():
+    with pytest.raises(DatabaseAwayError, match="cannot be reached") as caught:
+        ensure_schema(database_url("postgresql://user:s3cret@127.0.0.1:1/x"))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_an_observation_may_come_before_its_prediction_is_written(make_store, estimate):
+    """Another worker has made the prediction, and will write it within the next moments."""
+    here, there = make_store(), make_store()
+    made = record(estimate)
+
+    async def run():
+        waiting = asyncio.create_task(here.add(observed(made.prediction_id, 1800 * MIB)))
+        await asyncio.sleep(0.2)
+        there.record(made)
+        return await waiting
+
+    assert asyncio.run(run()).prediction_id == made.prediction_id
+
+
+def test_keys_of_different_clients_never_meet(make_store, estimate):
+    one = make_store()
+    made = record(estimate)
+    one.record(made)
+
+    async def run():
+        first = await one.add(observed(made.prediction_id, 1800 * MIB, idempotency_key="1"), "site-a")
+        second = await one.add(observed(made.prediction_id, 1900 * MIB, idempotency_key="1"), "site-b")
+        return first, second
+
+    first, second = asyncio.run(run())
+    assert first.created
+    assert second.created
+    assert first.observation_id != second.observation_id
+
+
+def test_equal_jobs_are_stored_once(make_store, estimate, file):
+    one = make_store()
+    jobs = [job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": size}) for size in (1, 2, 3)]
+    for number in range(300):
+        one.record(record(estimate, jobs[number % 3]))
+    one.drain()
+    assert rows(file, "SELECT count(*) FROM predictions") == [(300,)]
+    assert rows(file, "SELECT count(*), count(DISTINCT family) FROM jobs") == [(3, 1)]
+    [(family, release, safe)] = rows(file, "SELECT DISTINCT model_name, release, safe_bytes FROM predictions")
+    assert (family, release, safe) == (estimate.estimator, "r1", estimate.safe_bytes)
+
+
+def test_too_many_predictions_are_dropped_and_counted(address, estimate, file, monkeypatch):
+    monkeypatch.setattr(store, "MAX_PENDING_PREDICTIONS", 10)
+    before = dropped()
+    one = ObservationStore(address)
+    one.prepare()
+    for _ in range(25):
+        one.record(record(estimate))
+    one.start()
+    one.drain()
+    assert rows(file, "SELECT count(*) FROM predictions") == [(10,)]
+    assert dropped() == before + 15
+
+
+def dropped() -> float:
+    return REGISTRY.get_sample_value("gpumemnet_predictions_kept_total", {"outcome": "dropped"}) or 0.0
+
+
+def test_predictions_are_kept_only_if_asked(make_store, estimate, file):
+    one = make_store(record_predictions=False)
+    one.record(record(estimate))
+    one.record_shadow("x", "b" * 64, 1, None)
+    one.drain()
+    assert rows(file, "SELECT count(*) FROM predictions") == [(0,)]
+
+
+def test_old_predictions_that_nobody_reports_on_go(make_store, estimate, file):
+    first = make_store()
+    kept = record(estimate, age_seconds=40 * 86_400)
+    recent = record(estimate, job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 3}))
+    old = [
+        record(estimate, job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 5 + n}), age_seconds=40 * 86_400) for n in range(20)
+    ]
+    for made in (kept, recent, *old):
+        first.record(made)
+        first.record_shadow(made.prediction_id, "b" * 64, 10, None)
+    asyncio.run(first.add(observed(kept.prediction_id, 1800 * MIB)))
+    first.drain()
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE jobs SET seen_at = seen_at - 40 * 86400")
+    connection.commit()
+    connection.close()
+    second = make_store(prediction_retention_days=30)
+    deadline = time.monotonic() + 10
+    while rows(file, "SELECT count(*) FROM jobs") != [(2,)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second.drain()
+    left = {identity for (identity,) in rows(file, "SELECT id FROM predictions")}
+    assert left == {kept.prediction_id, recent.prediction_id}
+    assert rows(file, "SELECT count(*) FROM challenges") == [(2,)]
+
+
+def test_a_locked_database_is_away_and_comes_back(make_store, estimate, file, caplog):
+    one = make_store(busy_seconds=0.1)
+    made = record(estimate)
+    one.record(made)
+
+    async def run():
+        await one.add(observed(made.prediction_id, 1800 * MIB))
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(3):
+            with pytest.raises(Refusal, match="away") as caught:
+                await one.add(observed(made.prediction_id, 1801 * MIB, idempotency_key=str(number)))
+            assert caught.value.headers == {"Retry-After": "1"}
+        other.execute("COMMIT")
+        other.close()
+        await asyncio.sleep(1.3)
+        return await one.add(observed(made.prediction_id, 1801 * MIB))
+
+    assert asyncio.run(run()).created
+    assert len([entry for entry in caplog.records if "cannot be used" in entry.message]) == 1
+
+
+def test_a_stopped_store_refuses(make_store, estimate):
+    one = make_store()
+    one.drain()
+    with pytest.raises(Refusal, match="stopping"):
+        asyncio.run(one.add(observed(record(estimate).prediction_id, 1800 * MIB)))
+
+
+def test_the_alarm_goes_on_and_the_gauges_say_it(make_store, estimate):
+    one = make_store(alarm_window=50)
+    made = [record(estimate) for _ in range(60)]
+    for entry in made:
+        one.record(entry)
+        one.record_shadow(entry.prediction_id, "b" * 64, estimate.expected_bytes, estimate.safe_bytes * 2)
+
+    async def run():
+        over = estimate.safe_bytes + MIB
+        answers = await one.add_many([observed(entry.prediction_id, over) for entry in made])
+        assert all(not isinstance(answer, Exception) for answer in answers)
+        return await one.summary()
+
+    summary = asyncio.run(run())
+    [family] = summary["alarm"]["families"]
+    assert (family["on"], family["judged"], family["covered"]) == (True, 50, 0)
+    [group] = summary["groups"]
+    assert (group["champion"]["coverage"], group["champion"]["under_prediction_rate"]) == (0.0, 1.0)
+    beside = group["challenger"]
+    assert (beside["champion"]["coverage"], beside["challenger"]["coverage"]) == (0.0, 1.0)
+    assert beside["challenger"]["waste_share"] > 0.3
+    second = make_store(alarm_window=50)  # its first round refreshes the gauges, from the database
+    deadline = time.monotonic() + 10
+    while REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second.drain()
+    assert REGISTRY.get_sample_value("gpumemnet_observed_coverage_ratio", {"family": "mlp"}) == 0
+    assert REGISTRY.get_sample_value("gpumemnet_observed_error_ratio", {"family": "mlp"}) < 0
+
+
+def outcome(peak: int | None, safe: int | None = 100, *, oom=False, limit=None, coverage=0.99) -> Outcome:
+    return Outcome("mlp", GPU, "r1", coverage, 80, safe, peak, oom, limit)
+
+
+@pytest.mark.parametrize(
+    ("said", "covered"),
+    [
+        (outcome(100), True),
+        (outcome(101), False),
+        (outcome(50, None), None),
+        (outcome(None, oom=True), False),
+        (outcome(None, oom=True, limit=99), None),
+        (outcome(None, oom=True, limit=100), False),
+        (outcome(120, oom=True, limit=99), False),
+    ],
+)
+def test_whether_a_bound_held(said, covered):
+    assert said.covered(said.safe_bytes) is covered
+
+
+@given(st.lists(st.floats(0.5, 0.999), min_size=1, max_size=40), st.integers(0, 41))
+def test_the_probability_of_misses_falls_with_their_number(promised, misses):
+    here, more = miss_probability(promised, misses), miss_probability(promised, misses + 1)
+    assert 0 <= more <= here <= 1
+    assert miss_probability(promised, 0) == 1
+    assert miss_probability(promised, len(promised) + 1) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("misses", [0, 1, 2, 5, 9])
+def test_with_one_coverage_it_is_the_binomial_test(misses):
+    stats = pytest.importorskip("scipy.stats")
+    expected = stats.binomtest(misses, 200, 0.01, alternative="greater").pvalue
+    assert miss_probability([0.99] * 200, misses) == pytest.approx(expected, rel=1e-6)
+
+
+def test_nine_of_two_hundred_raise_the_alarm():
+    for misses, on in ((8, False), (9, True)):
+        outcomes = [outcome(101)] * misses + [outcome(50)] * 300
+        found = alarm("mlp", outcomes, 200)
+        assert (found.count, found.on) == (200, on)
+
+
+def test_the_interval_holds_the_share():
+    assert interval(0, 0) is None
+    low, high = interval(190, 200)
+    assert 0.9 < low < 0.95 < high < 1
