@@ -69,7 +69,7 @@ def ask(job: TrainingJob, url: str | None, gpu: str | None) -> Estimate:
     if url is None:
         return Predictor.default().predict(job, gpu=gpu)
     with Client(url) as client:
-        return client.predict(job)
+        return client.predict(job, gpu=gpu)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,8 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--unknown-mib", type=int, metavar="MIB", help="write this where no safe amount is known (CARMA's users: 40000)"
     )
     chosen = parser.parse_args(arguments)
-    if chosen.gpu and chosen.url:
-        parser.error("--gpu is for predictions in this process: the service answers for its own GPU")
     try:
         content = chosen.description.read_bytes()
         if len(content) > LARGEST_DESCRIPTION_BYTES:

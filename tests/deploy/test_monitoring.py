@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
-NAME = re.compile(r"\b(?:gpumemnet|process)_[a-z0-9_]+\b")
+NAME = re.compile(r"\bgpumemnet_[a-z0-9_]+\b")
 ALL_NAMES = """
 import pathlib, importlib
 from prometheus_client import REGISTRY

@@ -62,9 +62,10 @@ def test_the_expected_amount_is_written_and_nothing_else_changes(task):
 
 
 def test_a_service_is_asked_where_one_is_named(task, service):
-    assert run(task, JOB, "--url", service.url).returncode == 0
-    own = Predictor.default().predict(job_from_json(JOB.read_text()))
-    assert task.read_bytes() == expected_task(ceil_mib(own.expected_bytes))
+    for gpu in ("A100-40GB", "H100"):
+        assert run(task, JOB, "--url", service.url, "--gpu", gpu).returncode == 0
+        own = Predictor.default().predict(job_from_json(JOB.read_text()), gpu=gpu)
+        assert task.read_bytes() == expected_task(ceil_mib(own.expected_bytes))
 
 
 def test_the_safe_amount_and_another_gpu(task):
