@@ -228,7 +228,7 @@ def _amount(given: Mapping[str, Any], name: str) -> int | None:
                 f"must be a whole number of bytes between {MIN_BYTES} and {MAX_BYTES}, not {describe(in_bytes)}", f"{name}_bytes"
             )
         return int(in_bytes)
-    if type(in_mib) not in (int, float) or not math.isfinite(in_mib) or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:
+    if type(in_mib) not in (int, float) or not MIN_BYTES <= in_mib * MIB <= MAX_BYTES:  # NaN is not between either
         raise InvalidRequestError(
             f"must be a number of MiB between {MIN_BYTES // MIB} and {MAX_BYTES // MIB}, not {describe(in_mib)}", f"{name}_mib"
         )

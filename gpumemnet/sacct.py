@@ -349,7 +349,7 @@ def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
         place = f"jobs[{index}]"
         try:
             yield _json_job(entry, place)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:  # the last of a date
             identity = entry.get("job_id") if isinstance(entry, dict) else None
             reason = f"is not as sacct --json writes jobs ({type(error).__name__}: {str(error)[:80]})"
             yield Skipped(place, None if identity is None else str(identity)[:40], reason, json.dumps(entry)[:1000])
@@ -366,7 +366,7 @@ def _json_job(entry: Any, place: str) -> SlurmJob:
         place,
         _json_job_id(entry),
         _state(current[0] if isinstance(current, list) else str(current)),
-        entry.get("cluster") or None,
+        cluster if isinstance(cluster := entry.get("cluster"), str) and cluster else None,
         datetime.fromtimestamp(ended, UTC) if ended else None,
         _number(time.get("elapsed")),
         _gpus(_json_resources((entry.get("tres") or {}).get("allocated"))),

@@ -1,0 +1,183 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemnet.errors import DatasetError, FieldError, InvalidJobError, InvalidRequestError
+from gpumemnet.job_json import job_to_dict
+from gpumemnet.measurement import LABEL_SOURCES, Measurement
+from gpumemnet.observation import (
+    MAX_BYTES,
+    MIN_BYTES,
+    SOURCES,
+    Observation,
+    content_hash,
+    observation_from_dict,
+    observation_to_dict,
+)
+from tests.jobs import jobs, small_job
+
+IDENTITY = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
+PREDICTED = {"prediction_id": IDENTITY, "peak_mib": 1800, "source": "slurm_gpumem"}
+BY_JOB = {"job": job_to_dict(small_job()), "gpu": "a100", "peak_mib": 1800, "source": "nvml_process"}
+
+
+def test_by_prediction():
+    one = observation_from_dict(PREDICTED)
+    assert (one.prediction_id, one.peak_bytes, one.oom, one.gpu) == (IDENTITY, 1800 * 2**20, False, None)
+
+
+def test_by_job_with_the_gpus_own_name():
+    one = observation_from_dict(BY_JOB)
+    assert (one.job, one.gpu) == (small_job(), "NVIDIA A100-SXM4-40GB")
+
+
+def test_a_gpu_that_nobody_knows_keeps_its_name():
+    assert observation_from_dict({**BY_JOB, "gpu": "MI300X"}).gpu == "MI300X"
+
+
+def test_a_job_that_ran_out_needs_no_peak():
+    one = observation_from_dict({"prediction_id": IDENTITY, "oom": True, "limit_mib": 8192, "source": "nvml_process"})
+    assert (one.oom, one.peak_bytes, one.limit_bytes) == (True, None, 8 * 2**30)
+
+
+def test_part_of_a_mib_is_not_lost():
+    assert observation_from_dict({**PREDICTED, "peak_mib": 1800.25}).peak_bytes == 1800 * 2**20 + 2**18
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ([], ""),
+        ({**PREDICTED, "peek_mib": 1}, "peek_mib"),
+        ({**PREDICTED, "peak_bytes": 2**31}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": None}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": "1800"}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": True}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": float("nan")}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": 10**400}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": 1800 * 2**20}, "peak_mib"),
+        ({**PREDICTED, "peak_mib": None, "peak_bytes": 1800}, "peak_bytes"),
+        ({**PREDICTED, "source": None}, "source"),
+        ({**PREDICTED, "source": "traced"}, "source"),
+        ({**PREDICTED, "source": "guess"}, "source"),
+        ({**PREDICTED, "source": []}, "source"),
+        ({**PREDICTED, "oom": "yes"}, "oom"),
+        ({**PREDICTED, "prediction_id": "1"}, "prediction_id"),
+        ({**PREDICTED, "prediction_id": None}, "prediction_id"),
+        ({**PREDICTED, "observed_at": "2026-01-31T12:00:00"}, "observed_at"),
+        ({**PREDICTED, "observed_at": "1999-01-31T12:00:00Z"}, "observed_at"),
+        ({**PREDICTED, "observed_at": "2999-01-31T12:00:00Z"}, "observed_at"),
+        ({**PREDICTED, "observed_at": 5}, "observed_at"),
+        ({**PREDICTED, "observed_at": "0001-01-01T00:00:00+14:00"}, "observed_at"),
+        ({**PREDICTED, "observed_at": "9999-12-31T23:59:59-14:00"}, "observed_at"),
+        ({**PREDICTED, "peak_mib": float("inf")}, "peak_mib"),
+        ({**PREDICTED, "idempotency_key": ""}, "idempotency_key"),
+        ({**PREDICTED, "idempotency_key": "x" * 201}, "idempotency_key"),
+        ({**PREDICTED, "idempotency_key": "a\x00b"}, "idempotency_key"),
+        ({**PREDICTED, "driver": "\ud800"}, "driver"),
+        ({**BY_JOB, "gpu": None}, "gpu"),
+        ({**BY_JOB, "gpu": "L4", "peak_mib": 40_000}, "peak_bytes"),
+    ],
+)
+def test_what_is_wrong_is_said(document, field):
+    with pytest.raises(InvalidRequestError) as caught:
+        observation_from_dict(document)
+    assert caught.value.field == field
+
+
+def test_what_is_wrong_with_the_job_is_said():
+    with pytest.raises(InvalidJobError) as caught:
+        observation_from_dict({**BY_JOB, "job": {**BY_JOB["job"], "batch_size": 0}})
+    assert caught.value.field == "job.batch_size"
+
+
+TEXTS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20).filter(
+    lambda text: text.isprintable() and text.strip() == text
+)
+
+
+@st.composite
+def observations(draw) -> Observation:
+    by_job = draw(st.booleans())
+    amounts = st.integers(MIN_BYTES, MAX_BYTES)
+    oom = draw(st.booleans())
+    return Observation(
+        source=draw(st.sampled_from(sorted(SOURCES))),
+        prediction_id=draw(st.uuids().map(str)) if not by_job or draw(st.booleans()) else None,
+        job=draw(jobs()) if by_job else None,
+        gpu=f"GPU {draw(TEXTS)}" if by_job else None,
+        peak_bytes=draw(st.none() | amounts if oom else amounts),
+        oom=oom,
+        limit_bytes=draw(st.none() | amounts),
+        observed_at=draw(
+            st.none() | st.datetimes(datetime(2010, 1, 2), datetime(2025, 1, 1)).map(lambda time: time.replace(tzinfo=UTC))
+        ),
+        idempotency_key=draw(st.none() | TEXTS),
+        driver=draw(st.none() | TEXTS),
+        cuda=draw(st.none() | TEXTS),
+        torch=draw(st.none() | TEXTS),
+    )
+
+
+@given(observations())
+def test_json_and_back(observation):
+    assert observation_from_dict(observation_to_dict(observation)) == observation
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*PREDICTED, *BY_JOB, "oom", "observed_at", "limit_bytes", "other"]), JSON))
+def test_anything_is_read_or_refused_with_a_field(document):
+    for candidate in (document, {**PREDICTED, **document}, {**BY_JOB, **document}):
+        try:
+            observation_from_dict(candidate)
+        except FieldError as error:
+            wrong = error
+        else:
+            continue
+        assert wrong.field
+        assert "\n" not in str(wrong)
+
+
+def test_the_hash_is_of_the_content():
+    one = observation_from_dict(PREDICTED)
+    assert content_hash(one) == content_hash(observation_from_dict({**PREDICTED, "idempotency_key": "x"}))
+    assert content_hash(one) != content_hash(observation_from_dict({**PREDICTED, "peak_mib": 1801}))
+    zone = datetime.now(UTC) - timedelta(hours=1)
+    here, there = zone.isoformat(), zone.astimezone(None).isoformat()
+    assert content_hash(observation_from_dict({**PREDICTED, "observed_at": here})) == content_hash(
+        observation_from_dict({**PREDICTED, "observed_at": there})
+    )
+
+
+def test_every_source_is_a_label_source():
+    assert set(SOURCES) == set(LABEL_SOURCES) - {"traced"}
+
+
+def measurement(**changes) -> Measurement:
+    values = {
+        "job": small_job(),
+        "status": "ok",
+        "label_source": "slurm_gpumem",
+        "capacity_bytes": 2**35,
+        "provenance": "observed",
+        "gpu": "x",
+        "recipe": "observations",
+        "architecture": "{}",
+        "peak_process_bytes": 2**31,
+    }
+    return Measurement(**{**values, **changes})
+
+
+def test_a_sites_reading_is_a_label_of_the_process_or_the_device():
+    assert measurement().label_bytes == 2**31
+    assert measurement(label_source="dcgm", peak_process_bytes=None, peak_device_bytes=2**30).label_bytes == 2**30
+    with pytest.raises(DatasetError, match="observed"):
+        measurement(provenance="measured")

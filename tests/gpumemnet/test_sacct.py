@@ -1,0 +1,217 @@
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemnet.cli import main
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job_json import job_to_dict
+from gpumemnet.observation import Observation, observation_from_dict
+from gpumemnet.sacct import Known, Skipped, parse_amount, read_known_jobs, read_sacct, usage_bytes
+from tests.jobs import small_job
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "sacct"
+TEXT, JSON = FIXTURES / "parsable.txt", FIXTURES / "slurm_24_05.json"
+GIB = 2**30
+
+
+def split(found) -> tuple[dict[str, Observation], dict[str, Skipped]]:
+    taken, skipped = {}, {}
+    for one in found:
+        if isinstance(one, Skipped):
+            skipped[one.job_id or one.place] = one
+        else:
+            taken[one.idempotency_key.rpartition("/")[2]] = one
+    return taken, skipped
+
+
+def test_peaks_of_finished_jobs_are_taken():
+    taken, _ = split(read_sacct(TEXT))
+    assert {job: one.peak_bytes for job, one in taken.items()} == {
+        "18194943": 38888 * 2**20,
+        "18194944": int(6.5 * GIB),  # the highest of several steps, in whatever unit
+        "18194945_7": 4 * GIB,
+        "18194946": 12000 * 2**20,
+        "18194947": 9000 * 2**20,
+        "18194956": 30000 * 2**20,  # four GPUs, a task for each
+    }
+    one = taken["18194943"]
+    assert one.prediction_id == "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01"
+    assert (one.source, one.oom, one.idempotency_key) == ("slurm_gpumem", False, "slurm/alpine/18194943")
+    assert one.observed_at is not None
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        ("18194948", "host memory"),
+        ("18194949", "FAILED"),
+        ("18194950", "has not ended"),
+        ("18194951", "no prediction is known"),
+        ("18194952", "no reading"),
+        ("18194953", "no reading"),
+        ("18194954", "ran for 31 s"),
+        ("18194955", "4 GPUs"),
+        ("18194958", "a step of a job"),
+        ("18194959", "no amount"),
+        ("line 36", "columns of the header"),
+        ("line 40", "columns of the header"),
+    ],
+)
+def test_what_is_left_out_has_its_reason(job, reason):
+    _, skipped = split(read_sacct(TEXT))
+    assert reason in skipped[job].reason
+
+
+def test_json_is_read_as_well():
+    taken, skipped = split(read_sacct(JSON))
+    assert {job: one.peak_bytes for job, one in taken.items()} == {"501": 40777023488, "502": 6860832768, "503_4": 5 * GIB}
+    assert set(skipped) == {"505", "506", "seven", "508"}
+
+
+def test_nothing_is_lost():
+    lines = {line.split("|")[0].split(".")[0] for line in TEXT.read_text().splitlines()[1:]}
+    taken, skipped = split(read_sacct(TEXT))
+    found = set(taken) | set(skipped)
+    assert {job for job in lines if job not in found} == {"18194957", "18194960"}  # reported by their line
+
+
+def test_a_file_may_say_which_job_it_was(tmp_path):
+    mapping = tmp_path / "jobs.jsonl"
+    entry = {"job_id": 18194951, "job": job_to_dict(small_job()), "gpu": "A100"}
+    mapping.write_text(json.dumps(entry) + "\n\n")
+    known = read_known_jobs(mapping)
+    assert known == {"18194951": Known(None, small_job(), "A100")}
+    taken, _ = split(read_sacct(TEXT, known))
+    assert taken["18194951"].job == small_job()
+    assert taken["18194951"].gpu == "NVIDIA A100-SXM4-40GB"
+
+
+def test_slurms_type_names_the_gpu():
+    taken, _ = split(read_sacct(TEXT, gpus={"a100": "A100-80GB"}))
+    assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize("line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{", '{"job_id": 1, "job": {}}'])
+def test_a_wrong_mapping_is_said(tmp_path, line):
+    (tmp_path / "jobs.jsonl").write_text("\n" + line + "\n")
+    with pytest.raises(InvalidRequestError, match="line 2"):
+        read_known_jobs(tmp_path / "jobs.jsonl")
+
+
+@pytest.mark.parametrize("text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]", "JobID  State\n"])
+def test_a_file_of_another_kind_is_said(tmp_path, text):
+    (tmp_path / "x").write_text(text)
+    with pytest.raises(InvalidRequestError):
+        list(read_sacct(tmp_path / "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("38888M", 38888 * 2**20), ("0", 0), ("1.5G", 3 * 2**29), ("2t", 2**41), ("5", 5), ("10372780K", 10372780 * 1024)],
+)
+def test_amounts(text, amount):
+    assert parse_amount(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("", None),
+        ("cpu=00:00:01,mem=9G", None),
+        ("gres/gpumem=0", None),
+        ("cpu=1,gres/gpumem:a100=3G,gres/gpumem:h100=4G", 4 * GIB),
+        ("gres/gpumem:a100=3G,gres/gpumem=5G", 5 * GIB),
+        ("gres/gpumem=18446744073709551614", None),
+    ],
+)
+def test_usage(text, amount):
+    assert usage_bytes(text) == amount
+
+
+CELLS = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=12)
+
+
+@given(st.lists(st.lists(CELLS | st.sampled_from(["1", "1.batch", "COMPLETED", "gres/gpumem=5G", "gpumemnet:x"]), max_size=5)))
+def test_any_lines_are_taken_or_reported(tmp_path_factory, lines):
+    file = tmp_path_factory.mktemp("fuzz") / "x"
+    file.write_text("\n".join(["JobID|State|TRESUsageInMax|Comment", *("|".join(line) for line in lines)]), newline="")
+    for one in read_sacct(file):
+        assert isinstance(one, Observation) or one.reason
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["job_id", "state", "time", "comment", "tres", "steps", "array", "cluster"]), ANY_JSON)
+def test_any_json_is_taken_or_reported(tmp_path_factory, name, value):
+    document = json.loads(JSON.read_text())
+    document["jobs"][0][name] = value
+    document["jobs"][1]["steps"][1][name] = value
+    file = tmp_path_factory.mktemp("fuzz") / "x"
+    file.write_text(json.dumps(document))
+    for one in read_sacct(file):
+        assert isinstance(one, Observation) or one.reason
+
+
+def test_the_command_writes_observations_and_a_report(tmp_path, capsys):
+    out, report = tmp_path / "observations.jsonl", tmp_path / "report.jsonl"
+    assert main(["import-sacct", str(TEXT), "--out", str(out), "--report", str(report)]) == 0
+    written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
+    skipped = [json.loads(line) for line in report.read_text().splitlines()]
+    assert (len(written), len(skipped)) == (6, 12)
+    assert all(entry["reason"] for entry in skipped)
+    assert "6 observations" in capsys.readouterr().out
+
+
+def test_the_command_sends_and_is_patient(tmp_path, monkeypatch):
+    asked = []
+
+    class Service(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, self.headers["Authorization"], len(body["observations"])))
+            if len(asked) == 1:
+                status, answer = 503, {"detail": "busy"}
+            else:
+                stored = [{"observation": {"created": True}}] * (len(body["observations"]) - 1)
+                status, answer = 200, {"failed": 1, "results": [*stored, {"problem": {"detail": "there is no prediction"}}]}
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("GPUMEMNET_API_KEY", "secret")
+    report = tmp_path / "report.jsonl"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        assert main(["import-sacct", str(JSON), "--url", url, "--report", str(report)]) == 0
+        server.shutdown()
+    assert asked == [("/v1/observations", "Bearer secret", 3)] * 2
+    assert "there is no prediction" in report.read_text()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "a", "--url", "http://x"], ["--out", "/nowhere/x"]])
+def test_the_command_says_what_is_missing(tmp_path, capsys, arguments):
+    assert main(["import-sacct", str(TEXT), "--report", str(tmp_path / "r"), *arguments]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_command_says_that_the_service_is_away(tmp_path, capsys):
+    arguments = ["import-sacct", str(JSON), "--report", str(tmp_path / "r"), "--url", "http://127.0.0.1:1"]
+    assert main(arguments) == 2
+    assert "cannot be reached" in capsys.readouterr().err
