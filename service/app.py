@@ -84,7 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
     )
     install_routes(app, serving)
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes, body_seconds=settings.body_seconds)
     install_problem_handlers(app)
     install_description(
         app,
@@ -155,7 +155,8 @@ def _default_database_url() -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(
-            f"{folder} cannot be made to keep observations in ({error.strerror}): set {PREFIX}DATABASE_URL to a database, or to 'off'"
+            f"{folder} cannot be made to keep observations in ({error.strerror}): "
+            f"set {PREFIX}DATABASE_URL to a database, or to 'off'"
         ) from None
     return f"sqlite:///{folder / DATABASE_FILE}"
 

@@ -1,4 +1,4 @@
-"""Limits that hold before a request is understood: what a body may weigh, and what may be answered on the event loop.
+"""Limits that hold before a request is understood: what a body may weigh, how long it may take, and what the event loop answers.
 
 The body limit is a pure ASGI middleware that counts while the body arrives, so neither a missing nor a false Content-Length
 gets round it.  The one that FastAPI offers answers in plain text, and every error of this service is a problem document.
@@ -6,10 +6,13 @@ gets round it.  The one that FastAPI offers answers in plain text, and every err
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.problems import REQUEST_TIMEOUT, Refusal
 
 INLINE_BODY_BYTES: Final = 32 * 1024
 """Longer bodies are answered in a worker thread, so that one long batch does not hold up the short requests beside it."""
@@ -17,16 +20,23 @@ INLINE_BODY_BYTES: Final = 32 * 1024
 MAX_PROBABILITIES: Final = 2**18
 """Most probabilities in one answer (jobs times bins): bounds the memory of a batch at narrow bins."""
 
+BODY_SECONDS: Final = 10.0
+"""How long a body may take to arrive unless the settings say otherwise."""
+
+_CLOSE: Final = {"Connection": "close"}
+
 
 class BodyLimit:
-    """ASGI middleware that raises a 413 as soon as more than ``max_body_bytes`` are announced or have arrived.
+    """ASGI middleware that raises a 413 as soon as more than ``max_body_bytes`` are announced or have arrived, and a 408 when
+    they have not all arrived after ``body_seconds``.
 
-    The connection is closed after the answer: the rest of the body is never read.
+    The connection is closed after either: the rest of the body is never read.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
+        self._deadlines = _Deadlines(body_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, its body counted."""
@@ -36,22 +46,99 @@ class BodyLimit:
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         announced_bytes = int(announced)  # digits alone: the server has checked
         received_bytes = 0
+        has_begun = is_over = False
 
         async def receive_limited() -> Message:
-            nonlocal received_bytes
+            nonlocal received_bytes, has_begun, is_over
             if announced_bytes > self.max_body_bytes:
                 raise self._too_large()
-            message = await receive()
+            if is_over:
+                return await receive()
+            if not has_begun:
+                has_begun = True
+                self._deadlines.begin()
+            try:
+                message = await receive()
+            except asyncio.CancelledError:
+                is_over = True
+                if self._deadlines.has_passed():
+                    raise self._too_slow() from None
+                raise
             received_bytes += len(message.get("body", b""))
             if received_bytes > self.max_body_bytes:
                 raise self._too_large()
+            if not message.get("more_body", False):
+                is_over = True
+                self._deadlines.end()
             return message
 
-        await self.app(scope, receive_limited, send)
+        try:
+            await self.app(scope, receive_limited, send)
+        finally:
+            if has_begun and not is_over:
+                self._deadlines.end()
 
     def _too_large(self) -> HTTPException:
         return HTTPException(
             413,
             f"the body is larger than the {self.max_body_bytes} bytes that this service reads: send fewer jobs at a time",
-            headers={"Connection": "close"},
+            headers=_CLOSE,
         )
+
+    def _too_slow(self) -> HTTPException:
+        seconds = self._deadlines.seconds
+        return Refusal(REQUEST_TIMEOUT, f"the body has not arrived within {seconds:g} s: send it faster, or in parts", _CLOSE)
+
+
+class _Deadlines:
+    """Ends the wait of tasks whose bodies do not arrive; one timer for all: one for each would cost more than the rest."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._waiting: dict[asyncio.Task[Any], float] = {}
+        self._passed: set[asyncio.Task[Any]] = set()
+        self._is_looking = False
+
+    def begin(self) -> None:
+        """The task that runs now waits for a body from here on."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = task.get_loop()
+        self._waiting[task] = loop.time() + self.seconds
+        if not self._is_looking:
+            self._is_looking = True
+            loop.call_later(self._pause_seconds, self._look, loop)
+
+    def end(self) -> None:
+        """The body has arrived, or nobody waits for it any more."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.pop(task, None)
+        if self._passed:
+            self._passed.discard(task)
+
+    def has_passed(self) -> bool:
+        """Whether it was we who cancelled the task that runs now; it goes on then."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.pop(task, None)
+        if task not in self._passed:
+            return False
+        self._passed.discard(task)
+        task.uncancel()
+        return True
+
+    @property
+    def _pause_seconds(self) -> float:
+        return min(1.0, self.seconds / 4)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now_seconds = loop.time()
+        for task, deadline_seconds in list(self._waiting.items()):
+            if deadline_seconds < now_seconds:
+                del self._waiting[task]
+                self._passed.add(task)
+                task.cancel()
+        self._is_looking = bool(self._waiting)
+        if self._is_looking:
+            loop.call_later(self._pause_seconds, self._look, loop)

@@ -48,6 +48,7 @@ FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow thi
 CONFLICT: Final = ProblemKind("conflict", 409, "The request contradicts what is there")
 RATE_LIMITED: Final = ProblemKind("rate-limited", 429, "Too many requests")
 UNKNOWN: Final = ProblemKind("unknown", 404, "There is no such thing")
+REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The body did not arrive in time")
 
 _KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
     InvalidJobError: INVALID_JOB,
@@ -69,7 +70,7 @@ PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
     *_KIND_OF_STATUS.values(),
     OUTSIDE_SUPPORT,
-    *(OVERLOADED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN),
+    *(OVERLOADED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN, REQUEST_TIMEOUT),
     INTERNAL_ERROR,
 )
 """Every kind that the service answers with."""

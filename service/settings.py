@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,8 +22,14 @@ from gpumemnet.layers import describe
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"
-CLIENT_VARIABLES: Final = ("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_JOB")
+CLIENT_VARIABLES: Final = (
+    *("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_API_KEY_FILE", "GPUMEMNET_TIMEOUT_SECONDS", "GPUMEMNET_GPU"),
+    "GPUMEMNET_JOB",
+)
 """Variables of clients, which may stand in the same environment."""
+
+_OF_KUBERNETES: Final = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
+"""Variables that Kubernetes sets for a Service of the name ``gpumemnet``."""
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS: Final = ("json", "text")
 OFF: Final = "off"
@@ -98,6 +105,9 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, _number(1024, 1024 * MIB)] = Field(
         4 * MIB, description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs"
     )
+    body_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
+        10.0, description="how long a request's body may take to arrive"
+    )
     max_jobs: Annotated[int, _number(1, 100_000)] = Field(1000, description="most jobs in one batch")
     max_layers: Annotated[int, _number(1, 100_000)] = Field(20_000, description="most layers of one job")
     max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
@@ -114,7 +124,9 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="a file with one such key a line, `#` begins a comment")
     database_url: str = Field(
-        "", description="where observations are kept: a SQLAlchemy URL, `off`, or a SQLite file in the user's state folder when empty"
+        "",
+        repr=False,  # may hold a password
+        description="where observations are kept: a SQLAlchemy URL, `off`, or a SQLite file in the user's state folder when empty",
     )
     observation_queue: Annotated[int, _number(1, 1_000_000)] = Field(
         1000, description="observations that may wait in a worker to be stored; more get 503"
@@ -126,7 +138,9 @@ class Settings(BaseSettings):
     alarm_window: Annotated[int, _number(10, 100_000)] = Field(
         200, description="observations of a family that the coverage alarm looks at"
     )
-    log_level: Annotated[str, _choice(LOG_LEVELS)] = Field("info", description="`critical`, `error`, `warning`, `info` or `debug`")
+    log_level: Annotated[str, _choice(LOG_LEVELS)] = Field(
+        "info", description="`critical`, `error`, `warning`, `info` or `debug`"
+    )
     log_format: Annotated[str, _choice(LOG_FORMATS)] = Field("json", description="`json` for machines, `text` for people")
     metrics_dir: Path | None = Field(
         None, description="folder where several workers gather their metrics; a temporary one unless given"
@@ -160,7 +174,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     warnings = []
     for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known and name not in CLIENT_VARIABLES:
+        if name.startswith(PREFIX) and name not in (*known, *CLIENT_VARIABLES) and not _OF_KUBERNETES.fullmatch(name):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "docs/service.md lists the settings"
             warnings.append(f"{name[:80]} is no setting of the service: {hint}")

@@ -1,169 +1,227 @@
-"""Several workers behind one socket: forked, watched, started again when they die, and stopped together.
+"""Several workers: this process binds the socket, starts them, and replaces those that die.  It answers nothing itself.
 
-The parent loads the code once and forks, so that workers share what does not change.  They share the listening socket too: a
-connection that a dead worker had not yet accepted is accepted by another.  The parent answers nothing and holds no model.
+Workers are forked before anything heavy is loaded, and share the listening socket: connections that a dead worker had not yet
+accepted are taken by the others.  One that dies before it is ready is tried again with growing pauses, five times in a row.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import select
 import signal
-import sys
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
 
-QUICK_DEATH_SECONDS: Final = 2.0
-"""A worker that lived shorter than this did not die of its work."""
-MAX_QUICK_DEATHS: Final = 5
-BACK_OFF_SECONDS: Final = 0.2
-"""Before a worker that died quickly is started again; doubled each time."""
-GRACE_SECONDS: Final = 5.0
-"""Beyond the time that workers give their requests, before they are killed."""
-USER_ERROR: Final = 2
-_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
-_PR_SET_PDEATHSIG: Final = 1
+from gpumemnet.errors import GpumemnetError
+from service.operation.listening import address_of
+from service.operation.logs import configure_logs
+from service.operation.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
+from service.settings import Settings, SettingsError
+
+MAX_FAILED_STARTS: Final = 5
+"""So many starts of workers in a row that fail end the service."""
+
+FIRST_PAUSE_SECONDS: Final = 0.1
+LONGEST_PAUSE_SECONDS: Final = 5.0
+KILL_SECONDS: Final = 5
+"""So long after the time for shutting down is over a worker that still lives is killed."""
+
+_READY: Final = b"ready"
+_USER_ERROR: Final = 2
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 logger = logging.getLogger("gpumemnet.service")
 
-Serve = Callable[[Callable[[], None]], int]
-"""What a worker does: called with a function to call when it is ready, it returns the exit code."""
 
+@dataclass(slots=True)
+class Worker:
+    """One that was started.
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+    Attributes:
+        number: its place, from 0; who replaces it takes it over.
+        pid: its process.
+        channel: it says here that it is ready, or why it cannot be; closing it makes the worker end.
+        is_ready: whether it answers.
+        said: what has come through the channel.
+    """
+
+    number: int
     pid: int
-    started_seconds: float
-    """On the monotonic clock."""
-    ready: int
-    """Reading end of a pipe: a byte when the worker is ready, nothing when it ended before."""
+    channel: socket.socket
+    is_ready: bool = False
+    said: bytes = b""
 
 
-def supervise(
-    count: int,
-    serve: Serve,
-    *,
-    on_ready: Callable[[], None],
-    on_death: Callable[[int], None],
-    shutdown_seconds: float,
-) -> int:
-    """Keep ``count`` workers alive until SIGTERM or SIGINT; returns the exit code of the service.
+class Supervisor:
+    """Keeps ``settings.workers`` of them alive.
 
     Args:
-        count: workers.
-        serve: what each does, in a process of its own.
-        on_ready: called once, when all answer.
-        on_death: called with the process id of each worker that has ended.
-        shutdown_seconds: how long workers may take to stop.
+        settings: of the service.
+        listener: the socket that they share.
+        serve: what a worker does; as :func:`service.server.serve`.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    workers: dict[int, _Worker] = {}
-    try:
-        for _ in range(count):
-            worker = _fork(serve)
-            workers[worker.pid] = worker
-            if not _becomes_ready(worker):  # it has said why itself; the others would say the same
-                workers.pop(worker.pid)
-                return os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1]) or 1
-        on_ready()
-        return _watch(workers, count, serve, on_death)
-    finally:
-        _stop(workers, on_death, shutdown_seconds)
 
+    def __init__(self, settings: Settings, listener: socket.socket, serve: Callable[..., int]) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._serve = serve
+        self._workers: dict[int, Worker] = {}
+        self._failed_starts = 0
+        self._starts_at: dict[int, float] = dict.fromkeys(range(settings.workers), 0.0)
+        self._received: list[int] = []
+        self._is_announced = False
 
-def _fork(serve: Serve) -> _Worker:
-    reading, writing = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return _Worker(pid, time.monotonic(), reading)
-    code = 1
-    try:
-        os.close(reading)
-        _end_with(parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        code = serve(lambda: _say_ready(writing))
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 0
-    except BaseException:
-        logger.exception("a worker failed")
-    finally:
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(code)  # what the parent registered to do at its end is the parent's
+    def run(self) -> int:
+        """Watch until SIGTERM or SIGINT; returns the exit code.
 
+        Raises:
+            SettingsError: when a worker says that it cannot start, or so many in a row die before they are ready.
+        """
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        folder = make_metrics_folder(self._settings.metrics_dir)
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            while not self._received:
+                self._start_due(folder)
+                self._wait(wake_read)
+                self._listen_to_workers()
+                self._bury(folder)
+            return 130 if self._received[0] == signal.SIGINT else 0
+        finally:
+            self._stop()
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(wake_read)
+            os.close(wake_write)
+            remove_metrics_folder(folder)
 
-def _say_ready(pipe: int) -> None:
-    os.write(pipe, b"1")
-    os.close(pipe)
-
-
-def _becomes_ready(worker: _Worker) -> bool:
-    """Wait until the worker is ready, or has ended, or the service is to stop."""
-    while True:
-        readable, _, _ = select.select([worker.ready], [], [], 0.05)
-        if readable:
-            return os.read(worker.ready, 1) == b"1"
-        if signal.sigpending() & {signal.SIGTERM, signal.SIGINT}:
-            return True
-
-
-def _watch(workers: dict[int, _Worker], count: int, serve: Serve, on_death: Callable[[int], None]) -> int:
-    quick_deaths = 0
-    while True:
-        number = signal.sigwait(_SIGNALS)
+    def _note(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGCHLD:
-            return 0 if number == signal.SIGTERM else 130
-        for worker, status in _ended(workers):
-            on_death(worker.pid)
-            os.close(worker.ready)
-            is_quick = time.monotonic() - worker.started_seconds < QUICK_DEATH_SECONDS
-            quick_deaths = quick_deaths + 1 if is_quick else 0
-            how = os.waitstatus_to_exitcode(status)
-            logger.error("worker %d ended with %s and is started again", worker.pid, signal.Signals(-how).name if how < 0 else how)
-            if quick_deaths >= MAX_QUICK_DEATHS:
-                logger.critical("%d workers in a row ended as soon as they were started: the service stops", quick_deaths)
-                return 1
-            if is_quick:
-                time.sleep(BACK_OFF_SECONDS * 2 ** (quick_deaths - 1))
-        while len(workers) < count:
-            worker = _fork(serve)
-            workers[worker.pid] = worker
+            self._received.append(number)
 
+    def _start_due(self, folder: Path) -> None:
+        now_seconds = time.monotonic()
+        for number in [number for number, at_seconds in self._starts_at.items() if at_seconds <= now_seconds]:
+            del self._starts_at[number]
+            self._start(number, folder)
 
-def _ended(workers: dict[int, _Worker]) -> list[tuple[_Worker, int]]:
-    ended = []
-    for pid in list(workers):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            ended.append((workers.pop(pid), status))
-    return ended
+    def _start(self, number: int, folder: Path) -> None:
+        ours, theirs = socket.socketpair()
+        forget_worker(folder, number)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # or the child could hear one with our handlers and forget it
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            self._be_worker(number, folder, theirs)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        theirs.close()
+        ours.setblocking(False)
+        self._workers[pid] = Worker(number, pid, ours)
 
+    def _be_worker(self, number: int, folder: Path, channel: socket.socket) -> NoReturn:
+        """What the child does; never returns."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for each in _SIGNALS:
+                signal.signal(each, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the supervisor says when to end
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            for other in self._workers.values():
+                other.channel.close()
+            writer = configure_logs(self._settings.log_format, self._settings.log_level, number)
+            count_in(folder, number)
+            try:
+                code = self._serve(self._settings, self._listener, lambda: channel.sendall(_READY), channel)
+            except GpumemnetError as error:
+                channel.sendall(str(error).encode("utf-8", "replace")[:4000])
+                code = _USER_ERROR
+            except SystemExit as leaving:
+                code = leaving.code if isinstance(leaving.code, int) else 1
+            except BaseException:
+                logger.exception("worker %d failed", number)
+            writer.sink.close()
+        finally:
+            os._exit(code)
 
-def _stop(workers: dict[int, _Worker], on_death: Callable[[int], None], shutdown_seconds: float) -> None:
-    """Let all workers finish what they accepted, and kill those that take too long."""
-    for pid in workers:
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + shutdown_seconds + GRACE_SECONDS
-    while workers:
-        for worker, _ in _ended(workers):
-            on_death(worker.pid)
-        if workers and time.monotonic() > deadline:
-            for pid in workers:
-                logger.error("worker %d did not stop in time and is killed", pid)
-                os.kill(pid, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(0.02)
+    def _wait(self, wake_read: int) -> None:
+        """Sleep until a signal, a worker's word, or the time to start one."""
+        timeout_seconds = None
+        if self._starts_at:
+            timeout_seconds = max(0.0, min(self._starts_at.values()) - time.monotonic())
+        waiting = [worker.channel.fileno() for worker in self._workers.values() if not worker.is_ready]
+        with suppress(InterruptedError):
+            select.select([wake_read, *waiting], [], [], timeout_seconds)
+        with suppress(BlockingIOError):
+            os.read(wake_read, 4096)
 
+    def _listen_to_workers(self) -> None:
+        for worker in self._workers.values():
+            if worker.is_ready:
+                continue
+            with suppress(BlockingIOError, ConnectionError):
+                worker.said += worker.channel.recv(4096)
+            if worker.said == _READY:
+                worker.is_ready = True
+                self._failed_starts = 0
+        if not self._is_announced and not self._starts_at and all(worker.is_ready for worker in self._workers.values()):
+            self._is_announced = True
+            logger.info("listening on %s with %d workers", address_of(self._listener), len(self._workers))
 
-def _end_with(parent: int) -> None:
-    """End this process when the parent is gone, whatever killed it; Linux alone can do that."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(0)
+    def _bury(self, folder: Path) -> None:
+        """See who has died, and when it is to be replaced."""
+        for worker in list(self._workers.values()):
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
+            if pid == 0:
+                continue
+            self._listen_to_workers()
+            del self._workers[worker.pid]
+            worker.channel.close()
+            forget_worker(folder, worker.number)
+            if self._received:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            if not worker.is_ready:
+                if code == _USER_ERROR and worker.said:
+                    raise SettingsError(worker.said.decode("utf-8", "replace"))
+                self._failed_starts += 1
+                if self._failed_starts >= MAX_FAILED_STARTS:
+                    raise SettingsError(
+                        f"{MAX_FAILED_STARTS} workers in a row died before they were ready (the last one {how}): "
+                        "see the log above, and whether there is memory for so many"
+                    )
+            pause_seconds = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**self._failed_starts)
+            if not self._failed_starts:
+                pause_seconds = 0.0
+            self._starts_at[worker.number] = time.monotonic() + pause_seconds
+            logger.error("worker %d (process %d) %s and is replaced", worker.number, worker.pid, how)
+
+    def _stop(self) -> None:
+        """End all workers, and wait until they have finished what they accepted."""
+        self._listener.close()
+        for worker in self._workers.values():
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGTERM)
+        deadline_seconds = time.monotonic() + self._settings.shutdown_seconds + KILL_SECONDS
+        for worker in self._workers.values():
+            while os.waitpid(worker.pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline_seconds:
+                    logger.error("worker %d (process %d) does not end and is killed", worker.number, worker.pid)
+                    os.kill(worker.pid, signal.SIGKILL)
+                    os.waitpid(worker.pid, 0)
+                    break
+                time.sleep(0.02)
+            worker.channel.close()
+        self._workers.clear()

@@ -33,6 +33,7 @@ StartService = Callable[..., AbstractContextManager[RunningService]]
 @contextmanager
 def _running_service(log: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    clean["GPUMEMNET_DATABASE_URL"] = f"sqlite:///{log.parent / 'observations.sqlite3'}"
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "service", "--port", "0", *arguments], stderr=stream, env={**clean, **environment}
@@ -61,7 +62,10 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def start_service(tmp_path_factory: pytest.TempPathFactory) -> StartService:
-    """Starts a service on a free port, with the arguments and the environment given, for a ``with`` statement."""
+    """Starts a service on a free port, with the arguments and the environment given, for a ``with`` statement.
+
+    Each has a database of its own unless the environment names one.
+    """
 
     def start(*arguments: str, **environment: str) -> AbstractContextManager[RunningService]:
         return _running_service(tmp_path_factory.mktemp("service") / "log", *arguments, **environment)

@@ -34,6 +34,7 @@ def test_every_setting_has_a_variable(monkeypatch):
         "reload_seconds": ("0.5", 0.5),
         "shadow_share": ("1", 1.0),
         "max_body_bytes": ("2048", 2048),
+        "body_seconds": ("0.5", 0.5),
         "max_jobs": ("7", 7),
         "max_layers": ("99", 99),
         "max_concurrency": ("8", 8),
@@ -111,6 +112,8 @@ def test_on_a_loopback_address_no_key_is_needed(host):
 
 def test_a_variable_that_is_no_setting_is_pointed_out():
     assert unknown_variables({"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "OTHER": "y"}) == []
+    of_kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
+    assert unknown_variables(dict.fromkeys((PREFIX + name for name in of_kubernetes), "x")) == []
     (warning,) = unknown_variables({"GPUMEMNET_WORKER": "2"})
     assert "did you mean GPUMEMNET_WORKERS?" in warning
 

@@ -1,0 +1,209 @@
+"""The one middleware round everything: who asks, whether it may, how often and how many at once; then log and metrics.
+
+Pure ASGI and in one piece, because each further layer would cost as much as all of this.  Requests beyond the bound are refused
+at once rather than queued: a scheduler that has waited half a second has gone on with its own default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from ipaddress import IPv6Address
+from itertools import count
+from math import ceil
+from time import monotonic, perf_counter
+from typing import Final
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.operation.keys import ApiKey, KeyRing
+from service.operation.logs import REQUEST_ID, LogWriter, current_log
+from service.operation.metrics import REFUSED, RequestMetrics
+from service.operation.paths import ANY_KEY, PathRule, rule_of
+from service.operation.rate import RateLimit
+from service.problems import FORBIDDEN, INTERNAL_ERROR, MEDIA_TYPE, OVERLOADED, RATE_LIMITED, UNAUTHORIZED, ProblemKind, Refusal
+
+CLIENT_LEFT: Final = 499
+"""Logged and counted as the status when the client left before there was an answer; no client sees it."""
+
+RETRY_SECONDS: Final = 1
+"""What a refused client is told to wait when the service is busy."""
+
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_REASON_OF_KIND: Final = {UNAUTHORIZED: "key", FORBIDDEN: "scope", RATE_LIMITED: "rate", OVERLOADED: "overload"}
+_REASON_OF_STATUS: Final = {408: "slow_body", 413: "large_body"}
+_IPV6_SITE: Final = ~((1 << 64) - 1)
+
+logger = logging.getLogger("gpumemnet.service")
+
+
+class Load:
+    """How many requests are in work in this process."""
+
+    def __init__(self) -> None:
+        self.in_work = 0
+
+
+LOAD: Final = Load()
+
+
+class Gate:
+    """ASGI middleware.
+
+    Args:
+        app: the application.
+        keys: the keys; ``None`` where nobody is asked for one.
+        max_concurrency: most requests in work at once.
+        rate_limit_per_second: how often one client may ask; 0 for any number.
+        rate_burst: how many requests it may send at once.
+        log: gets a line for each request; that of this process unless given.
+        load: counts what is in work; that of this process unless given.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing | None = None,
+        max_concurrency: int = 256,
+        rate_limit_per_second: float = 0.0,
+        rate_burst: int = 100,
+        log: LogWriter | None = None,
+        load: Load | None = None,
+    ) -> None:
+        self._app = app
+        self._log = log or current_log()
+        self._keys = keys
+        self._rate = RateLimit(rate_limit_per_second, rate_burst) if rate_limit_per_second else None
+        self._max_concurrency = max_concurrency
+        self._load = load or LOAD
+        self._metrics = RequestMetrics()
+        self._id_start = secrets.token_hex(8)
+        self._ids = count()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request through, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_seconds = perf_counter()
+        rule = rule_of(scope["path"])
+        presented: bytes | None = None
+        given_id: bytes | None = None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                if value[:7].lower() == b"bearer ":
+                    presented = value[7:].strip()
+            elif name == b"x-api-key":
+                presented = presented or value
+            elif name == b"x-request-id":
+                given_id = value
+        if given_id is not None and _REQUEST_ID.fullmatch(given_id):
+            request_id = given_id.decode("ascii")
+        else:
+            request_id = f"{self._id_start}{next(self._ids):08x}"
+        REQUEST_ID.set(request_id)
+        id_header = (b"x-request-id", request_id.encode("ascii"))
+        status = sent_bytes = 0
+
+        async def send_on(message: Message) -> None:
+            nonlocal status, sent_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                # a new message: applications may keep theirs and send it again
+                message = {"type": "http.response.start", "status": status, "headers": [*message.get("headers", ()), id_header]}
+            else:
+                sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        key = self._keys.find(presented) if self._keys is not None and presented is not None else None
+        load = self._load
+        is_counted = rule.is_limited
+        if is_counted:
+            load.in_work += 1
+        try:
+            refusal = self._refusal(rule, key, presented, scope) if is_counted or rule.scope is not None else None
+            if refusal is None and is_counted:
+                if load.in_work > self._max_concurrency:
+                    refusal = Refusal(OVERLOADED, "too many requests are in work: come again later", _RETRY)
+                else:
+                    await asyncio.sleep(0)  # whoever came meanwhile takes their place in the count before the work begins
+            if refusal is not None:
+                REFUSED[_REASON_OF_KIND[refusal.kind]].inc()
+                await _refuse(send_on, rule, refusal)
+            else:
+                if key is not None:
+                    scope.setdefault("state", {})["key_name"] = key.name
+                await self._app(scope, receive, send_on)
+        except Exception as error:
+            logger.error("a request failed: %s", type(error).__name__, exc_info=error)
+            if status == 0:
+                await _refuse(send_on, rule, Refusal(INTERNAL_ERROR, _FAILURE.format(request_id)))
+        except asyncio.CancelledError:  # the service ends, and the time for accepted requests is over
+            if status:
+                raise
+            await _refuse(send_on, rule, Refusal(OVERLOADED, "the service is ending: ask again", _RETRY))
+        finally:
+            if is_counted:
+                load.in_work -= 1
+            status = status or CLIENT_LEFT
+            if status in _REASON_OF_STATUS:
+                REFUSED[_REASON_OF_STATUS[status]].inc()
+            seconds = perf_counter() - began_seconds
+            self._metrics.count(rule, status, seconds)
+            if self._log is not None:
+                level = logging.ERROR if status == 500 else logging.INFO
+                name = key.name if key is not None else ""
+                self._log.request(level, request_id, name, scope["method"], rule.name, status, seconds, sent_bytes)
+
+    def _refusal(self, rule: PathRule, key: ApiKey | None, presented: bytes | None, scope: Scope) -> Refusal | None:
+        """Why a request may not be answered; ``None`` when it may."""
+        if self._rate is not None and rule.is_limited:
+            wait_seconds = self._rate.wait_seconds(f"key {key.name}" if key is not None else _address(scope), monotonic())
+            if wait_seconds:
+                return Refusal(
+                    RATE_LIMITED,
+                    f"more requests than this service takes from one client: come again in {ceil(wait_seconds)} s",
+                    {"Retry-After": str(ceil(wait_seconds))},
+                )
+        if self._keys is None or rule.scope is None:
+            return None
+        if key is None:
+            said = "the API key is not known" if presented is not None else "an API key is needed"
+            return Refusal(UNAUTHORIZED, f"{said}: send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"})
+        if rule.scope != ANY_KEY and rule.scope not in key.scopes:
+            return Refusal(FORBIDDEN, f"the API key {key.name!r} does not allow {rule.scope!r}: {', '.join(sorted(key.scopes))}")
+        return None
+
+
+_RETRY: Final = {"Retry-After": str(RETRY_SECONDS)}
+_FAILURE: Final = "an unexpected error occurred; the cause is in the log of the service, at the request id {}"
+
+
+async def _refuse(send: Send, rule: PathRule, refusal: Refusal) -> None:
+    kind: ProblemKind = refusal.kind
+    if rule.is_oip:
+        media_type, body = b"application/json", orjson.dumps({"error": refusal.detail})
+    else:
+        media_type, body = MEDIA_TYPE.encode(), orjson.dumps(refusal.document())
+    headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body))]
+    headers += [(name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()]
+    await send({"type": "http.response.start", "status": kind.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _address(scope: Scope) -> str:
+    """Whom the rate limit holds for where there is no key: an IPv4 address, or an IPv6 site, which has 2**64 of them."""
+    client = scope.get("client")
+    if client is None:
+        return ""
+    host: str = client[0]
+    if ":" not in host:
+        return host
+    try:
+        return str(IPv6Address(int(IPv6Address(host)) & _IPV6_SITE))
+    except ValueError:
+        return host

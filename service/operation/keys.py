@@ -1,0 +1,126 @@
+"""API keys: who may ask for what.  The service knows only their SHA-256, so its settings give no key away.
+
+A key is 256 random bits, so nobody can guess one from its hash however fast the hash is; slow hashes protect passwords, which
+people choose.  ``python -m service.operation.keys new --name ci --scopes predict+observe`` makes one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import secrets
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Final
+
+SCOPES: Final = ("predict", "observe", "admin")
+"""What a key may allow: asking for predictions, reporting what jobs really used, choosing which models answer."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+_RULE: Final = (
+    "must be name:scopes:hash, with scopes of "
+    f"{', '.join(SCOPES)} joined by '+', and the key's SHA-256 in 64 hexadecimal digits (not the key itself)"
+)
+_MAX_KEY_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What is known of one key.
+
+    Attributes:
+        name: for the log and the rate limit.
+        scopes: some of :data:`SCOPES`.
+        digest: SHA-256 of the key.
+    """
+
+    name: str
+    scopes: frozenset[str]
+    digest: bytes
+
+
+class KeyRing:
+    """All keys that are known."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, presented: bytes) -> ApiKey | None:
+        """The key that was presented, or ``None``; how long it takes says nothing of the keys."""
+        if len(presented) > _MAX_KEY_BYTES:
+            return None
+        digest = sha256(presented).digest()
+        found = None
+        for key in self._keys:
+            if compare_digest(digest, key.digest):
+                found = key
+        return found
+
+
+def parse_key(text: str) -> ApiKey:
+    """One entry of the settings.
+
+    Raises:
+        ValueError: says what an entry must be; never what it was, because that may be a key.
+    """
+    parts = text.strip().split(":")
+    if len(parts) != 3:
+        raise ValueError(_RULE)
+    name, scopes, digest = parts
+    names = scopes.split("+")
+    if not (_NAME.fullmatch(name) and set(names) <= set(SCOPES) and _SHA256.fullmatch(digest)):
+        raise ValueError(_RULE)
+    return ApiKey(name, frozenset(names), bytes.fromhex(digest))
+
+
+def parse_keys(text: str) -> KeyRing:
+    """The keys of a setting or a file: entries separated by commas or lines; ``#`` begins a comment.
+
+    Raises:
+        ValueError: says which entry is at fault, and how.
+    """
+    entries = [entry for line in text.splitlines() for entry in line.partition("#")[0].split(",") if entry.strip()]
+    keys: list[ApiKey] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            key = parse_key(entry)
+        except ValueError as error:
+            raise ValueError(f"has an entry that cannot be used: number {number} {error}") from None
+        if key.name in {other.name for other in keys}:
+            raise ValueError(f"has two keys of the name {key.name!r}: the log could not tell them apart")
+        keys.append(key)
+    return KeyRing(keys)
+
+
+_COMMAND: Final = "python -m service.operation.keys"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a key: prints it this once, and the entry for the settings."""
+    parser = argparse.ArgumentParser(_COMMAND, description="API keys of the service.")
+    new = parser.add_subparsers(required=True, metavar="new").add_parser("new", help="make a key")
+    new.add_argument("--name", required=True, help="whose it is: letters, digits, '.', '_' and '-'")
+    new.add_argument("--scopes", default="predict", help=f"some of {', '.join(SCOPES)}, joined by '+' (predict)")
+    asked = parser.parse_args(arguments)
+    key = secrets.token_urlsafe(32)
+    entry = f"{asked.name}:{asked.scopes}:{sha256(key.encode()).hexdigest()}"
+    try:
+        parse_key(entry)
+    except ValueError:
+        parser.exit(2, f"{_COMMAND}: --name must match {_NAME.pattern} and --scopes be some of {', '.join(SCOPES)}\n")
+    sys.stdout.write(
+        f"key, shown this once and kept nowhere; clients send it as 'Authorization: Bearer KEY':\n  {key}\n"
+        f"entry for GPUMEMNET_API_KEYS (separated by commas) or a line of GPUMEMNET_API_KEYS_FILE:\n  {entry}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

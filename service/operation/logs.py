@@ -1,0 +1,200 @@
+"""Structured logs: one line an event, as JSON for machines or as text for people, whoever logs it.
+
+The lines of requests are written here without the ``logging`` package, which would cost more than all else round a request;
+everything else (uvicorn, warnings, threads that fail) comes through ``logging`` and gets the same form.  Neither keys nor bodies
+are ever logged, and no control character leaves its line.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from contextvars import ContextVar
+from typing import Any, Final
+
+import orjson
+
+from service.operation.log_sink import MAX_BLOCK_BYTES, LogSink
+
+REQUEST_ID: Final[ContextVar[str]] = ContextVar("gpumemnet_request_id", default="")
+"""Id of the request that is in work, for every line that is logged meanwhile."""
+
+_MAX_TEXT: Final = 2500
+"""Characters of a message or a traceback: a line must fit into one block of the sink."""
+
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {
+    10: "\\n",
+    13: "\\r",
+    9: "\\t",
+}
+
+
+class Timestamps:
+    """Times in RFC 3339, UTC, to the millisecond; what is the same for a second is made once a second."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._start = ""
+
+    def __call__(self, seconds: float) -> str:
+        """``seconds`` since the epoch as text."""
+        second = int(seconds)
+        if second != self._second:
+            self._second, self._start = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._start}.{int((seconds - second) * 1000):03d}Z"
+
+
+class LogWriter:
+    """Gives events their form and hands them to a sink.
+
+    Args:
+        sink: takes the lines.
+        log_format: ``json`` or ``text``.
+        level: least level of ``logging`` that is written.
+        worker: number of this worker; ``None`` where there is but one.
+    """
+
+    def __init__(self, sink: LogSink, log_format: str, level: int, worker: int | None = None) -> None:
+        self.sink = sink
+        self.level = level
+        self._is_json = log_format == "json"
+        self._worker = worker
+        self._timestamp = Timestamps()
+
+    def request(
+        self, level: int, request_id: str, key: str, method: str, path: str, status: int, seconds: float, sent_bytes: int
+    ) -> None:
+        """One request that is over.
+
+        Args:
+            level: of the line; written only if it reaches that of the log.
+            request_id: its id.
+            key: name of its key, empty where there is none.
+            method: as the client sent it.
+            path: the path's name, its variable parts in braces.
+            status: of the answer; 499 when the client left before there was one.
+            seconds: from the head's arrival to the answer's end.
+            sent_bytes: length of the answer's body.
+        """
+        if level < self.level:
+            return
+        event: dict[str, Any] = {"time": self._timestamp(time.time()), "level": _level_name(level), "message": "request"}
+        if self._worker is not None:
+            event["worker"] = self._worker
+        event["request_id"] = request_id
+        if key:
+            event["key"] = key
+        event["method"] = method
+        event["path"] = path
+        event["status"] = status
+        event["seconds"] = round(seconds, 6)
+        event["bytes"] = sent_bytes
+        self.sink.write(orjson.dumps(event) + b"\n" if self._is_json else _text(event))
+
+    def event(self, record: logging.LogRecord) -> None:
+        """One record of ``logging``."""
+        try:
+            message = record.getMessage()
+        except Exception:  # arguments that do not match the message: say it rather than fail
+            message = f"{record.msg} {record.args}"
+        event: dict[str, Any] = {
+            "time": self._timestamp(record.created),
+            "level": _level_name(record.levelno),
+            "message": _short(message),
+            "logger": record.name,
+        }
+        if self._worker is not None:
+            event["worker"] = self._worker
+        request_id = REQUEST_ID.get()
+        if request_id:
+            event["request_id"] = request_id
+        if record.exc_info and record.exc_info[0] is not None:
+            event["error"] = _short("".join(traceback.format_exception_only(*record.exc_info[:2])).strip())
+            event["where"] = _where(record.exc_info[2])
+        self.sink.write(_json(event) if self._is_json else _text(event), is_urgent=True)
+
+
+class _Handler(logging.Handler):
+    """Passes the records of ``logging`` to a writer."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self.writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.writer.event(record)
+
+
+def configure_logs(log_format: str, level: str, worker: int | None = None, descriptor: int | None = None) -> LogWriter:
+    """Send everything that is logged in this process to standard error in one form; replaces what was configured before.
+
+    Args:
+        log_format: ``json`` or ``text``.
+        level: name of the least level that is written.
+        worker: number of this worker.
+        descriptor: file to write to instead of standard error.
+    """
+    sink = LogSink(sys.stderr.fileno() if descriptor is None else descriptor)
+    writer = LogWriter(sink, log_format, getattr(logging, level.upper()), worker)
+    root = logging.getLogger()
+    root.handlers[:] = [_Handler(writer)]
+    root.setLevel(writer.level)
+    logging.getLogger("uvicorn.error").setLevel(max(writer.level, logging.WARNING))  # says at each step what we say once
+    logging.captureWarnings(True)
+    threading.excepthook = _log_failed_thread
+    return writer
+
+
+def current_log() -> LogWriter | None:
+    """What :func:`configure_logs` made in this process, if it was called."""
+    return next((handler.writer for handler in logging.getLogger().handlers if isinstance(handler, _Handler)), None)
+
+
+def _log_failed_thread(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_type is SystemExit or failure.exc_value is None:
+        return
+    name = failure.thread.name if failure.thread else "a thread"
+    exc_info = (failure.exc_type, failure.exc_value, failure.exc_traceback)
+    logging.getLogger("gpumemnet.service").error("%s failed", name, exc_info=exc_info)
+
+
+def _level_name(level: int) -> str:
+    return logging.getLevelName(level).lower()
+
+
+def _where(trace: Any) -> list[str]:
+    """The innermost calls of a traceback, the last one first."""
+    frames = traceback.extract_tb(trace)[-8:]
+    return [
+        f"{frame.filename.rpartition('/site-packages/')[2][-80:]}:{frame.lineno} {frame.name[:60]}" for frame in reversed(frames)
+    ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
+def _json(event: dict[str, Any]) -> bytes:
+    try:
+        line = orjson.dumps(event) + b"\n"
+    except TypeError:  # lone surrogates, which UTF-8 cannot carry
+        line = orjson.dumps({name: _encodable(value) for name, value in event.items()}) + b"\n"
+    if len(line) > MAX_BLOCK_BYTES:  # characters that take several bytes
+        cut = {name: value[:400] if isinstance(value, str) else value for name, value in event.items() if name != "where"}
+        line = orjson.dumps({name: _encodable(value) for name, value in cut.items()}) + b"\n"
+    return line
+
+
+def _text(event: dict[str, Any]) -> bytes:
+    fields = dict(event)
+    start = f"{fields.pop('time')} {fields.pop('level'):<8} {fields.pop('message')}"
+    rest = " ".join(f"{name}={value}" for name, value in fields.items())
+    line = f"{start} {rest}".rstrip().translate(_CONTROL).encode("utf-8", "replace")
+    return line[: MAX_BLOCK_BYTES - 1] + b"\n"
+
+
+def _encodable(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

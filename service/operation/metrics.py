@@ -1,0 +1,182 @@
+"""What is counted of requests and processes, and ``GET /metrics`` in Prometheus' text format.
+
+One worker counts in memory.  Several count in files that they share (:mod:`service.operation.worker_metrics` must be called
+before this module is imported), and whichever is asked adds them up.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+from importlib.metadata import version
+from typing import Final
+
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from service.endpoint import send_answer
+from service.operation.paths import PathRule
+from service.operation.worker_metrics import metrics_folder, worker_number
+from service.records import PredictionRecord, Recorder
+
+MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_ATTEMPTS: Final = 3
+
+for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
+    REGISTRY.unregister(_collector)  # they know one process alone
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REQUESTS: Final = Counter(
+    "gpumemnet_requests", "Requests that are over, by path and status; 499 when the client left first.", ("path", "status")
+)
+SECONDS: Final = Histogram(
+    "gpumemnet_request_seconds",
+    "From the arrival of a request's head to the end of its answer.",
+    ("path",),
+    buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+)
+REFUSALS: Final = Counter("gpumemnet_refusals", "Requests refused before they were understood, by reason.", ("reason",))
+IN_WORK: Final = Gauge("gpumemnet_requests_in_work", "Requests that are being answered now.", multiprocess_mode="livesum")
+PREDICTIONS: Final = Counter(
+    "gpumemnet_predictions",
+    "Predictions made, by family and whether the job was inside the model's support.",
+    ("family", "in_support"),
+)
+LINES_LOST: Final = Counter("gpumemnet_log_lines_lost", "Log lines dropped because nobody read standard error.")
+RESIDENT: Final = Gauge(
+    "gpumemnet_worker_resident_bytes", "Resident memory of a worker.", ("worker",), multiprocess_mode="livesum"
+)
+CPU: Final = Counter("gpumemnet_worker_cpu_seconds", "Processor time of a worker, user and system.", ("worker",))
+STARTED: Final = Gauge(
+    "gpumemnet_worker_start_time_seconds", "When a worker was started, since the epoch.", ("worker",), multiprocess_mode="livesum"
+)
+BUILD: Final = Gauge(
+    "gpumemnet_build_info",
+    "Always 1; the labels say what is running.",
+    ("version", "python", "onnxruntime"),
+    multiprocess_mode="max",
+)
+
+REFUSAL_REASONS: Final = ("key", "scope", "rate", "overload", "large_body", "slow_body")
+"""401, 403, 429, 503, 413 and 408."""
+
+REFUSED: Final = {reason: REFUSALS.labels(reason) for reason in REFUSAL_REASONS}
+
+BUILD.labels(version("gpumemnet"), platform.python_version(), version("onnxruntime")).set(1)
+
+
+class RequestMetrics:
+    """Counts requests; finding a child by its labels is what costs, so they are kept."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[PathRule, Histogram] = {}
+        self._requests: dict[tuple[PathRule, int], Counter] = {}
+
+    def count(self, rule: PathRule, status: int, seconds: float) -> None:
+        """One request that is over."""
+        try:
+            self._requests[rule, status].inc()
+            self._seconds[rule].observe(seconds)
+        except KeyError:
+            self._requests[rule, status] = REQUESTS.labels(rule.name, str(status))
+            self._seconds[rule] = SECONDS.labels(rule.name)
+            self.count(rule, status, seconds)
+
+
+class CountingRecorder:
+    """A :class:`~service.records.Recorder` that counts predictions and passes them on.
+
+    Args:
+        recorder: to whom, if to anyone.
+    """
+
+    def __init__(self, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder
+        self._children: dict[tuple[str, bool], Counter] = {}
+
+    def record(self, record: PredictionRecord) -> None:
+        """Count one."""
+        kind = record.job.family, record.estimate.in_support
+        child = self._children.get(kind)
+        if child is None:
+            child = self._children[kind] = PREDICTIONS.labels(kind[0], str(kind[1]).lower())
+        child.inc()
+        if self._recorder is not None:
+            self._recorder.record(record)
+
+
+class Vitals:
+    """Memory and processor time of this process, written down whenever :meth:`update` is called."""
+
+    def __init__(self) -> None:
+        worker = str(worker_number())
+        self._resident = RESIDENT.labels(worker)
+        self._cpu = CPU.labels(worker)
+        self._cpu_seconds = 0.0
+        self._lines_lost = 0
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def update(self, in_work: int, lines_lost: int) -> None:
+        """Write down what is so now."""
+        times = os.times()
+        used_seconds = times.user + times.system
+        self._cpu.inc(max(0.0, used_seconds - self._cpu_seconds))
+        self._cpu_seconds = used_seconds
+        if (resident_bytes := _resident_bytes(self._page_bytes)) is not None:
+            self._resident.set(resident_bytes)
+        IN_WORK.set(in_work)
+        LINES_LOST.inc(lines_lost - self._lines_lost)
+        self._lines_lost = lines_lost
+
+
+def metrics_routes() -> list[BaseRoute]:
+    """``GET /metrics``."""
+    return [Route("/metrics", _Metrics(), methods=["GET"], include_in_schema=False)]
+
+
+def metrics_document() -> bytes:
+    """Everything counted, of all workers."""
+    folder = metrics_folder()
+    if folder is None:
+        return generate_latest(REGISTRY)
+    for attempt in range(_ATTEMPTS):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
+        try:
+            return generate_latest(registry)
+        except (OSError, struct.error):  # a worker that starts or ends at this moment makes or removes its files
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+class _Metrics:
+    """ASGI application of the route; adding up files takes milliseconds, so a thread does it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await send_answer(send, 200, MEDIA_TYPE, await run_in_threadpool(metrics_document))
+
+
+def _resident_bytes(page_bytes: int) -> int | None:
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - once a second
+            return int(file.read().split()[1]) * page_bytes
+    except OSError:  # only Linux has it
+        return None

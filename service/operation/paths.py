@@ -1,0 +1,75 @@
+"""What is known of a path before the application sees it: its name for log and metrics, and which key it needs.
+
+Names come from a fixed list, so that no client can fill the metrics with names of its own.  A path that is not listed needs a
+key: a new route is closed until somebody opens it here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+ANY_KEY: Final = "any"
+"""For paths that need a key, whatever it allows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PathRule:
+    """What holds for one path or for several.
+
+    Attributes:
+        name: the path, its variable parts in braces.
+        scope: what a key must allow; :data:`ANY_KEY`; or ``None`` where none is needed.
+        is_limited: whether the rate limit and the bound on concurrency hold; never for health and metrics.
+        is_oip: whether errors are said as the Open Inference Protocol does.
+    """
+
+    name: str
+    scope: str | None = None
+    is_limited: bool = True
+    is_oip: bool = False
+
+
+_RULES: Final = (
+    PathRule("/healthz", is_limited=False),
+    PathRule("/readyz", is_limited=False),
+    PathRule("/metrics", is_limited=False),
+    PathRule("/"),
+    PathRule("/docs"),
+    PathRule("/openapi.json"),
+    *(PathRule(path, "predict") for path in ("/v1/predict", "/v1/predict/batch", "/v1/batch-sizes", "/v1/smallest-gpu")),
+    *(PathRule(path, "predict") for path in ("/v1/gpus", "/v1/models")),
+    *(PathRule(path, "observe") for path in ("/v1/observations", "/v1/observations/summary")),
+    PathRule("/v1/admin/models", "admin"),
+    *(PathRule(f"/v1/admin/models/{action}", "admin") for action in ("champion", "challenger", "rollback")),
+    PathRule("/v2", is_oip=True),
+    PathRule("/v2/", is_oip=True),
+    *(PathRule(f"/v2/health/{state}", is_limited=False, is_oip=True) for state in ("live", "ready")),
+    PathRule("/v2/repository/index", "predict", is_oip=True),
+)
+_EXACT: Final = {rule.name: rule for rule in _RULES}
+_INFER: Final = PathRule("/v2/models/{model}/infer", "predict", is_oip=True)
+_READY: Final = PathRule("/v2/models/{model}/ready", "predict", is_oip=True)
+_BELOW: Final = (
+    ("/v2/models/", PathRule("/v2/models/{model}", "predict", is_oip=True)),
+    ("/page/", PathRule("/page/{file}")),
+    ("/docs/", PathRule("/docs/{file}")),
+    ("/v1/observations", PathRule("/v1/observations/{rest}", "observe")),
+    ("/v1/admin", PathRule("/v1/admin/{rest}", "admin")),
+    ("/v1/", PathRule("/v1/{rest}", "predict")),
+    ("/v2/", PathRule("/v2/{rest}", "predict", is_oip=True)),
+)
+_OTHER: Final = PathRule("{other}", ANY_KEY)
+
+
+def rule_of(path: str) -> PathRule:
+    """What holds for ``path``, as the server has decoded it."""
+    rule = _EXACT.get(path)
+    if rule is not None:
+        return rule
+    for start, rule in _BELOW:
+        if path.startswith(start):
+            if start == "/v2/models/":
+                return _INFER if path.endswith("/infer") else _READY if path.endswith("/ready") else rule
+            return rule
+    return _OTHER

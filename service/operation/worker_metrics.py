@@ -1,0 +1,82 @@
+"""Where several workers keep their metrics: a folder with files for each, added up when somebody asks.
+
+The files belong to the worker's number and not to its process, so a worker that takes a dead one's place counts on where that one
+stopped, and the folder does not grow.  This module loads nothing heavy: the process that watches the workers uses it too.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from gpumemnet.errors import GpumemnetError
+
+_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+_number = 0
+
+
+class MetricsFolderError(GpumemnetError):
+    """The folder for the workers' metrics cannot be used."""
+
+
+def make_metrics_folder(wanted: Path | None) -> Path:
+    """An empty folder for the metrics: ``wanted``, or a temporary one.
+
+    Raises:
+        MetricsFolderError: when it cannot be made or written to.
+    """
+    try:
+        if wanted is None:
+            return Path(tempfile.mkdtemp(prefix="gpumemnet-metrics-"))
+        wanted.mkdir(parents=True, exist_ok=True)
+        for file in wanted.glob("*.db"):  # of a service that was there before
+            file.unlink()
+        (wanted / "probe.db").touch()
+        (wanted / "probe.db").unlink()
+    except OSError as error:
+        place = wanted or tempfile.gettempdir()
+        raise MetricsFolderError(
+            f"several workers add up their metrics in files, and {place} cannot be written to ({error.strerror}): "
+            "name a folder with GPUMEMNET_METRICS_DIR"
+        ) from None
+    return wanted
+
+
+def remove_metrics_folder(folder: Path) -> None:
+    """Remove the workers' files, and the folder when nothing else is in it."""
+    with suppress(OSError):
+        for file in folder.glob("*.db"):
+            file.unlink()
+        folder.rmdir()
+
+
+def forget_worker(folder: Path, number: int) -> None:
+    """Remove what holds only while a worker lives; what it has counted stays."""
+    for file in folder.glob(f"gauge_live*_{number}.db"):
+        with suppress(OSError):
+            file.unlink()
+
+
+def count_in(folder: Path, number: int) -> None:
+    """Make this process count in ``folder`` as worker ``number``; before any metric is defined."""
+    global _number
+    _number = number
+    os.environ[_VARIABLE] = str(folder)
+    from prometheus_client import values
+
+    values.ValueClass = values.MultiProcessValue(process_identifier=lambda: number)  # type: ignore[no-untyped-call]
+
+
+def metrics_folder() -> Path | None:
+    """The folder that this process counts in; ``None`` when it counts in memory."""
+    folder = os.environ.get(_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def worker_number() -> int:
+    """Number of this worker, from 0."""
+    return _number

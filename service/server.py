@@ -1,0 +1,118 @@
+"""One worker: the application on one event loop in this process, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from service.operation.listening import BACKLOG
+from service.settings import Settings
+
+KEEP_ALIVE_SECONDS: Final = 75
+"""Longer than the idle time of common proxies and client pools, so that it is they who close a connection."""
+
+VITALS_SECONDS: Final = 1.0
+"""How old the figures of a worker may be in ``/metrics``."""
+
+
+def serve(
+    settings: Settings, listener: socket.socket, on_ready: Callable[[], None], lifeline: socket.socket | None = None
+) -> int:
+    """Answer what arrives at ``listener`` until SIGTERM or SIGINT; returns the exit code.
+
+    Args:
+        settings: of the service.
+        listener: the socket.
+        on_ready: called once, when requests are answered.
+        lifeline: the service ends too when its other end is closed, which is when the process that watches has died.
+
+    Raises:
+        GpumemnetError: when the service cannot start.
+    """
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")  # before numpy is loaded: more threads slow these small products down
+    signal.signal(signal.SIGTERM, _leave)
+    import uvicorn
+
+    from service.app import create_app
+    from service.operation.gate import LOAD
+    from service.operation.logs import current_log
+    from service.operation.metrics import Vitals
+
+    class Server(uvicorn.Server):
+        """Ends on a signal as uvicorn does, but does not raise the signal once more when all is done: that is no failure."""
+
+        signals: Final[list[int]] = []
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                on_ready()
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for number in before:
+                    signal.signal(number, signal.SIG_IGN)  # it is ending already
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            self.signals.append(sig)
+            super().handle_exit(sig, frame)
+
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",  # begun here, where what fails in it can be said in a sentence
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # the rate limit must not believe what a client says of its address
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+    )
+    server = Server(config)
+
+    async def follow() -> None:
+        vitals, log = Vitals(), current_log()
+        while True:
+            vitals.update(LOAD.in_work, 0 if log is None else log.sink.dropped)
+            await asyncio.sleep(VITALS_SECONDS)
+
+    async def run() -> None:
+        if lifeline is not None:
+            asyncio.get_running_loop().add_reader(lifeline, _end, server)
+        if (log := current_log()) is not None:
+            log.sink.start()
+        following = asyncio.create_task(follow())
+        async with app.router.lifespan_context(app):
+            gc.collect()
+            gc.freeze()  # what is loaded now stays: without this a full collection stops all answers for some 10 ms
+            await server.serve(sockets=[listener])
+        following.cancel()
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(run())
+    return 130 if signal.SIGINT in server.signals else 0
+
+
+def _end(server: object) -> None:
+    server.should_exit = True  # type: ignore[attr-defined]
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """SIGTERM before the first request: there is nothing to finish."""
+    raise SystemExit(0)
