@@ -1,5 +1,6 @@
 """The page in a real browser: one Chromium for all tests, talking to the real service."""
 
+import hashlib
 import json
 
 import pytest
@@ -8,18 +9,9 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.service.browser import MISSING, chromium
+from tests.service.browser import MISSING, Browser, chromium
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-
-REFUSE_WITHOUT_KEY = """
-const ask = window.fetch;
-window.fetch = (path, options) => {
-  if (!String(path).startsWith("v1/") || new Headers(options.headers).get("X-API-Key") === "right") return ask(path, options);
-  const problem = {type: "urn:gpumemnet:problem:unauthorized", title: "An API key is needed", status: 401, detail: "no such key"};
-  return Promise.resolve(new Response(JSON.stringify(problem), {status: 401}));
-};
-"""
 
 # Texts whose contrast with what lies behind them is below WCAG's level AA.
 FAINT_TEXTS = """
@@ -342,23 +334,28 @@ def test_without_a_connection_it_says_so(page, example, asked):
     has_answer(page, asked(job=example("mlp")))
 
 
-def test_a_key_is_asked_for_and_kept_in_this_tab_alone(page, example, asked):
-    script = page.devtools("Page.addScriptToEvaluateOnNewDocument", source=REFUSE_WITHOUT_KEY)["identifier"]
-    try:
+def test_a_key_is_asked_for_and_kept_in_this_tab_alone(chrome, start_service, example, asked):
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("reporter", "asker")}
+    keys = f"reporter:observe:{digests['reporter']},asker:predict:{digests['asker']}"
+    with start_service(GPUMEMNET_API_KEYS=keys, GPUMEMNET_DATABASE_URL="off") as guarded:
+        page = Browser(chrome.driver, guarded.url)
         page.open()
         page.wait(lambda: page.find("#key-panel").is_displayed(), "the field")
-        page.find("#key").send_keys("wrong" + Keys.ENTER)
-        page.wait(lambda: "no such key" in page.text("#key-error"), "the refusal")
+        for refused in ("nobody", "reporter"):
+            page.find("#key").clear()
+            page.find("#key").send_keys(refused + Keys.ENTER)
+            page.wait(lambda: page.find("#key-error").is_displayed() and "key" in page.text("#key-error"), "the refusal")
         page.find("#key").clear()
-        page.find("#key").send_keys("right" + Keys.ENTER)
+        page.find("#key").send_keys("asker" + Keys.ENTER)
         page.wait(lambda: not page.find("#key-panel").is_displayed(), "the key taken")
         pick(page, "mlp", asked(job=example("mlp")))
         assert "$GPUMEMNET_API_KEY" in page.run("return document.querySelector('[data-recipe=curl] code').textContent")
-        assert "right" not in page.driver.page_source
+        assert "asker" not in page.driver.page_source
         stored = "return [Object.values(sessionStorage), Object.values(localStorage), document.cookie]"
-        assert page.run(stored) == [["right"], [], ""]
-    finally:
-        page.devtools("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+        assert page.run(stored) == [["asker"], [], ""]
+        assert chrome.complaints() == []
+        chrome.open()
+        chrome.requested()
 
 
 def test_the_description_of_the_api_is_shown_without_another_host(page, http):
