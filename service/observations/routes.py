@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job_json import parse_json
 from gpumemnet.layers import describe
-from gpumemnet.observation import Observation, observation_from_dict
+from gpumemnet.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
 from service.endpoint import JSON, read_json_body, send_answer
 from service.limits import INLINE_BODY_BYTES
 from service.observations.store import Answer, ObservationStore
@@ -52,7 +52,7 @@ class _Observations:
         if body is None:
             return
         read = read_observations(body) if len(body) <= INLINE_BODY_BYTES else await run_in_threadpool(read_observations, body)
-        key_name = str(scope.get("state", {}).get(KEY_NAME) or "")
+        key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
         if isinstance(read, Observation):
             stored = await self._store.add(read, key_name)
             await send_answer(send, 201 if stored.created else 200, JSON, orjson.dumps(_document(stored)))

@@ -162,9 +162,9 @@ def prediction_row(record: PredictionRecord, job_hash: str) -> Row:
         record.made_at_seconds,
         job_hash,
         record.model_sha256,
-        estimate.estimator,
-        record.release,
-        estimate.gpu,
+        estimate.estimator[:200],  # PostgreSQL holds texts to their columns' length
+        record.release[:200],
+        estimate.gpu[:100],
         float(estimate.coverage),
         min(int(estimate.expected_bytes), _LARGEST),
         None if estimate.safe_bytes is None else min(int(estimate.safe_bytes), _LARGEST),

@@ -1,7 +1,6 @@
 """Observations over HTTP, in a process of their own, against SQLite and against a real PostgreSQL."""
 
 import concurrent.futures
-import json
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ import pytest
 from gpumemnet.dataset import read_dataset
 from gpumemnet.job_json import job_from_dict
 from service.examples import EXAMPLE_JOBS
+from service.observations.description import ObservationResults, ObservationSummary, StoredObservation, observation_paths
 from tests.service.databases import PostgreSQL, running_postgresql
 
 APP = Path(__file__).with_name("observation_app.py")
@@ -331,5 +331,18 @@ def test_the_store_finds_its_way_back(postgresql, tmp_path):
     assert "Traceback" not in said
 
 
-def test_results_are_json_that_orjson_and_json_read_alike(http):
-    assert json.loads(http.get("/v1/observations/summary?days=1").content)["days"] == 1
+def test_answers_have_the_shape_that_is_described(http):
+    prediction = predict(http)
+    fields = {"prediction_id": prediction["prediction_id"], "peak_mib": 1777, "source": "dcgm"}
+    StoredObservation.model_validate_json(http.post("/v1/observations", json=fields).content)
+    several = http.post("/v1/observations", json={"observations": [fields, {}]})
+    ObservationResults.model_validate_json(several.content)
+    summary = ObservationSummary.model_validate_json(http.get("/v1/observations/summary?days=1").content)
+    assert summary.groups
+
+
+def test_what_is_described_as_a_request_is_accepted(http):
+    [post] = observation_paths()["/v1/observations"].values()
+    for name, example in post["requestBody"]["content"]["application/json"]["examples"].items():
+        status = http.post("/v1/observations", json=example["value"]).status_code
+        assert status == {"by_job": 201, "several": 200}.get(name, 404), name  # the example's prediction is nobody's
