@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -25,8 +25,12 @@ BODIES = {
 class Canned(BaseHTTPRequestHandler):
     """Answers with the status and the body that the path names, or not at all."""
 
+    chosen = "hang"
+    """What ``/chosen/…`` answers, for a client whose URL stays the same."""
+
     def do_POST(self) -> None:
         kind = self.path.split("/")[1]
+        kind = Canned.chosen if kind == "chosen" else kind
         if kind == "hang":
             time.sleep(2)
             return
@@ -38,6 +42,12 @@ class Canned(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
+
+
+@pytest.fixture
+def choose(monkeypatch) -> Callable[[str], None]:
+    """Chooses what ``/chosen/…`` answers."""
+    return lambda kind: monkeypatch.setattr(Canned, "chosen", kind)
 
 
 @pytest.fixture(scope="session")
