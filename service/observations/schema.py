@@ -41,7 +41,7 @@ JOBS: Final = Table(
 PREDICTIONS: Final = Table(
     "predictions",
     METADATA,
-    Column("id", String(36), primary_key=True),
+    Column("id", String(36), primary_key=True, comment="UUID of version 7: sorts by the time"),
     Column("made_at", Double, nullable=False),
     Column("job_hash", String(64), ForeignKey("jobs.hash"), nullable=False),
     Column("model_sha256", String(64), nullable=False),
@@ -52,7 +52,6 @@ PREDICTIONS: Final = Table(
     Column("expected_bytes", BigInteger, nullable=False),
     Column("safe_bytes", BigInteger, comment="null outside the model's support"),
     Column("in_support", Boolean, nullable=False),
-    Index("predictions_made_at", "made_at"),
     Index("predictions_job_hash", "job_hash"),
 )
 

@@ -243,7 +243,9 @@ def sweep(connection: Connection, before: float) -> bool:
         if not alone:
             return False
     observed = exists().where(OBSERVATIONS.c.prediction_id == PREDICTIONS.c.id)
-    old = select(PREDICTIONS.c.id).where(PREDICTIONS.c.made_at < before, ~observed).order_by(PREDICTIONS.c.made_at)
+    milliseconds = f"{int(before * 1000):012x}"  # an id begins with the time
+    earlier = PREDICTIONS.c.id < f"{milliseconds[:8]}-{milliseconds[8:]}-7000-8000-000000000000"
+    old = select(PREDICTIONS.c.id).where(earlier, ~observed).order_by(PREDICTIONS.c.id)
     identities = connection.execute(old.limit(SWEEP_ROWS)).scalars().all()
     if identities:
         connection.execute(delete(CHALLENGES).where(CHALLENGES.c.prediction_id.in_(identities)))

@@ -20,7 +20,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "predictions",
-        sa.Column("id", sa.String(36), primary_key=True),
+        sa.Column("id", sa.String(36), primary_key=True, comment="UUID of version 7: sorts by the time"),
         sa.Column("made_at", sa.Double, nullable=False),
         sa.Column("job_hash", sa.String(64), sa.ForeignKey("jobs.hash"), nullable=False),
         sa.Column("model_sha256", sa.String(64), nullable=False),
@@ -31,7 +31,6 @@ def upgrade() -> None:
         sa.Column("expected_bytes", sa.BigInteger, nullable=False),
         sa.Column("safe_bytes", sa.BigInteger, comment="null outside the model's support"),
         sa.Column("in_support", sa.Boolean, nullable=False),
-        sa.Index("predictions_made_at", "made_at"),
         sa.Index("predictions_job_hash", "job_hash"),
     )
     op.create_table(
