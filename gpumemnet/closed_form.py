@@ -157,7 +157,8 @@ def columns_of(table: JobTable) -> Array:
 def packed(sizes: Array) -> Array:
     """Bytes of segment that each tensor costs among its likes, in the column of its size class.
 
-    A tensor of 7 MiB costs 10: two of them fill a segment of 20 MiB.
+    A tensor of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes, so that sums are exact in any order: a
+    job has the same features alone and among others.
 
     Args:
         sizes: bytes of the tensors, any shape ``[...]``.
@@ -170,7 +171,7 @@ def packed(sizes: Array) -> Array:
     blocks = np.ceil(flat[places] / BLOCK)
     blocks *= BLOCK
     is_beyond_small, is_beyond_medium, is_beyond_large = (blocks > top for top in _CLASS_TOPS)
-    shares = MEDIUM_SEGMENT / np.floor(MEDIUM_SEGMENT / np.minimum(blocks, MEDIUM_LIMIT))
+    shares = MEDIUM_SEGMENT // (MEDIUM_SEGMENT // np.minimum(blocks, MEDIUM_LIMIT))
     own_segments = np.ceil(blocks / ROUNDING) * ROUNDING
     amounts = np.where(is_beyond_medium, own_segments, np.where(is_beyond_small, shares, blocks))
     classes = is_beyond_small.astype(np.int64)

@@ -49,7 +49,7 @@ def _packed(size: float) -> tuple[int, float]:
     if block <= SMALL_LIMIT:
         return 0, block
     if block < MEDIUM_LIMIT:
-        return 1, MEDIUM_SEGMENT / (MEDIUM_SEGMENT // block)
+        return 1, MEDIUM_SEGMENT // (MEDIUM_SEGMENT // block)
     return (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
 
 
