@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -31,8 +31,8 @@ from gpumemnet.units import GIB
 
 TRUST: Final = ("measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first."""
-_CHUNK: Final = 32
-"""So many layer sequences go through attention at once: more would fall out of the processor's cache."""
+_ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32}
+"""So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
 
 
 class GraphAnswer(NamedTuple):
@@ -42,6 +42,24 @@ class GraphAnswer(NamedTuple):
     reference_bytes: NDArray[np.float64]
     expected_bytes: NDArray[np.float64]
     bounds_bytes: NDArray[np.float64]
+
+
+class Looked(NamedTuple):
+    """What a model sees of ``B`` jobs before it answers.
+
+    Attributes:
+        features: shape ``[B, F]``.
+        reasons: why each job lies outside the model's support; none for jobs inside.
+        has_unseen_option: whether an option or a layer kind is among the reasons.
+    """
+
+    features: NDArray[np.float64]
+    reasons: list[tuple[str, ...]]
+    has_unseen_option: list[bool]
+
+    def take(self, rows: list[int]) -> Looked:
+        """The same of the jobs in ``rows``."""
+        return Looked(self.features[rows], [self.reasons[row] for row in rows], [self.has_unseen_option[row] for row in rows])
 
 
 class Place(NamedTuple):
@@ -72,6 +90,7 @@ class BundleModel:
         self.own_place = Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0)
         self.support = Support(bundle.card)
         self._default_bins = bins_of_width(GIB, bundle.card.capacity_bytes)
+        self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = _session(bundle)
 
     def place(self, gpu: str | None) -> Place:
@@ -97,22 +116,23 @@ class BundleModel:
     def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
         """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
         rows = features.astype(np.float32)
-        if not self.needs_layers:
-            parts = [self._session.run(GRAPH_OUTPUTS, {"features": rows})]
+        step = self._rows_at_once
+        if len(rows) <= step:
+            weights, locations, scales, amounts = self._run(jobs, rows)
         else:
-            parts = [
-                self._run_layers(jobs[at : at + _CHUNK], rows[at : at + _CHUNK]) for at in range(0, max(1, len(jobs)), _CHUNK)
-            ]
-        weights, locations, scales, amounts = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
+            parts = [self._run(jobs[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
+            weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         amounts_bytes = np.exp(amounts, dtype=np.float64)
         return GraphAnswer(
             MemoryDistribution(weights, locations, scales), amounts_bytes[:, 0], amounts_bytes[:, 1], amounts_bytes[:, 2:]
         )
 
-    def _run_layers(self, jobs: Sequence[TrainingJob], rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        sequences, mask = layer_sequence(jobs)
-        inputs = {"features": rows, "sequences": sequences, "mask": mask.astype(np.float32)}
-        answer: list[NDArray[np.float32]] = self._session.run(GRAPH_OUTPUTS, inputs)
+    def _run(self, jobs: Sequence[TrainingJob], rows: NDArray[np.float32]) -> list[Any]:
+        inputs = {"features": rows}
+        if self.needs_layers:
+            sequences, mask = layer_sequence(jobs)
+            inputs |= {"sequences": sequences, "mask": mask.astype(np.float32)}
+        answer: list[Any] = self._session.run(GRAPH_OUTPUTS, inputs)
         return answer
 
     def level(self, coverage: float) -> int:
@@ -132,10 +152,10 @@ class BundleModel:
             )
         return bisect.bisect_left(coverages, coverage)
 
-    def look(self, jobs: Sequence[TrainingJob], place: Place) -> tuple[NDArray[np.float64], list[tuple[str, ...]], list[bool]]:
-        """Features of ``B`` jobs, shape ``[B, F]``; why each lies outside the support; whether an option is among the reasons."""
+    def look(self, jobs: Sequence[TrainingJob], place: Place) -> Looked:
+        """What there is to see of the jobs on the GPU ``place``."""
         features = feature_matrix(jobs, place.blas_workspace_bytes)
-        return features, *self.support.reasons(jobs, features)
+        return Looked(features, *self.support.reasons(jobs, features))
 
     def estimate(
         self,
@@ -143,7 +163,7 @@ class BundleModel:
         bins: BinScheme | None,
         coverage: float,
         place: Place | None = None,
-        looked: tuple[NDArray[np.float64], list[tuple[str, ...]], list[bool]] | None = None,
+        looked: Looked | None = None,
     ) -> list[Estimate]:
         """Estimates of jobs that all belong to the bundle's family; ``looked`` is what :meth:`look` gave, where that is known."""
         place = place or self.own_place
@@ -167,6 +187,7 @@ class BundleModel:
         if place.context_bytes:
             log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
         probabilities = distribution.bin_probabilities(log_edges)
+        name, version, label_source = self.card.name, self.card.version, self.card.label_source
         return [
             Estimate(
                 expected_bytes=round(row_expected),
@@ -177,9 +198,9 @@ class BundleModel:
                 in_support=not row_reasons,
                 reasons=row_reasons,
                 gpu=place.gpu,
-                estimator=self.card.name,
-                version=self.card.version,
-                label_source=self.card.label_source,
+                estimator=name,
+                version=version,
+                label_source=label_source,
             )
             for row_expected, row_safe, row_probabilities, row_reasons in zip(
                 expected.tolist(), safe.tolist(), probabilities, reasons, strict=True
@@ -263,18 +284,21 @@ class Predictor:
             InvalidRequestError: when no model of the family has that encoder, or it needs layers that the job does not state.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        by_encoder = self._of_family.get(job.family)
+        models = self._models_of(job.family, encoder)
+        _check_layers(models, job)
+        return models
+
+    def _models_of(self, family: str, encoder: str | None) -> list[BundleModel]:
+        by_encoder = self._of_family.get(family)
         if by_encoder is None:
             raise UnsupportedJobError(
-                f"no model for {job.family} jobs is loaded: there is one for {', '.join(self._of_family)}", "family"
+                f"no model for {family} jobs is loaded: there is one for {', '.join(self._of_family)}", "family"
             )
         models = by_encoder.get(encoder or next(iter(by_encoder)))
         if models is None:
             raise InvalidRequestError(
-                f"must be one of {', '.join(by_encoder)} for {job.family} jobs, not {describe(encoder)}", "encoder"
+                f"must be one of {', '.join(by_encoder)} for {family} jobs, not {describe(encoder)}", "encoder"
             )
-        if models[0].needs_layers and not job.has_layers:
-            raise InvalidRequestError("is transformer, which needs the job's layers, and this job states totals only", "encoder")
         return models
 
     def predict(
@@ -311,16 +335,24 @@ class Predictor:
         encoder: str | None = None,
     ) -> list[Estimate]:
         """Estimates of many jobs, in order, with few runs of each graph; arguments and errors as :meth:`predict`."""
-        rows_of: dict[str, list[int]] = {}
-        for row, job in enumerate(jobs):
-            self.models_for(job, encoder)
-            rows_of.setdefault(job.family, []).append(row)
+        models_of: dict[str, list[BundleModel]] = {}
+        for job in jobs:
+            models = models_of.get(job.family)
+            if models is None:
+                models = models_of[job.family] = self._models_of(job.family, encoder)
+            _check_layers(models, job)
+        if len(models_of) == 1:
+            return _cascade(next(iter(models_of.values())), jobs, bins, coverage, gpu)
         estimates: dict[int, Estimate] = {}
-        for rows in rows_of.values():
-            models = self.models_for(jobs[rows[0]], encoder)
-            for estimate, row in zip(_cascade(models, [jobs[row] for row in rows], bins, coverage, gpu), rows, strict=True):
-                estimates[row] = estimate
+        for family, models in models_of.items():
+            rows = [row for row, job in enumerate(jobs) if job.family == family]
+            estimates |= zip(rows, _cascade(models, [jobs[row] for row in rows], bins, coverage, gpu), strict=True)
         return [estimates[row] for row in range(len(jobs))]
+
+
+def _check_layers(models: Sequence[BundleModel], job: TrainingJob) -> None:
+    if models[0].needs_layers and not job.layers:
+        raise InvalidRequestError("is transformer, which needs the job's layers, and this job states totals only", "encoder")
 
 
 def _cascade(
@@ -329,26 +361,28 @@ def _cascade(
     """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
     if len(models) == 1:
         return models[0].estimate(jobs, bins, coverage, models[0].place(gpu))
-    estimates: dict[int, Estimate] = {}
-    against: dict[int, list[int]] = {row: [] for row in range(len(jobs))}
+    views: list[tuple[list[int], Looked]] = []
     left = list(range(len(jobs)))
     for model in models:
-        asked, place = [jobs[row] for row in left], model.place(gpu)
-        looked = model.look(asked, place)
-        is_inside = [not reasons for reasons in looked[1]]
-        for row, reasons in zip(left, looked[1], strict=True):
-            against[row].append(len(reasons))
-        if all(is_inside):
-            estimates |= zip(left, model.estimate(asked, bins, coverage, place, looked), strict=True)
-            left = []
+        looked = model.look([jobs[row] for row in left], model.place(gpu))
+        views.append((left, looked))
+        left = [row for row, reasons in zip(left, looked.reasons, strict=True) if reasons]
+        if not left:
             break
-        inside = [row for row, is_one in zip(left, is_inside, strict=True) if is_one]
-        if inside:
-            estimates |= zip(inside, model.estimate([jobs[row] for row in inside], bins, coverage, place), strict=True)
-        left = [row for row, is_one in zip(left, is_inside, strict=True) if not is_one]
-    for row in left:
-        model = models[min(range(len(models)), key=against[row].__getitem__)]
-        estimates[row] = model.estimate((jobs[row],), bins, coverage, model.place(gpu))[0]
+    nearest: dict[int, int] = {}
+    if left:
+        against = [dict(zip(rows, map(len, looked.reasons), strict=True)) for rows, looked in views]
+        for row in left:
+            counts = [counted[row] for counted in against]
+            nearest[row] = counts.index(min(counts))
+    estimates: dict[int, Estimate] = {}
+    for number, (rows, looked) in enumerate(views):
+        mine = [at for at, row in enumerate(rows) if not looked.reasons[at] or nearest.get(row) == number]
+        if mine:
+            answered = [rows[at] for at in mine]
+            asked, model = [jobs[row] for row in answered], models[number]
+            seen = looked if len(mine) == len(rows) else looked.take(mine)
+            estimates |= zip(answered, model.estimate(asked, bins, coverage, model.place(gpu), seen), strict=True)
     return [estimates[row] for row in range(len(jobs))]
 
 

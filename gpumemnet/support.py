@@ -7,6 +7,7 @@ options and of the feature ranges seen in training; whoever asks beyond it gets 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, contains, itemgetter
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpumemnet.units import format_bytes
 RANGE_TOLERANCE: Final = 1.05
 """A value this much beyond the largest (or below the smallest) seen still counts as inside."""
 
+_KIND: Final = itemgetter(0)
 _LISTED: Final = 8
 """More numbers than this are told as their range."""
 
@@ -31,6 +33,9 @@ class Support:
 
     def __init__(self, card: BundleCard) -> None:
         self._options = card.options
+        # The family stands among them so that there are always several: of one alone attrgetter makes no tuple.
+        self._options_of = attrgetter("family", *card.options)
+        self._seen_options = ({card.family}, *map(frozenset, card.options.values()))
         self._kinds = card.kinds
         self._inside_kinds = card.kinds | ALIASES
         self._ranges = card.ranges
@@ -46,20 +51,25 @@ class Support:
             jobs: ``B`` jobs.
             features: their feature vectors, shape ``[B, F]``.
         """
-        values = features[:, self._columns]
+        values = features.take(self._columns, axis=1)
         beyond = (values < self._low) | (values > self._high)
-        reasons = [option_reasons(job, self._options) + self._kind_reasons(job) for job in jobs]
+        reasons = [self._job_reasons(job) for job in jobs]
         has_unseen_option = list(map(bool, reasons))
         if beyond.any():
             for row in np.flatnonzero(beyond.any(axis=1)):
                 reasons[row] += self._range_reasons(values[row], beyond[row])
         return reasons, has_unseen_option
 
-    def _kind_reasons(self, job: TrainingJob) -> tuple[str, ...]:
-        kinds = {layer.kind for layer in job.layers}
-        if kinds <= self._inside_kinds:
+    def _job_reasons(self, job: TrainingJob) -> tuple[str, ...]:
+        has_known_options = all(map(contains, self._seen_options, self._options_of(job)))
+        if has_known_options and self._inside_kinds.issuperset(map(_KIND, job.layers)):
             return ()
-        unseen = kinds - self._inside_kinds
+        return option_reasons(job, self._options) + self._kind_reasons(job)
+
+    def _kind_reasons(self, job: TrainingJob) -> tuple[str, ...]:
+        unseen = {layer.kind for layer in job.layers} - self._inside_kinds
+        if not unseen:
+            return ()
         return (f"layers of kind {', '.join(sorted(unseen))[:200]}; the model was trained on {', '.join(sorted(self._kinds))}",)
 
     def _range_reasons(self, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> tuple[str, ...]:
