@@ -6,7 +6,7 @@ For the whole time: predictions by every protocol, batches, bad bodies, floods o
 exchanged every two seconds, and a worker killed with SIGKILL every few seconds.  At the end the service is stopped, and every
 observation that was accepted with a 201 is looked for in the database.  Prints a summary as JSON and ends with 1 when a rule is
 broken: no 5xx but deliberate 503s with Retry-After, no lost observation, no connection cut but those of a killed worker, memory
-flat (workers that live through the run do not grow by more than a tenth from the first third to the last).
+flat (the worker that lives through the run does not grow by more than a tenth from the middle third to the last).
 """
 
 from __future__ import annotations
@@ -217,18 +217,8 @@ def second_release(registry: Path) -> str:
     document = {**shipped.card.document, "version": "chaos"}
     save_bundle(folder, shipped.model, document)
     load_bundle(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "gpumemnet",
-        "registry",
-        "add",
-        str(folder),
-        "--registry",
-        str(registry),
-        "--release",
-        "second",
-    ]
+    add = ["registry", "add", "second", str(folder), "--registry", str(registry)]
+    command = [sys.executable, "-m", "gpumemnet", *add]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     shutil.rmtree(folder)
     return "second"
@@ -247,7 +237,7 @@ async def clients(run: Run, supervisor: psutil.Process, releases: list[str], kil
 
 
 def growth(run: Run) -> float:
-    """By how much the longest-lived worker grew from the first third of its life to the last."""
+    """By how much the longest-lived worker grew from the middle third of its life to the last."""
     longest = max(run.resident_mib.values(), key=len)
     third = max(1, len(longest) // 3)
     return statistics.median(longest[-third:]) / statistics.median(longest[third : 2 * third] or longest) - 1
