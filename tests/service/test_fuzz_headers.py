@@ -4,6 +4,7 @@ What is no HTTP at all the server refuses by itself, in plain text; everything t
 problem document, or with the protocol's own error under ``/v2``.
 """
 
+import hashlib
 import http.client
 import io
 import json
@@ -23,6 +24,7 @@ from tests.fuzzing import fuzzed
 WAIT_SECONDS = 0.05
 """A request that promises more than it sends is not answered: so long we wait before we hang up."""
 NO_HTTP = b"Invalid HTTP request received."
+KEY = b"a-key-that-may-do-everything"
 BODY = json.dumps({"job": EXAMPLE_JOBS["mlp"]}).encode()
 INFER = "/v2/models/gpumemnet/infer"
 
@@ -119,7 +121,12 @@ def requests(draw):
         st.sampled_from([b"HTTP/1.1"] * 8 + [b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 x", b"HTTP/99999999999.9"])
     )
     body = draw(bodies)
-    headers = {b"Host": b"localhost", b"Content-Type": b"application/json", b"Content-Length": b"%d" % len(body)}
+    headers = {
+        b"Host": b"localhost",
+        b"Content-Type": b"application/json",
+        b"Authorization": b"Bearer " + KEY,
+        b"Content-Length": b"%d" % len(body),
+    }
     for name in draw(st.lists(st.sampled_from(list(headers)), max_size=1)):
         del headers[name]
     lines = [name + b": " + value for name, value in headers.items()]
@@ -133,10 +140,11 @@ def requests(draw):
     return b"\r\n".join((start, *lines, b"", body))
 
 
-@pytest.fixture(scope="module")
-def service_alone(start_service) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["open", "with keys"])
+def service_alone(request, start_service) -> Iterator[str]:
     """A service of its own, whose log holds these requests alone."""
-    with start_service() as running:
+    keys = f"fuzz:predict+observe+admin:{hashlib.sha256(KEY).hexdigest()}" if request.param == "with keys" else ""
+    with start_service(GPUMEMNET_API_KEYS=keys) as running:
         yield running.url
         assert httpx.get(f"{running.url}/healthz").status_code == 200
         assert "Traceback" not in running.log.read_text()
@@ -206,7 +214,13 @@ def test_odd_requests(service_alone, request):
 
 def test_what_is_sent_in_pieces_is_answered_as_a_whole(service_alone):
     address = urlsplit(service_alone)
-    lines = (b"POST /v1/predict HTTP/1.1", b"Host: x", b"Connection: close", b"Content-Type: application/json")
+    lines = (
+        b"POST /v1/predict HTTP/1.1",
+        b"Host: x",
+        b"Connection: close",
+        b"X-API-Key: " + KEY,
+        b"Content-Type: application/json",
+    )
     request = b"\r\n".join((*lines, b"Content-Length: %d" % len(BODY), b"", BODY))
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
         for at in range(0, len(request), 7):

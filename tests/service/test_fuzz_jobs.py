@@ -16,6 +16,8 @@ from tests.fuzzing import fuzzed, spoilt_json
 
 JOBS = list(EXAMPLE_JOBS.values())
 LISTED = {**JOBS[0], "layers": [[layer["kind"], layer["activations"], layer["parameters"]] for layer in JOBS[0]["layers"]]}
+UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
+PUT = ("/v1/admin/models/champion", "/v1/admin/models/challenger")
 OPTIONS = {"coverage": 0.95, "bin_width_mib": 2048}
 QUESTIONS = {
     "/v1/predict": [
@@ -28,6 +30,17 @@ QUESTIONS = {
     "/v1/smallest-gpu": [
         {"job": job, "gpus": ["T4", "A100/1g.5gb"], "devices": [{"id": "0", "gpu": "H100", "free_mib": 900}]} for job in JOBS
     ],
+    "/v1/observations": [
+        {"job": job, "gpu": "A100", "peak_mib": 1700, "source": "nvml_process", "oom": False, "driver": "550", "torch": "2.8"}
+        for job in JOBS
+    ]
+    + [
+        {"prediction_id": UNKNOWN_ID, "peak_bytes": 2**31, "source": "dcgm", "oom": True, "limit_mib": 4000},
+        {"observations": [{"job": JOBS[0], "gpu": "H100", "peak_mib": 900, "source": "dcgm", "idempotency_key": "a"}] * 3},
+    ],
+    "/v1/admin/models/champion": [{"release": "no-such", "reason": "better"}],
+    "/v1/admin/models/challenger": [{"release": "no-such"}, {"release": None}],
+    "/v1/admin/models/rollback": [{"reason": "worse"}],
     "/v2/models/gpumemnet/infer": [
         {
             "id": "1",
@@ -40,9 +53,9 @@ QUESTIONS = {
 
 
 @pytest.fixture(scope="module")
-def http(start_service) -> Iterator[httpx.Client]:
+def http(start_service, tmp_path_factory) -> Iterator[httpx.Client]:
     """A service of its own, whose log holds these questions alone."""
-    with start_service() as running:
+    with start_service(GPUMEMNET_REGISTRY=str(tmp_path_factory.mktemp("registry"))) as running:
         with httpx.Client(base_url=running.url, timeout=60, headers={"Content-Type": "application/json"}) as client:
             yield client
             assert client.get("/healthz").status_code == 200
@@ -51,7 +64,7 @@ def http(start_service) -> Iterator[httpx.Client]:
 
 def assert_answered(response: httpx.Response) -> None:
     event(f"status {response.status_code}")
-    if response.status_code == 200:
+    if response.status_code in (200, 201):
         assert response.content
         return
     assert 400 <= response.status_code < 500
@@ -68,7 +81,7 @@ def test_spoilt_questions(http, path):
     @fuzzed
     @given(body=spoilt_json(QUESTIONS[path]))
     def ask(body: bytes) -> None:
-        assert_answered(http.post(path, content=body))
+        assert_answered(http.request("PUT" if path in PUT else "POST", path, content=body))
 
     ask()
 
