@@ -1,7 +1,7 @@
 """Turns request bodies into answers: reads the question, asks the predictor, and writes the JSON document.
 
-Bytes in, bytes out, nothing of HTTP: the same functions answer a route, fill the examples in the API's description and check at
-the start that every model works.  What is the same in all answers of a model is serialised once.
+Bytes in, bytes out, nothing of HTTP: the same functions answer a route and fill the examples in the API's description.  What is
+the same in all answers of a model is serialised once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 
 from gpumemnet.bundle import Bundle
 from gpumemnet.devices import device_profiles
-from gpumemnet.errors import BundleError, FieldError, InvalidJobError, InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.fits import Fit, fits, fits_many, target
@@ -25,12 +25,12 @@ from gpumemnet.job_json import job_from_dict
 from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
-from service.examples import EXAMPLE_JOBS
 from service.limits import MAX_PROBABILITIES
 from service.prediction_id import prediction_id
 from service.problems import field_problem, located
 from service.questions import Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
 from service.records import PredictionRecord, Recorder
+from service.serving.golden import check_golden
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
 """Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""
@@ -55,9 +55,6 @@ class Answerer:
         recorder: takes note of every prediction, if there is one.
         release: name of the release that the predictor's bundles belong to; every answer names it.
         max_layers: most layers of a job.
-
-    Raises:
-        BundleError: when a model does not answer the example job of its family.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class Answerer:
         self._endings: dict[tuple[str, str], bytes] = {}
         self._families = tuple(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
         self._models = orjson.dumps({"models": [_model_details(bundle) for bundle in predictor.bundles]})
-        self.check()
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -109,16 +105,12 @@ class Answerer:
         return Answerer(self._predictor, self._max_jobs, None, self._release, self._max_layers)
 
     def check(self) -> None:
-        """Let every model answer the example job of its family.
+        """Let every model answer golden jobs.
 
         Raises:
             BundleError: when one fails.
         """
-        for bundle in self._predictor.bundles:
-            try:
-                Predictor([bundle]).predict(job_from_dict(EXAMPLE_JOBS[bundle.card.family]))
-            except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
-                raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
+        check_golden(self._predictor)
 
     def predict(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/predict``.
@@ -227,7 +219,7 @@ class Answerer:
         identity = prediction_id(now_nanoseconds)
         if self._recorder is not None:
             sha256 = self._bundles[estimate.estimator].sha256
-            self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256))
+            self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256, self._release))
         return identity
 
     def models(self) -> bytes:

@@ -18,7 +18,7 @@ from gpumemnet.registry import Registry
 from service.answers import Answerer
 from service.limits import BodyLimit
 from service.observations.database import DatabaseAwayError
-from service.observations.description import OBSERVATION_SHAPES, observation_paths
+from service.observations.description import OBSERVATION_SHAPES, observation_paths, observation_schemas
 from service.observations.routes import observation_routes
 from service.observations.store import ObservationStore
 from service.oip import OIP_SHAPES, oip_paths, oip_routes
@@ -92,6 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         settings,
         [observation_paths(), admin_paths(), oip_paths()],
         [*OBSERVATION_SHAPES, *ADMIN_SHAPES, *OIP_SHAPES],
+        observation_schemas(),
     )
     build_stack = app.build_middleware_stack
 

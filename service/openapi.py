@@ -102,6 +102,7 @@ def install_description(
     settings: Limits,
     extra_paths: Iterable[Description] = (),
     extra_shapes: Sequence[type[BaseModel]] = (),
+    extra_schemas: Mapping[str, Any] | None = None,
 ) -> None:
     """Make ``app`` describe itself: FastAPI's routes as FastAPI does, the others and all schemas as we know them.
 
@@ -111,6 +112,7 @@ def install_description(
         settings: where the limits stand.
         extra_paths: OpenAPI ``paths`` of the other parts.
         extra_shapes: the shapes that these refer to.
+        extra_schemas: schemas that they refer to, by name.
     """
     paths = prediction_paths(answerer.unrecorded())
     for part in extra_paths:
@@ -135,7 +137,9 @@ def install_description(
                         operation["responses"] = {str(status): response for status, response in route.responses.items()}
             for path, operations in paths.items():
                 document["paths"].setdefault(path, {}).update(operations)
-            document["components"] = {"schemas": component_schemas(settings.max_jobs, max_layers, extra_shapes)}
+            document["components"] = {
+                "schemas": component_schemas(settings.max_jobs, max_layers, extra_shapes) | dict(extra_schemas or {})
+            }
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -85,6 +85,8 @@ class ModelDetails(Model):
 class Models(_Shape):
     """The loaded models, by family, the most trusted first."""
 
+    release: str = Field(description="the release that they belong to, the champion")
+    challenger: str | None = Field(description="the release that is asked beside it in the background, if there is one")
     models: list[ModelDetails]
 
 
