@@ -1,12 +1,13 @@
 """The feature vector of one job in plain floats, for the scheduler that asks about one job at a time.
 
 It is the arithmetic of :mod:`gpumemnet.closed_form` and :mod:`gpumemnet.features` once more, and a property test holds the two
-together.  Both earn their place: for one job of twenty layers a hundred numpy calls take several times as
-long as this loop, and from a dozen jobs on the arrays win (``benchmarks/in_process.py`` prints both).
+together.  Both earn their place: for one job of twenty layers a hundred numpy calls take six times as long as this loop, and
+from a dozen jobs or 160 layers on the arrays win (``benchmarks/in_process.py`` prints both).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
@@ -35,22 +36,32 @@ _OTHER_RULES: Final = _RULES["other"]
 _NO_LAYERS: Final = [0.0] * (2 + 2 * len(GROUP_NAMES) + 3 * 4 + 15)
 _CONVOLUTIONS: Final = GROUP_NAMES.index("conv")
 _EMBEDDINGS: Final = frozenset(LAYER_GROUPS["embedding"])
-_MAX_LAYERS: Final = 70
+_SIZE_CLASSES: Final = range(4)
+QUICK_LAYERS: Final = 160
+"""Up to so many layers in all the loop is quicker than the arrays."""
 
 
 def is_quick(job: TrainingJob) -> bool:
     """Whether the loop answers for ``job``, and sooner than the arrays: not where blocks are recomputed, nor for long lists."""
-    return job.checkpointing == "none" and len(job.layers) <= _MAX_LAYERS
+    return job.checkpointing == "none" and len(job.layers) <= QUICK_LAYERS
 
 
-def _packed(size: float) -> tuple[int, float]:
-    """Size class of a tensor, and the bytes of segment that it costs among its likes (:func:`gpumemnet.closed_form.packed`)."""
-    block = -(-size // BLOCK) * BLOCK
-    if block <= SMALL_LIMIT:
-        return 0, block
-    if block < MEDIUM_LIMIT:
-        return 1, MEDIUM_SEGMENT // (MEDIUM_SEGMENT // block)
-    return (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
+class _Packing(dict[float, tuple[int, float]]):
+    """Size of a tensor → its size class, and the bytes of segment that it costs among its likes.
+
+    It is :func:`gpumemnet.closed_form.packed`, and remembers: most tensors of a job are as large as another one.
+    """
+
+    def __missing__(self, size: float) -> tuple[int, float]:
+        block = -(-size // BLOCK) * BLOCK
+        if block <= SMALL_LIMIT:
+            cost = 0, block
+        elif block < MEDIUM_LIMIT:
+            cost = 1, MEDIUM_SEGMENT // (MEDIUM_SEGMENT // block)
+        else:
+            cost = (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
+        self[size] = cost
+        return cost
 
 
 def total_columns(job: TrainingJob) -> list[float]:
@@ -86,15 +97,12 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
     input_bytes = input_elements * bytes_per_input
     counts, by_group = [0.0] * len(GROUP_NAMES), [0.0] * len(GROUP_NAMES)
     chain = []
-    for layer in job.layers:
-        rules = _RULES.get(layer.kind, _OTHER_RULES)
+    for kind, activations, parameters in job.layers:
+        rules = _RULES.get(kind, _OTHER_RULES)
         counts[rules[0]] += 1
         if not rules[1]:
-            chain.append((layer, rules))
-    kinds = [layer.kind for layer, _ in chain]
-    sizes = _element_bytes(
-        kinds, [rules for _, rules in chain], base_bytes, input_bytes / input_elements, is_autocast > 0, is_math > 0
-    )
+            chain.append((kind, activations, parameters, rules))
+    sizes = _element_bytes(chain, base_bytes, bytes_per_input, is_autocast > 0, is_math > 0)
 
     # Forward: what each layer puts out, and what it leaves for the backward pass beside outputs.
     outputs, needed = [], []
@@ -102,59 +110,57 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
     moves: list[tuple[list[tuple[int, float]], list[tuple[int, float]], tuple[int, float] | None, int]] = []
     weights, copies, trained, largest_trained = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
     matrices = largest_output = largest_weight = largest_convolution = 0.0
-    previous_elements, previous_bytes, previous_total = input_elements, input_bytes / input_elements, input_bytes
+    previous_elements, previous_bytes, previous_total = input_elements, bytes_per_input, input_bytes
     cumulated = 0
-    for (layer, rules), (own_bytes, taken_bytes) in zip(chain, sizes, strict=True):
+    packed = _Packing()
+    for (kind, activations, parameters, rules), (own_bytes, taken_bytes) in zip(chain, sizes, strict=True):
         group, _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast, _, _ = rules
-        elements, parameters = layer.activations * batch_size, layer.parameters
+        elements = activations * batch_size
         cumulated += parameters
         is_needed = cumulated > frozen
         total = elements * own_bytes
-        own = _packed(total)
-        left = []
+        own = packed[total]
+        left, here, copy = [], [], None
         if is_needed:
             if saves_input:
                 if taken_bytes != previous_bytes:
-                    left.append(_packed(previous_elements * taken_bytes))
+                    left.append(packed[previous_elements * taken_bytes])
                 elif saved:
                     saved[-1] = 1
             if mask_bytes:
-                left.append(_packed(elements * mask_bytes))
-            if not parameters and elements > previous_elements and layer.kind == "multiply":
+                left.append(packed[elements * mask_bytes])
+            if not parameters and elements > previous_elements and kind == "multiply":
                 left.append(own)
-        here = []
         if parameters:
-            width = layer.activations / positions
+            width = activations / positions
             second = width if has_bias and parameters > width else parameters * second_share
-            main = _packed((parameters - second) * weight_bytes)
-            here.append(main)
+            here.append(packed[(parameters - second) * weight_bytes])
             if second:
-                side = _packed(second * weight_bytes)
+                side = packed[second * weight_bytes]
                 here.append(side)
                 if statistics and is_needed:
                     left.append((side[0], statistics * side[1]))
             if is_cast and copy_bytes:
-                size_class, amount = _packed((parameters - second) * copy_bytes)
-                copies[size_class] += amount
-                moves.append((left, here, (size_class, amount), group))
-            else:
-                moves.append((left, here, None, group))
+                copy = packed[(parameters - second) * copy_bytes]
+                copies[copy[0]] += copy[1]
             for size_class, amount in here:
                 weights[size_class] += amount
                 if is_needed:
                     trained[size_class] += amount
-                    largest_trained[size_class] = max(largest_trained[size_class], amount)
-            largest_weight = max(largest_weight, parameters)
-        else:
-            moves.append((left, here, None, group))
+                    if amount > largest_trained[size_class]:
+                        largest_trained[size_class] = amount
+            if parameters > largest_weight:
+                largest_weight = parameters
+        moves.append((left, here, copy, group))
         outputs.append(own)
         saved.append(1 if saves_output and is_needed else 0)
         needed.append(is_needed)
-        if layer.kind == "softmax":
+        if kind == "softmax":
             matrices += total
-        if group == _CONVOLUTIONS:
-            largest_convolution = max(largest_convolution, total + previous_total)
-        largest_output = max(largest_output, total)
+        if group == _CONVOLUTIONS and total + previous_total > largest_convolution:
+            largest_convolution = total + previous_total
+        if total > largest_output:
+            largest_output = total
         previous_elements, previous_bytes, previous_total = elements, own_bytes, total
 
     # Backward: the fullest moment; live is what is kept up to a layer, less the gradients that are yet to come.
@@ -173,46 +179,48 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         if copy:
             live[copy[0]] += copy[1]
             live_total += copy[1]
+        flowing = own_bytes + before_bytes
         if is_needed:
-            coming = [] if created else here
-            moving = [*coming, (own_class, own_bytes), (before_class, before_bytes)]
-            for size_class, amount in moving:
-                live[size_class] += amount
-                live_total += amount
-            for size_class in range(4):
+            if not created:  # the gradient of the layer itself comes on top of those that are there
+                for size_class, amount in here:
+                    live[size_class] += amount
+                    live_total += amount
+            live[own_class] += own_bytes
+            live[before_class] += before_bytes
+            for size_class in _SIZE_CLASSES:
                 if live[size_class] > fullest[size_class]:
                     fullest[size_class] = live[size_class]
-            if live_total > fullest_total:
-                fullest_total = live_total
-            for size_class, amount in moving:
+            if live_total + flowing > fullest_total:
+                fullest_total = live_total + flowing
+            live[own_class] -= own_bytes
+            live[before_class] -= before_bytes
+            for size_class, amount in here:
                 live[size_class] -= amount
                 live_total -= amount
-            if created:
-                for size_class, amount in here:
-                    live[size_class] -= amount
-                    live_total -= amount
         else:
-            flowing = own_bytes + before_bytes if own_class == before_class else own_bytes
-            fullest[own_class] = max(fullest[own_class], flowing)
+            together = flowing if own_class == before_class else own_bytes
+            fullest[own_class] = max(fullest[own_class], together)
             fullest[before_class] = max(fullest[before_class], before_bytes)
-            fullest_total = max(fullest_total, own_bytes + before_bytes)
+            fullest_total = max(fullest_total, flowing)
         before_class, before_bytes = own_class, own_bytes
 
-    logits = at_loss_total = 0.0
-    resident = [weights[c] + (state + (1.0 - created)) * trained[c] for c in range(4)]
+    logits = 0.0
+    resident, at_loss, step, peak = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
     if chain:
         logits = previous_elements * (FULL_BYTES if is_autocast else previous_bytes)
-        size_class, amount = _packed(logits)
-        at_loss = [kept[c] + copies[c] for c in range(4)]
-        at_loss[size_class] += LOSS_TENSORS * amount
+        size_class, amount = packed[logits]
+        at_loss[size_class] = LOSS_TENSORS * amount
         at_loss[before_class] += before_bytes * (1 - saved[-1])
-        fullest = [max(a, b) for a, b in zip(fullest, at_loss, strict=True)]
-        at_loss_total = sum(at_loss)
-        fullest_total = max(fullest_total, at_loss_total)
-        size_class, amount = _packed(input_bytes)
-        resident[size_class] += amount
-    step = [resident[c] + (created + temporary) * trained[c] + loop_copies * largest_trained[c] for c in range(4)]
-    peak = [max(resident[c] + fullest[c], step[c]) for c in range(4)]
+        size_class, amount = packed[input_bytes]
+        resident[size_class] = amount
+    standing, passing = state + (1.0 - created), created + temporary
+    for c in _SIZE_CLASSES:
+        resident[c] += weights[c] + standing * trained[c]
+        step[c] = resident[c] + passing * trained[c] + loop_copies * largest_trained[c]
+        at_loss[c] += kept[c] + copies[c]
+        peak[c] = max(resident[c] + fullest[c], resident[c] + at_loss[c], step[c])
+    at_loss_total = sum(at_loss)
+    fullest_total = max(fullest_total, at_loss_total)
     return [
         *(1.0, len(job.layers), *counts, *weights, *kept, *peak, *by_group),
         *(sum(resident), at_loss_total, fullest_total, sum(step), matrices, logits, largest_convolution, 0.0),
@@ -222,25 +230,27 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
 
 
 def _element_bytes(
-    kinds: list[str],
-    rules: list[tuple[float, ...]],
+    chain: Sequence[tuple[str, int, int, tuple[float, ...]]],
     base_bytes: float,
     input_element_bytes: float,
     is_autocast: bool,
     is_math: bool,
-) -> list[tuple[float, float]]:
+) -> Sequence[tuple[float, float]]:
     """Bytes per element of each layer's output, and of its input as the kernel takes it."""
     if not (is_autocast or is_math):
-        return [(base_bytes, base_bytes)] * len(kinds)
+        return [(base_bytes, base_bytes)] * len(chain)
+    kinds = [kind for kind, _, _, _ in chain]
     sums_in_full = not _EMBEDDINGS.isdisjoint(kinds)
     sizes: list[tuple[float, float]] = []
     own = input_element_bytes
     weighed = False  # whether the layer before made attention weights, which the math kernel keeps in fp32
-    for position, kind in enumerate(kinds):
-        taken = rules[position][-1] if is_autocast and rules[position][-1] and not weighed else own
-        scores = is_math and kind == "matmul" and kinds[position + 1 : position + 2] == ["softmax"]
-        drops = is_math and kind == "dropout" and position > 0 and kinds[position - 1] == "softmax"
-        weighed = drops or (is_math and kind == "softmax")
+    for position, (kind, _, _, rules) in enumerate(chain):
+        taken = rules[-1] if is_autocast and rules[-1] and not weighed else own
+        if is_math:
+            scores = kind == "matmul" and kinds[position + 1 : position + 2] == ["softmax"]
+            weighed = kind == "softmax" or (kind == "dropout" and position > 0 and kinds[position - 1] == "softmax")
+        else:
+            scores = False
         if scores or weighed:
             own = FULL_BYTES
         elif not is_autocast:
@@ -248,7 +258,7 @@ def _element_bytes(
         elif kind == "add" and sums_in_full:
             own = FULL_BYTES
         else:
-            own = rules[position][-2] or own
+            own = rules[-2] or own
         sizes.append((own, taken))
     return sizes
 

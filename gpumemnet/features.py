@@ -27,7 +27,7 @@ from gpumemnet.closed_form import (
     closed_form,
     columns_of,
 )
-from gpumemnet.feature_row import feature_row, is_quick
+from gpumemnet.feature_row import QUICK_LAYERS, feature_row, is_quick
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_table import JobTable, job_table
 from gpumemnet.layer_table import layer_table
@@ -131,7 +131,7 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
             (:attr:`gpumemnet.devices.DeviceProfile.blas_workspace_bytes`).
     """
-    if len(jobs) <= _FEW and all(is_quick(job) for job in jobs):
+    if len(jobs) <= _FEW and sum([len(job.layers) for job in jobs]) <= QUICK_LAYERS and all(map(is_quick, jobs)):
         rows = [feature_row(job, blas_workspace_bytes) for job in jobs]
         return np.array(rows, dtype=np.float64).reshape(len(jobs), len(FEATURE_COLUMNS))
     return feature_columns(jobs, blas_workspace_bytes)
