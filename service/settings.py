@@ -1,7 +1,7 @@
 """The service's settings: read from the environment once, checked, and then fixed.
 
-Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect it (twelve-factor app, III).  An argument
-on the command line takes precedence, and the variable behind it is then not looked at.  ``docs/service.md`` lists them all.
+Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect it (twelve-factor app, III).  An
+argument on the command line takes precedence, and the variable behind it is then not looked at.  ``docs/service.md`` lists all.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "",
         repr=False,  # may hold a password
-        description="where observations are kept: a SQLAlchemy URL, `off`, or a SQLite file in the user's state folder when empty",
+        description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
     )
     observation_queue: Annotated[int, _number(1, 1_000_000)] = Field(
         1000, description="observations that may wait in a worker to be stored; more get 503"

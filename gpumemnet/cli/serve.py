@@ -10,30 +10,46 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 import gpumemnet
 from gpumemnet.errors import MissingExtraError
 
+_PACKAGES: Final = ("fastapi", "uvicorn", "uvloop", "httptools", "orjson", "pydantic_settings", "sqlalchemy", "prometheus_client")
+
 
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; GPUMEMNET_HOST or 127.0.0.1 unless given.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; GPUMEMNET_PORT or 8000 unless given.", min=0, max=65535)] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that answer; GPUMEMNET_WORKERS or 1 unless given.", min=1)
+    ] = None,
     bundle: Annotated[
         list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
     ] = None,
+    registry: Annotated[Path | None, typer.Option(help="Model registry to answer from; GPUMEMNET_REGISTRY unless given.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Where observations are kept, or 'off'; GPUMEMNET_DATABASE_URL unless given.")
+    ] = None,
 ) -> None:
-    """Serve predictions over HTTP until interrupted."""
-    for package in ("fastapi", "uvicorn", "uvloop", "httptools", "orjson"):
+    """Serve predictions over HTTP until interrupted; docs/service.md lists the other settings."""
+    for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "service", "serving")
     # The folder that one happens to stand in is no place to import from: it may hold a service of its own.
     arguments = [sys.executable, "-P", "-m", "service"]
     home = str(Path(gpumemnet.__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-    for option, value in (("--host", host), ("--port", port), ("--bundles", bundle and os.pathsep.join(map(str, bundle)))):
+    for option, value in (
+        ("--host", host),
+        ("--port", port),
+        ("--workers", workers),
+        ("--bundles", bundle and os.pathsep.join(map(str, bundle))),
+        ("--registry", registry),
+        ("--database-url", database_url),
+    ):
         if value is not None:
             arguments += [option, str(value)]
     sys.stdout.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import struct
+import time
 from importlib.metadata import version
 from typing import Final
 
@@ -126,6 +127,7 @@ class Vitals:
 
     def __init__(self) -> None:
         worker = str(worker_number())
+        STARTED.labels(worker).set(time.time())
         self._resident = RESIDENT.labels(worker)
         self._cpu = CPU.labels(worker)
         self._cpu_seconds = 0.0

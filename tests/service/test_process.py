@@ -36,7 +36,7 @@ def test_it_loads_neither_torch_nor_pandas():
         "from service.app import create_app\n"
         "from service.settings import Settings\n"
         "import uvicorn\n"
-        "create_app(Settings())\n"
+        "create_app(Settings(database_url='off'))\n"
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -94,11 +94,25 @@ def test_a_taken_port_is_said_in_one_sentence():
     assert f"port {port}" in done.stderr
 
 
-@pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.1"])
-def test_a_host_that_is_not_ours_is_said_in_one_sentence(host):
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_without_keys_it_does_not_listen_for_others(host):
     done = run_service("--host", host, "--port", "0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert host in done.stderr
+    assert "GPUMEMNET_API_KEYS" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.1"])
+def test_a_host_that_is_not_ours_is_said_in_one_sentence(host):
+    done = run_service("--host", host, "--port", "0", GPUMEMNET_API_KEYS=f"a:predict:{'0' * 64}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"cannot listen on {host}" in done.stderr
+
+
+def test_a_bad_key_is_said_in_one_sentence_that_does_not_repeat_it():
+    done = run_service("--port", "0", GPUMEMNET_API_KEYS="my-secret-key")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "GPUMEMNET_API_KEYS has an entry that cannot be used" in done.stderr
+    assert "my-secret-key" not in done.stderr
 
 
 def test_a_missing_bundle_is_said_in_one_sentence(tmp_path):
@@ -135,3 +149,4 @@ def test_help_names_the_variables():
     done = run_service("--help")
     assert done.returncode == 0
     assert "GPUMEMNET_PORT" in done.stdout
+    assert "GPUMEMNET_WORKERS" in done.stdout

@@ -1,0 +1,265 @@
+"""What every request passes: request ids, the rate limit, the bound on what is in work, slow bodies, and failures."""
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from hashlib import sha256
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.operation.gate import Gate
+from service.operation.log_sink import LogSink
+from service.operation.logs import LogWriter
+from service.operation.rate import RateLimit
+
+
+def send_head(url: str, path: str, length: int, content: bytes = b"") -> socket.socket:
+    """Begin a request whose body is not all there; returns the connection."""
+    address = urlsplit(url)
+    connection = socket.create_connection((address.hostname, address.port), timeout=30)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+# Request ids
+
+
+def test_a_request_id_is_echoed_or_made(http, job):
+    answer = http.post("/v1/predict", json={"job": job}, headers={"X-Request-ID": "job-17.step_2"})
+    assert answer.headers.get_list("x-request-id") == ["job-17.step_2"]
+    made = [http.get("/healthz").headers["x-request-id"] for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{24}", each) for each in made)
+
+
+@pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "a\tb", "ü", "{id}", "a\\n"])
+def test_a_request_id_that_could_harm_a_log_is_replaced(http, given):
+    answer = http.get("/healthz", headers={"X-Request-ID": given.encode()})
+    assert re.fullmatch(r"[0-9a-f]{24}", answer.headers["x-request-id"])
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/nothing"), ("PUT", "/v1/predict"), ("POST", "/v1/predict"), ("GET", "/")])
+def test_errors_and_files_have_one_too(http, method, path):
+    for _ in range(2):  # files answer from memory: the id must not stay in their headers
+        assert len(http.request(method, path, headers={"X-Request-ID": "me"}).headers.get_list("x-request-id")) == 1
+
+
+# Rate limit
+
+
+def test_the_rate_limit_is_said_with_the_time_to_wait(start_service, job):
+    with (
+        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.5", GPUMEMNET_RATE_BURST="3") as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+        assert [client.get("/v1/models").status_code for _ in range(4)] == [200, 200, 200, 429]
+        answer = client.post("/v1/predict", json={"job": job})
+        assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
+        assert 1 <= int(answer.headers["retry-after"]) <= 2
+        assert answer.json()["type"] == "urn:gpumemnet:problem:rate-limited"
+        answer = client.get("/v2/models/gpumemnet")
+        assert (answer.status_code, list(answer.json())) == (429, ["error"])
+        assert {client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live") * 5} == {200}
+        assert re.search(r'gpumemnet_refusals_total{reason="rate"} 3.0', client.get("/metrics").text)
+        time.sleep(2.1)
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_each_key_has_a_rate_of_its_own(start_service):
+    keys = ",".join(f"{name}:predict:{sha256(name.encode()).hexdigest()}" for name in ("a", "b"))
+    with (
+        start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.1", GPUMEMNET_RATE_BURST="2", GPUMEMNET_API_KEYS=keys) as running,
+        httpx.Client(base_url=running.url) as client,
+    ):
+
+        def statuses(key: str) -> list[int]:
+            return [client.get("/v1/models", headers={"X-API-Key": key}).status_code for _ in range(3)]
+
+        assert statuses("a") == [200, 200, 429]
+        assert statuses("wrong") == [401, 401, 429]
+        assert statuses("b") == [200, 200, 429]
+
+
+@given(
+    st.floats(0.1, 1000),
+    st.integers(1, 50),
+    st.lists(st.floats(0, 5), min_size=1, max_size=200),
+)
+@settings(max_examples=100)
+def test_no_more_than_the_burst_and_the_rate_pass(per_second, burst, pauses):
+    limit, now, passed = RateLimit(per_second, burst), 1000.0, 0
+    for pause in pauses:
+        now += pause
+        wait = limit.wait_seconds("client", now)
+        assert wait >= 0
+        passed += wait == 0
+        assert passed <= burst + (now - 1000.0) * per_second + 1e-3
+        if wait:
+            assert wait <= 1 / per_second * (1 + 1e-6)
+
+
+def test_remembered_clients_are_bounded_and_the_busy_ones_stay():
+    limit = RateLimit(1, 1, max_clients=10)
+    assert limit.wait_seconds("busy", 0.0) == 0
+    for number in range(9):
+        assert limit.wait_seconds(f"other {number}", 0.0) == 0
+    assert limit.wait_seconds("busy", 1.5) == 0
+    for number in range(5):
+        limit.wait_seconds(f"more {number}", 1.6)
+    assert len(limit) == 10
+    assert limit.wait_seconds("busy", 1.7) > 0
+
+
+# What is in work at once
+
+
+def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service, job):
+    with start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running, httpx.Client(base_url=running.url, timeout=30) as client:
+        body = json.dumps({"job": job}).encode()
+        waiting = [send_head(running.url, "/v1/predict", len(body), body[:5]) for _ in range(3)]
+        for _ in range(100):
+            answer = client.get("/v1/models")
+            if answer.status_code == 503:
+                break
+            time.sleep(0.02)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["type"] == "urn:gpumemnet:problem:overloaded"
+        assert client.get("/v2/models/gpumemnet").json().keys() == {"error"}
+        assert {client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")} == {200}
+        for connection in waiting:
+            connection.sendall(body[5:])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_a_crowd_is_admitted_up_to_the_bound():
+    """Sixty requests that arrive together: the first are answered, the others hear so before the work begins."""
+    order: list[object] = []
+
+    async def application(scope, receive, send):
+        order.append("work")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(gate):
+        async def send(message):
+            if message["type"] == "http.response.start":
+                order.append(message["status"])
+
+        await gate({"type": "http", "path": "/v1/predict", "method": "POST", "headers": []}, None, send)
+
+    async def crowd():
+        gate = Gate(application, max_concurrency=20)
+        await asyncio.gather(*(ask(gate) for _ in range(60)))
+        await asyncio.gather(*(ask(gate) for _ in range(20)))
+
+    asyncio.run(crowd())
+    assert order[:40] == [503] * 40
+    assert order[40:] == ["work", 200] * 40
+
+
+# Slow bodies
+
+
+@pytest.fixture(scope="module")
+def hasty(start_service):
+    with start_service(GPUMEMNET_BODY_SECONDS="0.5", GPUMEMNET_MAX_CONCURRENCY="2") as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v2/models/gpumemnet/infer"])
+def test_a_body_that_trickles_in_is_cut_off(hasty, path):
+    with send_head(hasty.url, path, 1000, b"{") as connection:
+        began = time.monotonic()
+        stop = threading.Event()
+
+        def trickle():
+            with contextlib.suppress(OSError):
+                while not stop.wait(0.1):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):  # the service has closed while bytes still trickled in
+            while chunk := connection.recv(65536):
+                answer += chunk
+        stop.set()
+        thread.join()
+    assert 0.4 < time.monotonic() - began < 5
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in head.lower()
+    assert json.loads(body).keys() == ({"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"})
+
+
+def test_cut_off_bodies_leave_their_place_to_others(hasty, job):
+    connections = [send_head(hasty.url, "/v1/predict", 1000) for _ in range(2)]
+    for connection in connections:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+        connection.close()
+    assert httpx.post(f"{hasty.url}/v1/predict", json={"job": job}).status_code == 200
+    assert re.search(r'refusals_total{reason="slow_body"} [2-9]', httpx.get(f"{hasty.url}/metrics").text)
+
+
+def test_a_body_may_come_in_two_parts(hasty, job):
+    body = json.dumps({"job": job}).encode()
+    with send_head(hasty.url, "/v1/predict", len(body), body[:9]) as connection:
+        time.sleep(0.2)
+        connection.sendall(body[9:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+# Failures
+
+
+def run_through(gate_arguments, application, path="/v1/predict"):
+    """One request through a gate; returns the messages that were sent."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def ask():
+        scope = {"type": "http", "path": path, "method": "POST", "headers": [(b"x-request-id", b"the-id")]}
+        await Gate(application, **gate_arguments)(scope, None, send)
+
+    asyncio.run(ask())
+    return sent
+
+
+@pytest.mark.parametrize("path", ["/v1/predict", "/v2/models/m/infer"])
+def test_a_failure_is_a_document_for_the_client_and_a_line_for_the_log(tmp_path, caplog, path):
+    async def failing(scope, receive, send):
+        raise RuntimeError("the secret cause")
+
+    with (tmp_path / "log").open("wb") as stream:
+        log = LogWriter(LogSink(stream.fileno()), "json", 20)
+        start, body = run_through({"log": log}, failing, path)
+    assert start["status"] == 500
+    assert (b"x-request-id", b"the-id") in start["headers"]
+    assert b"secret" not in body["body"]
+    assert b"the-id" in body["body"]
+    assert json.loads(body["body"]).keys() == ({"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"})
+    line = json.loads((tmp_path / "log").read_text())
+    assert (line["status"], line["level"], line["request_id"]) == (500, "error", "the-id")
+    assert [record.getMessage() for record in caplog.records] == ["a request failed: RuntimeError"]
+
+
+def test_a_client_that_leaves_is_noted_as_such(tmp_path):
+    async def silent(scope, receive, send):
+        return
+
+    with (tmp_path / "log").open("wb") as stream:
+        assert run_through({"log": LogWriter(LogSink(stream.fileno()), "json", 20)}, silent) == []
+    assert json.loads((tmp_path / "log").read_text())["status"] == 499

@@ -1,0 +1,82 @@
+"""What ``GET /metrics`` says: everything that is documented, nothing that is not, and the truth."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "service.md"
+
+
+def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Name and labels → value."""
+    answer = httpx.get(f"{url}/metrics", timeout=30)
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+
+
+def value(samples, name, **labels):
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+def test_every_metric_is_documented_and_nothing_else_is(service):
+    documented = set(re.findall(r"^\| `(gpumemnet_\w+)`", DOCUMENTATION.read_text(), re.MULTILINE))
+    exposed = set(re.findall(r"^# HELP (\S+)", httpx.get(f"{service.url}/metrics").text, re.MULTILINE))
+    assert exposed == documented
+
+
+def test_requests_are_counted_by_path_and_status(start_service, job):
+    with start_service() as running, httpx.Client(base_url=running.url) as client:
+        for _ in range(3):
+            client.post("/v1/predict", json={"job": job})
+        client.post("/v1/predict", json={"job": 1})
+        client.post("/v1/predict/batch", json={"jobs": [job] * 5})
+        for number in range(30):
+            client.get(f"/made/up/{number}")
+            client.get(f"/v2/models/{number}")
+        samples = scrape(running.url)
+    assert value(samples, "gpumemnet_requests_total", path="/v1/predict", status="200") == 3
+    assert value(samples, "gpumemnet_requests_total", path="/v1/predict", status="422") == 1
+    assert value(samples, "gpumemnet_request_seconds_count", path="/v1/predict") == 4
+    assert value(samples, "gpumemnet_requests_total", path="{other}", status="404") == 30
+    assert value(samples, "gpumemnet_requests_total", path="/v2/models/{model}", status="404") == 30
+    assert value(samples, "gpumemnet_predictions_total", family=job["family"], in_support="true") == 8
+    paths = {dict(labels)["path"] for name, labels in samples if name == "gpumemnet_requests_total"}
+    assert len(paths) == 4
+
+
+def test_the_process_is_described(service):
+    samples = scrape(service.url)
+    assert 50e6 < value(samples, "gpumemnet_worker_resident_bytes", worker="0") < 1e9
+    assert value(samples, "gpumemnet_worker_cpu_seconds_total", worker="0") > 0
+    (labels,) = (dict(labels) for name, labels in samples if name == "gpumemnet_build_info")
+    assert labels.keys() == {"version", "python", "onnxruntime"}
+
+
+def test_refusals_are_counted_by_reason(start_service):
+    with start_service(GPUMEMNET_MAX_BODY_BYTES="1024") as running:
+        assert httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 2000}).status_code == 413
+        assert value(scrape(running.url), "gpumemnet_refusals_total", reason="large_body") == 1
+
+
+@pytest.mark.parametrize("wanted", [None, "here"])
+def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path, wanted):
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from service.operation.worker_metrics import make_metrics_folder, remove_metrics_folder\n"
+        "folder = make_metrics_folder(Path(sys.argv[1]) if sys.argv[1] else None)\n"
+        "print(sorted(file.name for file in folder.iterdir()))\n"
+        "remove_metrics_folder(folder)\nprint(folder.exists(), 'prometheus_client' in sys.modules)\n"
+    )
+    folder = tmp_path / wanted if wanted else None
+    if folder:
+        folder.mkdir()
+        (folder / "counter_0.db").write_bytes(b"old")
+        (folder / "notes.txt").write_text("not ours")
+    done = subprocess.run([sys.executable, "-c", script, str(folder or "")], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == (["['notes.txt']", "True False"] if folder else ["[]", "False False"])

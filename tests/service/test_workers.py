@@ -1,0 +1,145 @@
+"""Several workers: one socket, one set of metrics, replaced when they die, ended together."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.service.test_metrics import scrape, value
+
+
+def workers_of(running) -> list[psutil.Process]:
+    return sorted(psutil.Process(running.process.pid).children(), key=lambda child: child.pid)
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service, job, tmp_path):
+    folder = tmp_path / "metrics"
+    with start_service("--workers", "2", GPUMEMNET_METRICS_DIR=str(folder)) as running:
+        assert f"listening on {running.url} with 2 workers" in running.log.read_text()
+        before = workers_of(running)
+        assert len(before) == 2
+        for _ in range(20):  # a new connection each time: both workers answer some
+            assert httpx.post(f"{running.url}/v1/predict", json={"job": job}).status_code == 200
+        counted = value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200")
+        assert counted == 20
+        files = len(list(folder.iterdir()))
+        for victim in before:
+            victim.kill()
+            wait_until(lambda victim=victim: victim.pid not in [worker.pid for worker in workers_of(running)])
+            assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=30).status_code == 200
+        wait_until(lambda: len(workers_of(running)) == 2)
+        wait_until(lambda: running.log.read_text().count("was killed by SIGKILL and is replaced") == 2)
+        wait_until(lambda: value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200") == 22)
+        wait_until(lambda: value(scrape(running.url), "gpumemnet_model_info", **release_of(running)) == 2)
+        assert len(list(folder.iterdir())) <= files + 2
+        assert not {worker.pid for worker in before} & {worker.pid for worker in workers_of(running)}
+    assert running.process.returncode == 0
+    assert not list(folder.parent.glob("metrics/*.db"))
+    for line in running.log.read_text().splitlines():
+        json.loads(line)
+
+
+def release_of(running) -> dict[str, str]:
+    (labels,) = (dict(labels) for name, labels in scrape(running.url) if name == "gpumemnet_model_info")
+    return labels
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_all_after_what_they_accepted(start_service, job, number, code):
+    from tests.service.test_gate import send_head
+
+    body = json.dumps({"job": job}).encode()
+    with start_service("--workers", "2") as running:
+        workers = workers_of(running)
+        connections = [send_head(running.url, "/v1/predict", len(body), body[:9]) for _ in range(4)]
+        time.sleep(0.3)
+        running.process.send_signal(number)
+        time.sleep(0.3)
+        for connection in connections:
+            connection.sendall(body[9:])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            connection.close()
+        assert running.process.wait(timeout=30) == code
+        assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_workers_end_when_the_process_that_watches_them_is_killed(start_service):
+    with start_service("--workers", "2") as running:
+        workers = workers_of(running)
+        running.process.kill()
+        gone, alive = psutil.wait_procs(workers, timeout=20)
+        assert (len(gone), alive) == (2, [])
+
+
+def run_service(*arguments, **environment):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    command = [sys.executable, "-m", "service", "--port", "0", "--workers", "2", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**clean, "GPUMEMNET_DATABASE_URL": "off", **environment}
+    )
+
+
+def test_what_no_worker_can_start_with_is_said_once(tmp_path):
+    done = run_service(GPUMEMNET_BUNDLES=str(tmp_path / "none"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "none: no such bundle folder" in done.stderr
+
+
+def test_a_metrics_folder_that_cannot_be_made_is_said_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run_service(GPUMEMNET_METRICS_DIR=str(tmp_path / "file" / "folder"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "GPUMEMNET_METRICS_DIR" in done.stderr
+
+
+DYING = """
+import os, signal, sys
+from service.operation.listening import listen
+from service.operation.logs import configure_logs
+from service.settings import read_settings
+from service.supervisor import Supervisor
+
+def serve(settings, listener, on_ready, channel):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+configure_logs("json", "info")
+settings = read_settings(port="0", workers="2")
+try:
+    Supervisor(settings, listen(settings.host, settings.port), serve).run()
+except Exception as error:
+    sys.exit(f"ended: {error}")
+"""
+
+
+def test_workers_that_die_at_once_end_the_service():
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=60)
+    assert "ended: 5 workers in a row died before they were ready (the last one was killed by SIGKILL)" in done.stderr
+    assert 4 <= done.stderr.count("is replaced") <= 5
+    assert 0.5 < time.monotonic() - began < 20
+
+
+def test_the_process_that_watches_loads_nothing_heavy(start_service):
+    with start_service("--workers", "2") as running:
+        process = Path(f"/proc/{running.process.pid}")
+        assert not re.search(r"onnxruntime|numpy|uvloop", (process / "maps").read_text())
+        assert len(list((process / "task").iterdir())) == 1
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(running.process.pid).memory_info().rss < 80 * 2**20
