@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job_json import job_from_dict
-from gpumemnet.predictor import Predictor
+from gpumemnet.predictor import BundleModel
 from service.app import create_app
 from service.problems import PROBLEM_KINDS
 from service.settings import Settings
@@ -172,7 +172,7 @@ def test_a_body_without_media_type_is_refused(http, job):
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/predict/", "/v2", "/v1/predict/batch/1", "/V1/PREDICT", "/%00", "/%ff", "/" + "x" * 5000]
+    "path", ["/v1", "/v1/predict/", "/v3", "/page", "/v1/predict/batch/1", "/V1/PREDICT", "/%00", "/%ff", "/" + "x" * 5000]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_path(http, method, path):
@@ -209,19 +209,19 @@ def ask_in_process(app, path: str) -> httpx.Response:
 
 
 def test_a_failure_within_says_nothing_of_its_cause():
-    app = create_app(Settings())
+    app = create_app(Settings(database_url="off"))
     app.router.routes.append(Route("/broken", _fail))
     assert "secret" not in problem(ask_in_process(app, "/broken"), 500)["detail"]
 
 
 def test_a_model_that_stops_answering_makes_the_service_unready_and_is_logged(monkeypatch, caplog):
-    app = create_app(Settings())
+    app = create_app(Settings(database_url="off"))
     assert ask_in_process(app, "/readyz").status_code == 200
 
     def fail(*arguments, **options):
         raise RuntimeError("the secret cause")
 
-    monkeypatch.setattr(Predictor, "predict", fail)
+    monkeypatch.setattr(BundleModel, "estimate", fail)
     assert "secret" not in problem(ask_in_process(app, "/readyz"), 503)["detail"]
     assert "the secret cause" in caplog.text
     assert ask_in_process(app, "/healthz").status_code == 200
