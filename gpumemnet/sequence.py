@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job import TrainingJob
-from gpumemnet.layer_table import layer_table
+from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.layers import GROUP_NAMES
 from gpumemnet.physics import ELEMENT_BYTES
+
+Array = NDArray[np.float64]
 
 MAX_TOKENS: Final = 128
 """A longer list is cut into stretches of equally many layers, one token each."""
@@ -44,22 +46,34 @@ def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], ND
         if not job.has_layers:
             raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
     table = layer_table(jobs)
+    elements = [ELEMENT_BYTES[job.precision] for job in jobs]
+    output_bytes = np.array([job.batch_size * e.activation for job, e in zip(jobs, elements, strict=True)], dtype=np.float64)
+    weight_bytes = np.array([e.weight for e in elements], dtype=np.float64)
+    layer_bytes = table.activations * output_bytes[table.owner], table.parameters * weight_bytes[table.owner]
+    if table.counts.max(initial=0) <= MAX_TOKENS:
+        tokens = table.counts
+        flat = np.zeros((len(table.owner), len(SEQUENCE_COLUMNS)), dtype=np.float32)
+        flat[np.arange(len(flat)), table.group] = 1.0
+        flat[:, -2], flat[:, -1] = map(np.log1p, layer_bytes)
+    else:
+        tokens, flat = _stretches(table, *layer_bytes)
+    mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
+    sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+    sequences[mask] = flat
+    return sequences, mask
+
+
+def _stretches(table: LayerTable, output_bytes: Array, weight_bytes: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Tokens of each job, shape ``[B]``, and their rows, ``[T, F]``, where lists are cut into stretches."""
     stretch = -(-table.counts // MAX_TOKENS)
     tokens = -(-table.counts // np.maximum(stretch, 1))
     first_layer, first_token = table.counts.cumsum() - table.counts, tokens.cumsum() - tokens
     place = np.arange(len(table.owner)) - first_layer[table.owner]
     token = first_token[table.owner] + place // stretch[table.owner]
-    elements = [ELEMENT_BYTES[job.precision] for job in jobs]
-    output_bytes = np.array([job.batch_size * e.activation for job, e in zip(jobs, elements, strict=True)], dtype=np.float64)
-    weight_bytes = np.array([e.weight for e in elements], dtype=np.float64)
-
     count, groups = int(tokens.sum()), len(GROUP_NAMES)
-    flat = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
+    rows = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
     per_group = np.bincount(token * groups + table.group, minlength=count * groups).reshape(count, groups)
-    flat[:, :groups] = per_group / per_group.sum(axis=1, keepdims=True)
-    flat[:, -2] = np.log1p(np.bincount(token, table.activations * output_bytes[table.owner], minlength=count))
-    flat[:, -1] = np.log1p(np.bincount(token, table.parameters * weight_bytes[table.owner], minlength=count))
-    mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
-    sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
-    sequences[mask] = flat
-    return sequences, mask
+    rows[:, :groups] = per_group / per_group.sum(axis=1, keepdims=True)
+    rows[:, -2] = np.log1p(np.bincount(token, output_bytes, minlength=count))
+    rows[:, -1] = np.log1p(np.bincount(token, weight_bytes, minlength=count))
+    return tokens, rows
