@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -83,6 +85,21 @@ def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number
         assert b'"expected_bytes"' in answer
         assert running.process.wait(timeout=30) == code
         assert "Traceback" not in running.log.read_text()
+
+
+def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
+        address = urlsplit(running.url)
+        with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+            connection.sendall(head)
+            while "0.0" in re.findall(r"requests_in_work (\S+)", httpx.get(f"{running.url}/metrics").text):
+                time.sleep(0.1)
+            running.process.terminate()
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after" in answer
+        assert running.process.wait(timeout=30) == 0
 
 
 def test_a_taken_port_is_said_in_one_sentence():
