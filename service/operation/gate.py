@@ -36,6 +36,7 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REASON_OF_KIND: Final = {UNAUTHORIZED: "key", FORBIDDEN: "scope", RATE_LIMITED: "rate", OVERLOADED: "overload"}
 _REASON_OF_STATUS: Final = {408: "slow_body", 413: "large_body"}
 _IPV6_SITE: Final = ~((1 << 64) - 1)
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -52,6 +53,9 @@ LOAD: Final = Load()
 
 class Gate:
     """ASGI middleware.
+
+    The application finds ``request_id``, and ``key_name`` where a key was sent, in ``scope["state"]``.  Every answer gets an
+    ``X-Request-ID``, and tells browsers to believe its media type.
 
     Args:
         app: the application.
@@ -113,8 +117,10 @@ class Gate:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                # a new message: applications may keep theirs and send it again
-                message = {"type": "http.response.start", "status": status, "headers": [*message.get("headers", ()), id_header]}
+                headers = [*message.get("headers", ()), id_header]  # a new list: applications may keep theirs and send it again
+                if _NOSNIFF not in headers:
+                    headers.append(_NOSNIFF)
+                message = {"type": "http.response.start", "status": status, "headers": headers}
             else:
                 sent_bytes += len(message.get("body", b""))
             await send(message)
@@ -135,8 +141,10 @@ class Gate:
                 REFUSED[_REASON_OF_KIND[refusal.kind]].inc()
                 await _refuse(send_on, rule, refusal)
             else:
+                state = scope.setdefault("state", {})
+                state["request_id"] = request_id
                 if key is not None:
-                    scope.setdefault("state", {})["key_name"] = key.name
+                    state["key_name"] = key.name
                 await self._app(scope, receive, send_on)
         except Exception as error:
             logger.error("a request failed: %s", type(error).__name__, exc_info=error)

@@ -95,6 +95,9 @@ def parse_keys(text: str) -> KeyRing:
             raise ValueError(f"has an entry that cannot be used: number {number} {error}") from None
         if key.name in {other.name for other in keys}:
             raise ValueError(f"has two keys of the name {key.name!r}: the log could not tell them apart")
+        twin = next((other.name for other in keys if other.digest == key.digest), None)
+        if twin is not None:
+            raise ValueError(f"has one key under two names, {twin!r} and {key.name!r}: give it one name with all its scopes")
         keys.append(key)
     return KeyRing(keys)
 

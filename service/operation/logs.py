@@ -193,8 +193,12 @@ def _text(event: dict[str, Any]) -> bytes:
     start = f"{fields.pop('time')} {fields.pop('level'):<8} {fields.pop('message')}"
     rest = " ".join(f"{name}={value}" for name, value in fields.items())
     line = f"{start} {rest}".rstrip().translate(_CONTROL).encode("utf-8", "replace")
-    return line[: MAX_BLOCK_BYTES - 1] + b"\n"
+    if len(line) >= MAX_BLOCK_BYTES:  # cut between characters and not within one
+        line = line[: MAX_BLOCK_BYTES - 1].decode("utf-8", "ignore").encode()
+    return line + b"\n"
 
 
 def _encodable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

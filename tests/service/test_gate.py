@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.operation.gate import Gate
+from service.operation.keys import parse_keys
 from service.operation.log_sink import LogSink
 from service.operation.logs import LogWriter
 from service.operation.rate import RateLimit
@@ -51,6 +52,31 @@ def test_a_request_id_that_could_harm_a_log_is_replaced(http, given):
 def test_errors_and_files_have_one_too(http, method, path):
     for _ in range(2):  # files answer from memory: the id must not stay in their headers
         assert len(http.request(method, path, headers={"X-Request-ID": "me"}).headers.get_list("x-request-id")) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/nothing", "/metrics", "/v2/models/nothing"])
+def test_every_answer_is_of_the_type_it_says(http, path):
+    for _ in range(2):
+        assert http.get(path).headers.get_list("x-content-type-options") == ["nosniff"]
+
+
+def test_a_head_says_what_a_get_would_without_its_body(http):
+    answer = http.head("/metrics")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert http.head("/nothing").status_code == 404
+    assert http.get("/healthz").status_code == 200  # on the same connection: nothing was left in it
+
+
+def test_the_application_is_told_who_asks():
+    states = []
+
+    async def application(scope, receive, send):
+        states.append(scope["state"])
+
+    ring = parse_keys(f"ci:predict:{sha256(b'secret').hexdigest()}")
+    run_through({"keys": ring}, application, headers=((b"authorization", b"Bearer secret"),))
+    run_through({}, application)
+    assert states == [{"request_id": "the-id", "key_name": "ci"}, {"request_id": "the-id"}]
 
 
 # Rate limit
@@ -223,7 +249,7 @@ def test_a_body_may_come_in_two_parts(hasty, job):
 # Failures
 
 
-def run_through(gate_arguments, application, path="/v1/predict"):
+def run_through(gate_arguments, application, path="/v1/predict", headers=()):
     """One request through a gate; returns the messages that were sent."""
     sent = []
 
@@ -231,7 +257,7 @@ def run_through(gate_arguments, application, path="/v1/predict"):
         sent.append(message)
 
     async def ask():
-        scope = {"type": "http", "path": path, "method": "POST", "headers": [(b"x-request-id", b"the-id")]}
+        scope = {"type": "http", "path": path, "method": "POST", "headers": [(b"x-request-id", b"the-id"), *headers]}
         await Gate(application, **gate_arguments)(scope, None, send)
 
     asyncio.run(ask())

@@ -78,6 +78,19 @@ def test_two_keys_of_one_name_are_refused():
         parse_keys(f"{entry('a', 'predict', 'x')},{entry('a', 'admin', 'y')}")
 
 
+def test_one_key_under_two_names_is_refused():
+    with pytest.raises(ValueError, match="one key under two names, 'a' and 'b'"):
+        parse_keys(f"{entry('a', 'predict', 'x')},{entry('b', 'admin', 'x')}")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_no_method_gets_round_the_key(locked, method):
+    answer = locked.request(method, "/v1/admin/models")
+    assert answer.status_code == 401
+    assert bool(answer.content) == (method != "HEAD")
+    assert locked.get("/healthz").status_code == 200
+
+
 @pytest.mark.parametrize(
     ("method", "path", "scope"),
     [

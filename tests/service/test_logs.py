@@ -12,6 +12,7 @@ import time
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,35 @@ def test_text_is_for_people(start_service):
     )
 
 
-def test_a_higher_level_leaves_requests_out(start_service):
+def test_a_higher_level_leaves_requests_out(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
+    clean["GPUMEMNET_DATABASE_URL"] = "off"
+    command = [sys.executable, "-m", "service", "--port", str(port), "--log-level", "warning"]
+    with (tmp_path / "log").open("wb") as stream:
+        process = subprocess.Popen(command, stderr=stream, env=clean)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            assert answers(client, 60)
+            assert client.get("/nothing").status_code == 404
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+    assert (tmp_path / "log").read_text() == ""
+
+
+def answers(client, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            return client.get("/healthz").status_code == 200
+        except httpx.ConnectError:
+            time.sleep(0.05)
+    return False
+
+
+def test_a_wrong_setting_is_said_before_there_is_a_log(start_service):
     with start_service("--log-level", "info", GPUMEMNET_WORKER="2") as running:
         assert "GPUMEMNET_WORKER is no setting of the service" in running.log.read_text()
     done = subprocess.run(
@@ -117,6 +146,27 @@ def test_a_failure_says_where_and_is_no_traceback(tmp_path_factory):
     assert document["error"] == "ValueError: two\nlines"
     assert document["where"][0].endswith(" fail")
     assert b"Traceback" not in line
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_file_of_a_name_that_is_no_text_can_be_named(tmp_path_factory, log_format):
+    def log(logger):
+        names: dict[str, object] = {}
+        exec(compile("def fail():\n    raise ValueError", "bad\udcff.py", "exec"), names)
+        try:
+            names["fail"]()
+        except ValueError:
+            logger.exception("it failed")
+
+    (line,) = written(tmp_path_factory, log_format, log).decode().splitlines()
+    assert (r"bad\udcff.py:2 fail" if log_format == "text" else "bad?.py:2 fail") in line  # text shows a list as Python does
+
+
+def test_a_long_line_is_cut_between_characters(tmp_path_factory):
+    for lead in range(3):
+        line = written(tmp_path_factory, "text", lambda logger, lead=lead: logger.warning("%s", "a" * lead + "€" * 2400))
+        assert MAX_BLOCK_BYTES - 3 <= len(line) <= MAX_BLOCK_BYTES
+        assert line.decode().endswith("€\n")
 
 
 def test_arguments_that_do_not_match_are_logged_all_the_same(tmp_path_factory):
