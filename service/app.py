@@ -81,6 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
         license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},  # looked at in every request
         lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
     )
     install_routes(app, serving)
