@@ -29,9 +29,7 @@ def prediction_routes(serving: Serving) -> list[BaseRoute]:
     return [
         Route("/v1/predict", NegotiatedEndpoint(lambda body: serving.answerer.predict(body)), methods=["POST"]),
         Route("/v1/predict/batch", JsonEndpoint(lambda body: serving.answerer.predict_batch(body)), methods=["POST"]),
-        Route(
-            "/v1/batch-sizes", JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0), methods=["POST"]
-        ),
+        Route("/v1/batch-sizes", JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0), methods=["POST"]),
         Route(
             "/v1/smallest-gpu", JsonEndpoint(lambda body: serving.answerer.smallest_gpu(body), inline_bytes=0), methods=["POST"]
         ),

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,7 +49,16 @@ class Serving(Protocol):
 def oip_routes(serving: Serving) -> list[BaseRoute]:
     """The routes of the protocol; :mod:`service.oip.description` describes them."""
     application = _OipApplication(serving)
-    return [Route("/v2", application), Route("/v2/{rest:path}", application)]
+    return [Route("/v2", application), Route("/v2/{rest:whole}", application)]
+
+
+class _WholePath(PathConvertor):
+    """The rest of a path, line breaks included: Starlette's own stops at them, and the error would be of another kind."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("whole", _WholePath())
 
 
 class _Endpoint:
