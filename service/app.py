@@ -118,7 +118,9 @@ def read_keys(settings: Settings) -> KeyRing | None:
     Raises:
         SettingsError: names the variable and the entry that is wrong.
     """
-    texts = {f"{PREFIX}API_KEYS": settings.api_keys}
+    texts: dict[str, str] = {}
+    if settings.api_keys:
+        texts[f"{PREFIX}API_KEYS"] = settings.api_keys
     if settings.api_keys_file is not None:
         try:
             texts[f"{PREFIX}API_KEYS_FILE"] = settings.api_keys_file.read_text("utf-8")
@@ -126,11 +128,11 @@ def read_keys(settings: Settings) -> KeyRing | None:
             raise SettingsError(f"{PREFIX}API_KEYS_FILE {settings.api_keys_file} cannot be read: {error}") from None
     for variable, text in texts.items():
         try:
-            parse_keys(text)
+            if not parse_keys(text):
+                raise ValueError("holds no key: give one, or do not set it")
         except ValueError as error:
             raise SettingsError(f"{variable} {error}") from None
-    together = "\n".join(texts.values())
-    return parse_keys(together) if together.strip() or settings.api_keys_file is not None else None
+    return parse_keys("\n".join(texts.values())) if texts else None
 
 
 def _store(settings: Settings) -> ObservationStore | None:

@@ -118,6 +118,18 @@ def test_without_keys_it_does_not_listen_for_others(host):
     assert "GPUMEMNET_API_KEYS" in done.stderr
 
 
+@pytest.mark.parametrize("text", [" ", ",", "# nothing", "\n"])
+def test_keys_that_are_none_do_not_open_the_service(tmp_path, text):
+    done = run_service("--host", "0.0.0.0", "--port", "0", GPUMEMNET_API_KEYS=text)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "GPUMEMNET_API_KEYS holds no key" in done.stderr
+    file = tmp_path / "keys"
+    file.write_text(text)
+    done = run_service("--host", "0.0.0.0", "--port", "0", GPUMEMNET_API_KEYS_FILE=str(file))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "GPUMEMNET_API_KEYS_FILE holds no key" in done.stderr
+
+
 @pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.1"])
 def test_a_host_that_is_not_ours_is_said_in_one_sentence(host):
     done = run_service("--host", host, "--port", "0", GPUMEMNET_API_KEYS=f"a:predict:{'0' * 64}")
