@@ -39,6 +39,18 @@ def test_a_job_has_the_same_features_alone_and_among_others(many: list[TrainingJ
         np.testing.assert_allclose(feature_matrix([job], WORKSPACE)[0, :TOTALS], row[:TOTALS], rtol=1e-12)
 
 
+def test_attention_weights_of_one_job_are_nothing_to_the_next() -> None:
+    ends = small_job(attention_kernel="math", layers=(Layer("linear", 64, 640), Layer("softmax", 64)))
+    begins = [
+        small_job(attention_kernel="math", precision="amp_fp16", layers=(Layer(kind, 64, parameters), Layer("linear", 64, 640)))
+        for kind, parameters in (("linear", 640), ("dropout", 0), ("matmul", 0))
+    ]
+    many = [ends, *begins, ends]
+    together = feature_columns(many, WORKSPACE)
+    for row, job in zip(together, many, strict=True):
+        np.testing.assert_array_equal(feature_columns([job], WORKSPACE)[0], row)
+
+
 @given(jobs())
 def test_totals_only_leaves_the_layer_columns_empty(job: TrainingJob) -> None:
     full, bare = feature_matrix([job], WORKSPACE)[0], feature_matrix([totals_only(job)], WORKSPACE)[0]
