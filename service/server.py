@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
+from service.heap import GROWTH_BYTES, give_memory_back, use_one_heap
 from service.operation.listening import BACKLOG
 from service.settings import Settings
 
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the idle time of common proxies and client pools, so that it is they who close a connection."""
-
-_M_ARENA_MAX: Final = -8
-"""Of ``mallopt``, in glibc's ``malloc.h``."""
 
 VITALS_SECONDS: Final = 1.0
 """How old the figures of a worker may be in ``/metrics``."""
@@ -42,14 +39,14 @@ def serve(
     """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")  # before numpy is loaded: more threads slow these small products down
-    _use_one_arena()
+    use_one_heap()
     signal.signal(signal.SIGTERM, _leave)
     import uvicorn
 
     from service.app import create_app
     from service.operation.gate import LOAD
     from service.operation.logs import current_log
-    from service.operation.metrics import Vitals
+    from service.operation.metrics import Vitals, resident_memory_bytes
 
     class Server(uvicorn.Server):
         """Ends on a signal as uvicorn does, but does not raise the signal once more when all is done: that is no failure."""
@@ -97,8 +94,12 @@ def serve(
 
     async def follow() -> None:
         vitals, log = Vitals(), current_log()
+        kept_bytes: int | None = None
         while True:
-            vitals.update(LOAD.in_work, 0 if log is None else log.sink.dropped)
+            resident_bytes = vitals.update(LOAD.in_work, 0 if log is None else log.sink.dropped)
+            if resident_bytes is not None and (kept_bytes is None or resident_bytes > kept_bytes + GROWTH_BYTES):
+                await asyncio.to_thread(give_memory_back)
+                kept_bytes = min(resident_bytes, resident_memory_bytes() or resident_bytes)
             await asyncio.sleep(VITALS_SECONDS)
 
     async def run() -> None:
@@ -116,12 +117,6 @@ def serve(
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
     return 130 if signal.SIGINT in server.signals else 0
-
-
-def _use_one_arena() -> None:
-    """One heap for all threads: the C library makes one for each, and under Python's lock they save no time and cost 25 MiB."""
-    with suppress(OSError, AttributeError):  # musl and macOS have no mallopt
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -132,19 +132,19 @@ class Vitals:
         self._cpu = CPU.labels(worker)
         self._cpu_seconds = 0.0
         self._lines_lost = 0
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
-    def update(self, in_work: int, lines_lost: int) -> None:
-        """Write down what is so now."""
+    def update(self, in_work: int, lines_lost: int) -> int | None:
+        """Write down what is so now; returns the resident bytes, where they are known."""
         times = os.times()
         used_seconds = times.user + times.system
         self._cpu.inc(max(0.0, used_seconds - self._cpu_seconds))
         self._cpu_seconds = used_seconds
-        if (resident_bytes := _resident_bytes(self._page_bytes)) is not None:
+        if (resident_bytes := resident_memory_bytes()) is not None:
             self._resident.set(resident_bytes)
         IN_WORK.set(in_work)
         LINES_LOST.inc(lines_lost - self._lines_lost)
         self._lines_lost = lines_lost
+        return resident_bytes
 
 
 def metrics_routes() -> list[BaseRoute]:
@@ -176,9 +176,10 @@ class _Metrics:
         await send_answer(send, 200, MEDIA_TYPE, await run_in_threadpool(metrics_document))
 
 
-def _resident_bytes(page_bytes: int) -> int | None:
+def resident_memory_bytes() -> int | None:
+    """Resident memory of this process; ``None`` where the system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - once a second
-            return int(file.read().split()[1]) * page_bytes
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # only Linux has it
         return None

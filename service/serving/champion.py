@@ -6,12 +6,9 @@ The release before stays in the registry and is loaded from there when it is wan
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +17,7 @@ from gpumemnet.errors import BundleError, RegistryError
 from gpumemnet.predictor import Predictor
 from gpumemnet.registry import SHIPPED, Aliases, Registry, release_digest
 from service.answers import Answerer
+from service.heap import give_memory_back
 from service.serving.golden import check_golden
 from service.serving.metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
 from service.serving.shadow import Shadow
@@ -210,7 +208,7 @@ class Serving:
         self._put(loaded)
         SWAPS.inc()
         logger.info("release %s answers now, and %s did before", loaded.release, before)
-        _give_memory_back()
+        give_memory_back()
 
     def _put(self, loaded: Loaded) -> None:
         if self._shadow is not None:
@@ -230,7 +228,7 @@ class Serving:
         except BundleError as error:
             self.challenger_failure = str(error)
             logger.error("the registry's challenger is not asked: %s", error)
-        _give_memory_back()
+        give_memory_back()
 
     def _load_champion(self, release: str) -> Loaded:
         predictor = self._load(release, "champion")
@@ -267,10 +265,3 @@ def _signature(file: Path) -> Signature:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _give_memory_back() -> None:
-    """Return what the release before took to the system: the C library keeps it otherwise, and every change would cost some."""
-    if os.name == "posix":
-        with suppress(OSError, AttributeError):  # musl and macOS have no malloc_trim
-            ctypes.CDLL(None).malloc_trim(0)
