@@ -1,11 +1,13 @@
 """What a prediction costs in process, on one core: ``python benchmarks/in_process.py``.
 
 Prints the median and the 99th percentile of one prediction over many different jobs, its parts, the feature vector as a loop and
-as arrays, batches, and the time from a fresh interpreter to the first prediction.
+as arrays, batches, requests from their bytes to the bytes of their answers, the memory of a process that has all bundles loaded,
+and the time from a fresh interpreter to the first prediction.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -22,8 +24,12 @@ import numpy as np  # noqa: E402 - after the process is pinned
 from gpumemnet import Layer, Predictor, TrainingJob, job_to_json  # noqa: E402
 from gpumemnet.feature_row import feature_row  # noqa: E402
 from gpumemnet.features import FEATURE_NAMES, feature_columns  # noqa: E402
+from gpumemnet.job_json import job_from_json  # noqa: E402
+from service.answers import Answerer  # noqa: E402
+from service.examples import EXAMPLE_JOBS  # noqa: E402
 
 JOBS = 2000
+REPEATS = 15
 COLD = """
 import sys, time
 begin = time.perf_counter()
@@ -31,6 +37,14 @@ import gpumemnet
 job = gpumemnet.job_from_json(sys.stdin.read())
 gpumemnet.Predictor.default().predict(job)
 print(time.perf_counter() - begin)
+"""
+MEMORY = """
+import gpumemnet
+job = gpumemnet.job_from_json(open(0).read())
+predictor = gpumemnet.Predictor.default()
+for encoder in ("mlp", "transformer"):
+    predictor.estimate([job] * 1000, encoder=encoder)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
 """
 
 
@@ -70,6 +84,22 @@ def microseconds(run: Callable[[TrainingJob], object], jobs: list[TrainingJob]) 
             times.append(1e6 * (time.perf_counter() - begin))
         rounds.append((statistics.median(times), float(np.percentile(times, 99))))
     return min(rounds)
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """Median of some repeats."""
+    times = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def of_fresh_process(code: str, job: TrainingJob) -> float:
+    """The number that ``code`` prints in an interpreter of its own, which is given the job's JSON."""
+    ended = subprocess.run([sys.executable, "-c", code], input=job_to_json(job), capture_output=True, text=True, check=True)
+    return float(ended.stdout)
 
 
 def deep_transformer(batch_size: int) -> TrainingJob:
@@ -117,23 +147,28 @@ def main() -> None:
     for encoder in ("mlp", "transformer"):
         median, p99 = microseconds(lambda job, encoder=encoder: predictor.predict(job, encoder=encoder), deep)
         print(f"{f'one transformer of {len(deep[0].layers)} layers, {encoder}-based':44}{median:12.0f}{p99:12.0f}")
-    begin = time.perf_counter()
-    predictor.estimate(deep * 2, encoder="transformer")
-    print(f"{'the same, 1,000 in one call, per job':44}{1e6 * (time.perf_counter() - begin) / 1000:12.0f}")
-    for size in (10, 100, 1000):
-        begin = time.perf_counter()
-        for start in range(0, JOBS, size):
-            predictor.estimate(jobs[start : start + size])
-        print(f"{f'batches of {size}, per job':44}{1e6 * (time.perf_counter() - begin) / JOBS:12.0f}")
-    cold = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", COLD], input=job_to_json(jobs[0]), capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for _ in range(5)
-    ]
-    print(f"{'import and first prediction, fresh process':44}{1e3 * statistics.median(cold):10.0f} ms")
+    print(f"{'':44}{'median ms':>12}")
+    for name, act in (
+        ("1,000 different MLP jobs in one call", lambda: predictor.estimate(jobs[:1000])),
+        ("1,000 transformers, MLP-based", lambda: predictor.estimate(deep * 2)),
+        ("1,000 transformers, transformer-based", lambda: predictor.estimate(deep * 2, encoder="transformer")),
+        ("ten calls of 100 MLP jobs", lambda: [predictor.estimate(jobs[at : at + 100]) for at in range(0, 1000, 100)]),
+        ("hundred calls of 10 MLP jobs", lambda: [predictor.estimate(jobs[at : at + 10]) for at in range(0, 1000, 10)]),
+    ):
+        print(f"{name:44}{milliseconds(act):12.1f}")
+    example = EXAMPLE_JOBS["mlp"]
+    answerer = Answerer(predictor, max_jobs=1000)
+    text, one = json.dumps(example).encode(), json.dumps({"job": example}).encode()
+    batch = json.dumps({"jobs": [example] * 1000}).encode()
+    for name, act in (
+        ("1,000 times: job of 5 layers from its JSON", lambda: [job_from_json(text) for _ in range(1000)]),
+        ("1,000 requests, bytes to bytes", lambda: [answerer.predict(one) for _ in range(1000)]),
+        ("one request of 1,000 jobs, bytes to bytes", lambda: answerer.predict_batch(batch)),
+    ):
+        print(f"{name:44}{milliseconds(act):12.1f}")
+    cold = statistics.median(of_fresh_process(COLD, jobs[0]) for _ in range(5))
+    print(f"{'import and first prediction, fresh process':44}{1e3 * cold:12.1f}")
+    print(f"{'memory with all bundles, after both encoders':44}{of_fresh_process(MEMORY, jobs[0]) / 1024:8.0f} MiB")
 
 
 if __name__ == "__main__":
