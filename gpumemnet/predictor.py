@@ -359,11 +359,13 @@ def _cascade(
     models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
 ) -> list[Estimate]:
     """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
-    if len(models) == 1:
-        return models[0].estimate(jobs, bins, coverage, models[0].place(gpu))
-    views: list[tuple[list[int], Looked]] = []
-    left = list(range(len(jobs)))
-    for model in models:
+    place = models[0].place(gpu)
+    looked = models[0].look(jobs, place)
+    if len(models) == 1 or not any(looked.reasons):
+        return models[0].estimate(jobs, bins, coverage, place, looked)
+    views = [(list(range(len(jobs))), looked)]
+    left = [row for row, reasons in enumerate(looked.reasons) if reasons]
+    for model in models[1:]:
         looked = model.look([jobs[row] for row in left], model.place(gpu))
         views.append((left, looked))
         left = [row for row, reasons in zip(left, looked.reasons, strict=True) if reasons]
