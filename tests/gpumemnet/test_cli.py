@@ -1,6 +1,7 @@
 """``gpumemnet predict``, ``models`` and ``serve`` as a person runs them: in a child process, on real files."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -141,11 +142,10 @@ def test_models_names_the_data_and_its_licence() -> None:
 def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     (tmp_path / "service" / "__main__.py").write_text("raise SystemExit('a service of the user')")
-    command = [str(Path(sys.executable).with_name("gpumemnet")), "serve", "--port", "0"]
+    command = [str(Path(sys.executable).with_name("gpumemnet")), "serve", "--port", "0", "--database-url", "off", "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stderr is not None
-        line = process.stderr.readline()
-        address = line[line.index("http://") :].strip()
+        address = re.findall(r"listening on (http://\S+) with 2 workers", process.stderr.readline())[0]
         deadline = time.monotonic() + 30
         while True:
             try:
