@@ -142,7 +142,8 @@ def test_models_names_the_data_and_its_licence() -> None:
 def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     (tmp_path / "service" / "__main__.py").write_text("raise SystemExit('a service of the user')")
-    command = [str(Path(sys.executable).with_name("gpumemnet")), "serve", "--port", "0", "--database-url", "off", "--workers", "2"]
+    program = str(Path(sys.executable).with_name("gpumemnet"))
+    command = [program, "serve", "--port", "0", "--database-url", "off", "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stderr is not None
         address = re.findall(r"listening on (http://\S+) with 2 workers", process.stderr.readline())[0]
