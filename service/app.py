@@ -12,6 +12,7 @@ from typing import Final
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from gpumemnet.predictor import Predictor
 from gpumemnet.registry import Registry
@@ -35,7 +36,9 @@ from service.serving.description import ADMIN_SHAPES, admin_paths
 from service.serving.shadow import Shadow
 from service.serving.watch import Watcher
 from service.settings import OFF, PREFIX, Settings, SettingsError
+from service.shortcut import Shortcut
 
+HOT_PATHS: Final = ("/v1/predict", "/v1/predict/batch")
 DATABASE_FILE: Final = "observations.sqlite3"
 
 logger = logging.getLogger("gpumemnet.service")
@@ -97,10 +100,16 @@ def create_app(settings: Settings) -> FastAPI:
     )
     build_stack = app.build_middleware_stack
 
+    hot = {
+        route.path: BodyLimit(route.endpoint, settings.max_body_bytes, settings.body_seconds)
+        for route in app.routes
+        if isinstance(route, Route) and route.path in HOT_PATHS
+    }
+
     def gated() -> Gate:
         # Round everything, Starlette's own handling of failures included: what the gate refuses, nothing else has seen.
         return Gate(
-            build_stack(),
+            Shortcut(build_stack(), hot),
             keys=read_keys(settings),
             max_concurrency=settings.max_concurrency,
             rate_limit_per_second=settings.rate_limit_per_second,

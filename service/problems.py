@@ -106,18 +106,15 @@ def field_problem(error: FieldError) -> dict[str, Any]:
 
 def install_problem_handlers(app: FastAPI) -> None:
     """Make ``app`` answer every error with a problem document."""
-    app.add_exception_handler(FieldError, _answer_field_error)
-    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(FieldError, _answer_refusal)
+    app.add_exception_handler(HTTPException, _answer_refusal)
     app.add_exception_handler(Exception, _answer_failure)
 
 
-async def _answer_field_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, FieldError)
-    return _response(field_problem(error))
-
-
-async def _answer_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def problem_answer(request: Request, error: FieldError | HTTPException) -> Response:
+    """The answer to a request that was refused with ``error``."""
+    if isinstance(error, FieldError):
+        return _response(field_problem(error))
     if isinstance(error, Refusal):
         return _response(error.document(), error.headers)
     kind = _KIND_OF_STATUS.get(error.status_code)
@@ -131,6 +128,11 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
         allowed = (error.headers or {}).get("Allow", "another method")
         detail = f"{request.url.path} answers to {allowed}, not to {request.method}"
     return _response(_document(kind, detail), error.headers)
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FieldError | HTTPException)
+    return problem_answer(request, error)
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
