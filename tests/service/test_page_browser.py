@@ -214,7 +214,7 @@ def test_a_card_that_is_too_small_is_said_to_be(page, example, asked):
     assert "card ends at" in page.text("#bins-chart")
 
 
-def test_copy_boxes_hold_the_limit_where_it_is_enforced_and_the_request_where_not(page, example, asked):
+def test_copy_boxes_hold_the_limit_and_for_kai_the_request(page, example, asked):
     job = example("gpt2_small")
     answer = asked(job=job)
     pick(page, "gpt2_small", answer)
@@ -222,11 +222,11 @@ def test_copy_boxes_hold_the_limit_where_it_is_enforced_and_the_request_where_no
     assert f"nvidia.com/gpumem: {limit}\n" in box(page, "hami").text
     assert f"volcano.sh/vgpu-memory: {limit}\n" in box(page, "volcano").text
     assert f'gpu-memory: "{request}"' in box(page, "kai").text
-    assert f"--gres=shard:{-(-request // 1024)}\n" in box(page, "sbatch").text
+    assert f"--gres=shard:{-(-limit // 1024)}\n" in box(page, "sbatch").text
     shard = page.find("#shard_mib")
     shard.clear()
     shard.send_keys("500")
-    assert f"--gres=shard:{-(-request // 500)}\n" in box(page, "sbatch").text
+    assert f"--gres=shard:{-(-limit // 500)}\n" in box(page, "sbatch").text
 
     box(page, "hami").find_element(By.CSS_SELECTOR, "button").click()
     page.wait(lambda: "Copied" in box(page, "hami").text, "the copy")

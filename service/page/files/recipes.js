@@ -1,4 +1,5 @@
-// What to paste into each scheduler.  Systems that enforce the amount take the limit, those that only pack take the request;
+// What to paste into each scheduler.  Systems that enforce the amount take the limit, and so does Slurm, whose shards are all that
+// keeps jobs of one card apart; KAI packs by the request;
 // without a limit there is no number to give, and the box says so.
 
 import { addressOf, hasKey } from "./api.js";
@@ -11,13 +12,13 @@ const NO_LIMIT = "No number: the job is unlike those that the model learnt from,
 export function recipes(answer, question, shardMib) {
   const isKnown = answer.limit_mib !== null;
   const { request_mib: request, limit_mib: limit } = answer;
-  const shards = Math.ceil(request / shardMib);
+  const shards = Math.ceil(limit / shardMib);
   const scheduler = (name, title, takes, text, note) => ({ name, title, takes, text: isKnown ? text : null, note });
   return [
     scheduler("hami", "HAMi", "limit", `resources:\n  limits:\n    nvidia.com/gpu: 1\n    nvidia.com/gpumem: ${limit}`, "MiB for each GPU; enforced, so it takes the limit."),
     scheduler("volcano", "Volcano", "limit", `resources:\n  limits:\n    volcano.sh/vgpu-number: 1\n    volcano.sh/vgpu-memory: ${limit}`, "Enforced by its device plugin, so it takes the limit."),
     scheduler("kai", "KAI", "request", `metadata:\n  annotations:\n    gpu-memory: "${request}"`, "NVIDIA KAI scheduler, MiB; for packing only, nothing enforces it."),
-    scheduler("sbatch", "Slurm", "request", `#SBATCH --gres=shard:${shards}\n# gpumemnet: request ${request} MiB, limit ${limit} MiB`, `${count(shards)} × ${count(shardMib)} MiB; for packing only. --mem-per-gpu is host memory: not for this.`),
+    scheduler("sbatch", "Slurm", "limit", `#SBATCH --gres=shard:${shards}\n# gpumemnet: request ${request} MiB, limit ${limit} MiB`, `${count(shards)} × ${count(shardMib)} MiB; nothing enforces it, so jobs that share a card need their limits. --mem-per-gpu is host memory: not for this.`),
     { name: "curl", title: "curl", takes: "this question", text: curl(question), note: "Asks the service the same again." },
   ];
 }
