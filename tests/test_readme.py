@@ -56,7 +56,8 @@ def test_the_shipped_card_carries_the_table() -> None:
     assert card["training_data"]["sha256"] == evaluation["data_sha256"]
 
 
-NAMED_PATHS = sorted(set(re.findall(r"`((?:gpumemnet|dataset_builder|models|service|examples|docs|deploy|integrations|benchmarks)/[\w./]*)`", README)))
+FOLDERS = "gpumemnet|dataset_builder|models|service|examples|docs|deploy|integrations|benchmarks"
+NAMED_PATHS = sorted(set(re.findall(rf"`((?:{FOLDERS})/[\w./]*)`", README)))
 
 
 @pytest.mark.parametrize("path", NAMED_PATHS)
