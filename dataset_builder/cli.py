@@ -155,7 +155,7 @@ def merge(
 @app.command()
 def validate(dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")]) -> None:
     """Look for rows that cannot be true, one line each; exit code 0 without findings, 3 with, 2 for no readable dataset."""
-    from dataset_builder import validation
+    from gpumemnet import validation
     from gpumemnet.dataset import read_dataset
 
     measurements = read_dataset(dataset)

@@ -29,8 +29,8 @@ from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.support import Support, option_reasons
 from gpumemnet.units import GIB
 
-TRUST: Final = ("measured", "published", "traced")
-"""Provenance of the labels that a model learnt from, the most trustworthy first."""
+TRUST: Final = ("observed", "measured", "published", "traced")
+"""Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
 

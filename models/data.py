@@ -98,10 +98,19 @@ def load_labelled_jobs(path: str | Path, family: str, *, only_zoo: bool = False)
     rows = [row for row in rows if (row.recipe == ZOO) == only_zoo]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
+    return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
+
+
+def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> LabelledJobs:
+    """Measurements of one family, ``ok`` and ``oom``, as training reads them; ``source`` is what errors call them.
+
+    Raises:
+        DatasetError: when they mix GPU models or ways of reading memory.
+    """
     for name in ("gpu", "label_source", "provenance"):
         values = sorted({getattr(row, name) for row in rows})
         if len(values) > 1:
-            raise DatasetError(f"{path} mixes rows of different {name} ({', '.join(values)}): train on one at a time")
+            raise DatasetError(f"{source} mixes rows of different {name} ({', '.join(values)}): train on one at a time")
     labels = np.array([np.nan if row.label_bytes is None else row.label_bytes for row in rows], dtype=np.float64)
     capacities = np.array([row.capacity_bytes for row in rows], dtype=np.float64)
     jobs = tuple(row.job for row in rows)
@@ -117,7 +126,7 @@ def load_labelled_jobs(path: str | Path, family: str, *, only_zoo: bool = False)
         capacity_bytes=max(row.capacity_bytes for row in rows),
         provenance=rows[0].provenance,
         label_source=rows[0].label_source,
-        sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+        sha256=sha256,
         context_bytes=_context_bytes(rows),
     )
 

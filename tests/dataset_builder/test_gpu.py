@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.nvml import visible_meters
-from dataset_builder.validation import validate
 from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import MeasurementError
 from gpumemnet.measurement import Measurement
 from gpumemnet.physics import ELEMENT_BYTES
 from gpumemnet.units import MIB
+from gpumemnet.validation import validate
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
