@@ -33,6 +33,7 @@ from typing import Any, Final
 from gpumemnet.errors import BundleError
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.job import FAMILIES, JOB_FIELDS
+from gpumemnet.site_calibration import SiteCalibration, site_calibration_from_card
 
 FORMAT_VERSION: Final = 2
 MODEL_FILE: Final = "model.onnx"
@@ -85,6 +86,7 @@ class BundleCard:
         range_log_scale: scale, in log-bytes, of the closed form's error beyond the training ranges.
         option_log_scale: the same for options or layer kinds never seen.
         document: the card.
+        site_calibration: how it answers for the GPU of a site that has calibrated it; ``None`` as shipped.
     """
 
     name: str
@@ -104,6 +106,7 @@ class BundleCard:
     range_log_scale: float
     option_log_scale: float
     document: Mapping[str, Any]
+    site_calibration: SiteCalibration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +259,9 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
             range_log_scale=_positive(document["fallback"]["range_log_scale"]),
             option_log_scale=_positive(document["fallback"]["option_log_scale"]),
             document=document,
+            site_calibration=site_calibration_from_card(
+                document.get("site_calibration"), len(document["conformal"]["coverages"])
+            ),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None

@@ -130,6 +130,17 @@ def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[li
             yield jobs
 
 
+def is_dataset(path: str | Path) -> bool:
+    """Whether the Parquet file at ``path`` calls itself a dataset, of whatever version; else it may be one of plain jobs.
+
+    Raises:
+        DatasetError: when the file is missing or no Parquet.
+        MissingExtraError: when pyarrow is not installed.
+    """
+    with _opened(Path(path)) as file:
+        return VERSION_KEY in (file.schema_arrow.metadata or {})
+
+
 def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
     """Refuse a file whose schema is not this version's dataset schema.
 

@@ -26,6 +26,7 @@ from gpumemnet.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.layers import describe
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
+from gpumemnet.site_calibration import SiteCalibration
 from gpumemnet.support import Support, option_reasons
 from gpumemnet.units import GIB
 
@@ -70,6 +71,7 @@ class Place(NamedTuple):
         capacity_bytes, blas_workspace_bytes: of it.
         context_bytes: its CUDA context, less the one that the model's labels hold.
         context_bound_bytes: the most that it can be, less the same.
+        site: what a site has calibrated for this GPU; ``None`` for the model as it was trained.
     """
 
     gpu: str
@@ -77,6 +79,7 @@ class Place(NamedTuple):
     blas_workspace_bytes: int
     context_bytes: int
     context_bound_bytes: int
+    site: SiteCalibration | None = None
 
 
 class BundleModel:
@@ -87,7 +90,7 @@ class BundleModel:
         self.card = bundle.card
         self.needs_layers = bundle.card.encoder == "transformer"
         card = bundle.card
-        self.own_place = Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0)
+        self.own_place = self._at_site(Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0))
         self.support = Support(bundle.card)
         self._default_bins = bins_of_width(GIB, bundle.card.capacity_bytes)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
@@ -105,13 +108,22 @@ class BundleModel:
         if device.name == self.card.gpu:
             return self.own_place
         outside, own = context(device), self.card.context_bytes
-        return Place(
-            device.name,
-            device.capacity_bytes,
-            device.blas_workspace_bytes,
-            outside.expected_bytes - own,
-            outside.bound_bytes - own,
+        return self._at_site(
+            Place(
+                device.name,
+                device.capacity_bytes,
+                device.blas_workspace_bytes,
+                outside.expected_bytes - own,
+                outside.bound_bytes - own,
+            )
         )
+
+    def _at_site(self, place: Place) -> Place:
+        """The same place as a site has calibrated it, where it is the site's GPU."""
+        site = self.card.site_calibration
+        if site is None or site.gpu != place.gpu:
+            return place
+        return place._replace(context_bytes=site.shift_bytes, context_bound_bytes=site.shift_bound_bytes, site=site)
 
     def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
         """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
@@ -172,7 +184,7 @@ class BundleModel:
         level = self.level(coverage)
         features, reasons, has_unseen_option = looked or self.look(jobs, place)
         distribution, reference, expected, bounds = self.run(jobs, features)
-        safe = bounds[:, level]
+        safe = bounds[:, level] if place.site is None else place.site.bounds(expected, bounds)[:, level]
         if any(reasons):
             outside = np.array([bool(row) for row in reasons])
             scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)

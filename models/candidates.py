@@ -197,12 +197,14 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
     place = model.place(gpu)
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
-        place = place._replace(context_bytes=shift, context_bound_bytes=shift)
+        place = place._replace(context_bytes=shift, context_bound_bytes=shift, site=None)
     jobs = [replace(job, traced_peak_bytes=None) for job in test.jobs]
     looked = model.look(jobs, place)
     estimates = {scheme.name: model.estimate(jobs, scheme, COVERAGE, place, looked) for scheme in SCHEMES}
     first = estimates[ONE_GIB.name]
-    bounds = np.maximum(model.run(jobs, looked[0]).bounds_bytes + place.context_bound_bytes, 0.0)
+    answer = model.run(jobs, looked[0])
+    bounds = answer.bounds_bytes if place.site is None else place.site.bounds(answer.expected_bytes, answer.bounds_bytes)
+    bounds = np.maximum(bounds + place.context_bound_bytes, 0.0)
     bounds[np.array([bool(reasons) for reasons in looked[1]], dtype=bool)] = np.nan
     return Answers(
         expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),

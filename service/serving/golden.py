@@ -94,7 +94,8 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
         return "the safe bytes do not rise with the coverage"
     if not _same(estimates[-1], model.estimate((job,), None, model.card.coverages[-1])[0], 0.0):
         return "asked twice it answers differently"
-    closed_form = float(model.card.context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
+    context_bytes = model.card.context_bytes + model.own_place.context_bytes
+    closed_form = float(context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
     ratio = estimates[-1].expected_bytes / closed_form
     if not 1 / PLAUSIBLE_FACTOR <= ratio <= PLAUSIBLE_FACTOR:
         return f"expected are {estimates[-1].expected_bytes:,} bytes, {ratio:.3g} times of what context and tensors take"
