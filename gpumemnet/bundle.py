@@ -13,11 +13,15 @@ A bundle is a folder with three files::
     card.json     what the model is, what it was trained on, where it holds, how sure it is
     SHA256SUMS    checksums of both, in the format of sha256sum(1)
 
+A bundle answers for one family, or for several: its family is then ``all``, its encoder ``common``, and ``families`` in its card
+states for each of them what differs: support, fall-back and the calibration of traced peaks.
+
 Files are read once, checked, and handed on as bytes, so that what was checked is what runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -40,7 +44,11 @@ MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
 BUNDLE_FILES: Final = frozenset({MODEL_FILE, CARD_FILE, SUMS_FILE})
-ENCODERS: Final = ("mlp", "transformer")
+COMMON: Final = "common"
+"""Encoder of a model that several families have in common: the MLP-based, learnt from all of them together."""
+ALL_FAMILIES: Final = "all"
+"""What stands for the family in the card of such a model."""
+ENCODERS: Final = ("mlp", "transformer", COMMON)
 MAX_FILE_BYTES: Final = 64 * 2**20
 MAX_DEVICE_BYTES: Final = 2**41
 """More memory than any GPU has: bins up to a capacity beyond it could not be listed."""
@@ -73,7 +81,7 @@ class BundleCard:
     Attributes:
         name, version: identity of the model.
         family, encoder: which jobs it answers for, and from what (``mlp``: the feature vector; ``transformer``: the layer
-            sequence with it).
+            sequence with it; ``common``: the feature vector, by one model for all families).
         label_source: what it learnt from: readings of a GPU, or ``traced``.
         gpu: the GPU model whose memory it predicts.
         capacity_bytes, blas_workspace_bytes: of that GPU, as :class:`gpumemnet.devices.DeviceProfile` has them.
@@ -87,6 +95,7 @@ class BundleCard:
         option_log_scale: the same for options or layer kinds never seen.
         document: the card.
         site_calibration: how it answers for the GPU of a site that has calibrated it; ``None`` as shipped.
+        by_family: the card as it holds for each family of a common model, whose own fields span all of them; else empty.
     """
 
     name: str
@@ -107,6 +116,16 @@ class BundleCard:
     option_log_scale: float
     document: Mapping[str, Any]
     site_calibration: SiteCalibration | None = None
+    by_family: Mapping[str, BundleCard] = dataclasses.field(default_factory=dict)
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families that it answers for."""
+        return tuple(self.by_family) or (self.family,)
+
+    def of(self, family: str) -> BundleCard:
+        """The card as it holds for jobs of ``family``, one of :attr:`families`."""
+        return self.by_family.get(family, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,38 +260,45 @@ def _parse_card(content: bytes, path: Path) -> BundleCard:
             "train the bundle again"
         )
     try:
-        card = BundleCard(
-            name=_text(document, "name"),
-            version=_text(document, "version"),
-            family=_text(document, "family"),
-            encoder=_text(document, "encoder"),
-            label_source=_text(document["training_data"], "label_source"),
-            gpu=_text(document, "gpu"),
-            capacity_bytes=_count(document["device"], "capacity_bytes"),
-            blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
-            context_bytes=_count(document["device"], "context_bytes"),
-            traced_peak=_traced_peak(document.get("traced_peak"), len(document["conformal"]["coverages"])),
-            options=_options(document["support"]["options"]),
-            kinds=frozenset(_texts(document["support"]["kinds"])),
-            ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
-            coverages=_coverages(document["conformal"]["coverages"]),
-            range_log_scale=_positive(document["fallback"]["range_log_scale"]),
-            option_log_scale=_positive(document["fallback"]["option_log_scale"]),
-            document=document,
-            site_calibration=site_calibration_from_card(
-                document.get("site_calibration"), len(document["conformal"]["coverages"])
-            ),
-        )
+        card = _card(document)
+        parts = document["families"] if card.family == ALL_FAMILIES else {}
+        by_family = {family: _card({**document, **part, "family": family}) for family, part in parts.items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None
-    if card.family not in FAMILIES:
-        raise BundleError(f"{path}: unknown family {card.family!r}")
+    unfamiliar = {card.family, *by_family} - {*FAMILIES, *([ALL_FAMILIES] if by_family else [])}
+    if unfamiliar:
+        raise BundleError(f"{path}: unknown family {sorted(unfamiliar)[0]!r}")
     if card.encoder not in ENCODERS:
         raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
-    unknown = set(card.ranges) - set(FEATURE_NAMES)
+    if (card.encoder == COMMON) != bool(by_family):
+        raise BundleError(f"{path}: the encoder {COMMON} and the family {ALL_FAMILIES} belong together, and one is missing")
+    unknown = {column for one in (card, *by_family.values()) for column in one.ranges} - set(FEATURE_NAMES)
     if unknown:
         raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
-    return card
+    return dataclasses.replace(card, by_family=by_family)
+
+
+def _card(document: Mapping[str, Any]) -> BundleCard:
+    return BundleCard(
+        name=_text(document, "name"),
+        version=_text(document, "version"),
+        family=_text(document, "family"),
+        encoder=_text(document, "encoder"),
+        label_source=_text(document["training_data"], "label_source"),
+        gpu=_text(document, "gpu"),
+        capacity_bytes=_count(document["device"], "capacity_bytes"),
+        blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
+        context_bytes=_count(document["device"], "context_bytes"),
+        traced_peak=_traced_peak(document.get("traced_peak"), len(document["conformal"]["coverages"])),
+        options=_options(document["support"]["options"]),
+        kinds=frozenset(_texts(document["support"]["kinds"])),
+        ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
+        coverages=_coverages(document["conformal"]["coverages"]),
+        range_log_scale=_positive(document["fallback"]["range_log_scale"]),
+        option_log_scale=_positive(document["fallback"]["option_log_scale"]),
+        document=document,
+        site_calibration=site_calibration_from_card(document.get("site_calibration"), len(document["conformal"]["coverages"])),
+    )
 
 
 def _check_portable(value: Any, path: Path, depth: int = 0) -> None:

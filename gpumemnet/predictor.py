@@ -17,7 +17,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme, bins_of_width
-from gpumemnet.bundle import ENCODERS, GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.bundle import ALL_FAMILIES, COMMON, ENCODERS, GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
 from gpumemnet.devices import context, device_profile
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
@@ -32,7 +32,8 @@ from gpumemnet.units import GIB
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
-_ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32}
+_FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
+_ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
 
 
@@ -83,18 +84,18 @@ class Place(NamedTuple):
 
 
 class BundleModel:
-    """One bundle, ready to run: its graph in onnxruntime and its support as arrays."""
+    """One bundle, ready to run for jobs of one family: its graph in onnxruntime and its support as arrays."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, family: str | None = None, session: onnxruntime.InferenceSession | None = None) -> None:
+        """For jobs of ``family``, the bundle's first unless given; ``session`` is the bundle's graph where that is loaded."""
         self.bundle = bundle
-        self.card = bundle.card
-        self.needs_layers = bundle.card.encoder == "transformer"
-        card = bundle.card
+        self.card = card = bundle.card.of(family or bundle.card.families[0])
+        self.needs_layers = card.encoder == "transformer"
         self.own_place = self._at_site(Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0))
-        self.support = Support(bundle.card)
-        self._default_bins = bins_of_width(GIB, bundle.card.capacity_bytes)
+        self.support = Support(card)
+        self._default_bins = bins_of_width(GIB, card.capacity_bytes)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
-        self._session = _session(bundle)
+        self._session = session or _session(bundle)
 
     def place(self, gpu: str | None) -> Place:
         """The GPU called ``gpu`` beside the model's own, which it is unless named.
@@ -248,8 +249,9 @@ class Predictor:
     """Answers for the families of its bundles.
 
     Of several bundles for a family, those that learnt from measurements are asked first: the first whose support holds a job
-    answers for it, and where none does the one with the fewest reasons.  The MLP-based encoder answers unless the other is asked
-    for.  A bundle given later takes the place of one with the same family, encoder and provenance.
+    answers for it, and where none does the one with the fewest reasons.  The MLP-based encoder of the family answers unless the
+    transformer-based, or the model that all families have in common, is asked for.  A bundle given later takes the place of one
+    with the same family, encoder and provenance.
 
     Raises:
         BundleError: when there is no bundle, two have one name, or a graph does not run.
@@ -262,13 +264,14 @@ class Predictor:
         names = [bundle.card.name for bundle in chosen.values()]
         if len(set(names)) < len(names):
             raise BundleError(f"two bundles are called {max(names, key=names.count)}: give each model a name of its own")
-        ordered = sorted(chosen, key=lambda key: (FAMILIES.index(key[0]), key[2], ENCODERS.index(key[1])))
-        self._models = {key: BundleModel(chosen[key]) for key in ordered}
+        ordered = sorted(chosen, key=lambda key: (_FAMILY_ORDER.index(key[0]), key[2], ENCODERS.index(key[1])))
+        self._bundles = tuple(chosen[key] for key in ordered)
         self._of_family: dict[str, dict[str, list[BundleModel]]] = {}
-        for family, encoder, _ in ordered:
-            self._of_family.setdefault(family, {}).setdefault(encoder, [])
-        for (family, encoder, _), model in self._models.items():
-            self._of_family[family][encoder].append(model)
+        for bundle in self._bundles:
+            session = _session(bundle)
+            for family in bundle.card.families:
+                models = self._of_family.setdefault(family, {}).setdefault(bundle.card.encoder, [])
+                models.append(BundleModel(bundle, family, session))
 
     @classmethod
     def default(cls) -> Predictor:
@@ -283,14 +286,14 @@ class Predictor:
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         """The bundles in use, by family, the most trusted first."""
-        return tuple(model.bundle for model in self._models.values())
+        return self._bundles
 
     def models_for(self, job: TrainingJob, encoder: str | None = None) -> list[BundleModel]:
         """The models that may answer for ``job``, in the order in which they are asked.
 
         Args:
             job: the job.
-            encoder: ``mlp`` or ``transformer``; the MLP-based where there is one unless given.
+            encoder: ``mlp``, ``transformer`` or ``common``; the MLP-based where there is one unless given.
 
         Raises:
             InvalidRequestError: when no model of the family has that encoder, or it needs layers that the job does not state.
@@ -329,7 +332,7 @@ class Predictor:
             bins: bin scheme of the probabilities; 1 GiB up to the capacity of the GPU unless given.
             coverage: share of jobs that the safe bytes shall cover.
             gpu: name or alias of the GPU; the one that the model learnt from unless given.
-            encoder: ``mlp`` or ``transformer``.
+            encoder: ``mlp`` or ``transformer``, of the family; ``common``, of all families together.
 
         Raises:
             InvalidRequestError: on a coverage that the bundle is not calibrated for, an unknown GPU or encoder.
