@@ -32,6 +32,8 @@ Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILI
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisation and order.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
 DATASETS: Final = Path("dataset_builder/datasets")
+COMMITTED: Final = Path(__file__).resolve().parents[1] / DATASETS
+"""The same from whatever folder a command is run in, as cron does."""
 DEFAULT_DATASET: Final = DATASETS / "published_mlp_a100.parquet"
 
 
@@ -131,6 +133,70 @@ def report(
         paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
     for path in paths:
         typer.echo(f"wrote {path}")
+
+
+@app.command()
+def retrain(
+    registry: Annotated[
+        Path | None, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder; a dry run needs none.")
+    ] = None,
+    dataset: Annotated[
+        list[Path] | None, typer.Option("--dataset", help="Parquet dataset to learn from, beside the committed ones.")
+    ] = None,
+    observations: Annotated[
+        list[Path] | None,
+        typer.Option("--observations", help="Observations, as python -m service.observations.export writes them."),
+    ] = None,
+    committed: Annotated[
+        bool, typer.Option("--committed/--without-committed", help="Whether to learn from the datasets of the repository.")
+    ] = True,
+    work: Annotated[Path, typer.Option("--work", help="Folder of reports and of finished steps.")] = Path("runs/retrain"),
+    encoders: Annotated[str, typer.Option("--encoders", metavar="mlp[,transformer]", help="Which classifiers to train.")] = "mlp",
+    seed: Seed = 0,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes; the plans' own unless given.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, and leave the registry alone.")] = False,
+    challenger: Annotated[bool, typer.Option("--challenger", help="What is better becomes challenger, not champion.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Train on datasets and observations, and promote what is better than the champion.
+
+    Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 for what you can mend, 1 for a failure.
+    """
+    from models.retrain.pipeline import retrain as run_retraining
+    from models.retrain.request import FAILED, Request
+
+    if registry is None and not dry_run:
+        raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
+    chosen = tuple(dict.fromkeys(encoder.strip() for encoder in encoders.split(",")))
+    if unknown := [encoder for encoder in chosen if encoder not in ENCODERS]:
+        raise InvalidRequestError(f"must be of {', '.join(ENCODERS)}, not {unknown[0]}", "encoders")
+    files = (*(sorted(COMMITTED.glob("*.parquet")) if committed else ()), *(dataset or ()))
+    if not files and not observations:
+        raise DatasetError(f"no dataset: {COMMITTED} holds none, and neither --dataset nor --observations was given")
+    request = Request(
+        datasets=files,
+        observations=tuple(observations or ()),
+        registry=registry,
+        work=work,
+        encoders=chosen,
+        seed=seed,
+        epochs=epochs,
+        is_dry_run=dry_run,
+        as_challenger=challenger,
+    )
+    try:
+        with _progress("retraining") as progress:
+            outcome = run_retraining(request, progress)
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        typer.echo(f"error: {error.strerror or error}{place}: the champion is as it was; run it again to go on", err=True)
+        raise typer.Exit(FAILED) from None
+    if as_json:
+        typer.echo(json.dumps(outcome.document, indent=2))
+    typer.echo(f"{outcome.sentence}\nreport: {outcome.report}", err=as_json)
+    raise typer.Exit(outcome.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -120,7 +120,7 @@ def _measurement(row: Any) -> Measurement | None:
         gpu=row.gpu,
         recipe=RECIPE,
         architecture="{}",
-        options=json.dumps({"observation": row.id, "observed_at": row.observed_at}),
+        options=json.dumps({"observation": row.id, "observed_at": row.observed_at, "received_at": row.received_at}),
         reason="ran out of GPU memory" if row.oom else None,
         peak_process_bytes=row.peak_bytes if of_process else None,
         peak_device_bytes=None if of_process else row.peak_bytes,

@@ -1,0 +1,38 @@
+"""Which rows no retraining ever learns from: architectures by the hash of their key, and the newest observations.
+
+The hash says for ever, and on every machine, on which side an architecture lies: a champion of an earlier retraining has not seen
+the rows on which its successor is judged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from models.retrain.collect import Row
+
+HELD_OUT_SHARE: Final = 0.15
+HELD_OUT_RULE: Final = f"sha256('held-out/1 ' + architecture_key) < {HELD_OUT_SHARE:g}"
+"""The rule as it stands in cards; a bundle with another rule, or none, may have learnt from these rows."""
+NEWEST_SHARE: Final = 0.2
+"""Share of the observations, the newest, that the candidate has not learnt from."""
+
+
+def is_held_out(architecture_key: str) -> bool:
+    """Whether an architecture is for judging only."""
+    digest = hashlib.sha256(f"held-out/1 {architecture_key}".encode()).digest()
+    return int.from_bytes(digest[:8]) < HELD_OUT_SHARE * 2**64
+
+
+def newest_after(rows: Sequence[Row], learnt_until: float | None) -> float | None:
+    """The time after which observations are for judging: of the newest share, and past what the champion has learnt from.
+
+    ``None`` where no row has a time: then all of them may be learnt from.
+    """
+    times = sorted(row.observed_at for row in rows if row.observed_at is not None)
+    if not times:
+        return None
+    boundary = times[max(0, round(len(times) * (1.0 - NEWEST_SHARE)) - 1)]
+    return boundary if learnt_until is None else max(boundary, learnt_until)

@@ -1,0 +1,141 @@
+"""What champion and candidate answer for jobs that neither has learnt from, as the service would: whole releases are asked.
+
+A champion of an earlier retraining has left the held-out architectures out, and is asked itself.  One that has learnt from all
+rows of its dataset, as the shipped bundles have, would be asked what it knows by heart: there a stand-in answers, the champion's
+plan trained again on the rows that are not held out.  For the newest observations every champion is asked itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.bundle import Bundle
+from gpumemnet.devices import device_profile
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.predictor import Predictor
+from models.retrain.collect import Row
+from models.retrain.gate import Judged, Rule, Verdict, judge
+from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.tracks import Track, moved, place_of
+
+HELD_OUT: Final = "held-out architectures"
+NEWEST: Final = "newest observations"
+COVERAGE: Final = 0.99
+
+Slot = tuple[str, str, str]
+"""Family, encoder and provenance: what a release holds one bundle for."""
+StandIn = Callable[[Bundle], Bundle]
+"""Gives the bundle to ask in a champion's place about held-out architectures."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Rows to be judged on, on one GPU.
+
+    Attributes:
+        name: in words.
+        rows: with their labels.
+        gpu: what the release is asked for.
+        decides: whether an improvement counts here.
+        is_held_out: whether they are held-out architectures; else the newest observations.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    gpu: str
+    decides: bool
+    is_held_out: bool
+
+
+def slot_of(bundle: Bundle) -> Slot:
+    """What a release holds the bundle for."""
+    return bundle.card.family, bundle.card.encoder, str(bundle.card.document["training_data"].get("provenance"))
+
+
+def may_have_seen(bundle: Bundle) -> bool:
+    """Whether a bundle may have learnt from held-out architectures."""
+    retraining = bundle.card.document.get("retraining")
+    return not isinstance(retraining, dict) or retraining.get("held_out") != HELD_OUT_RULE
+
+
+def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file_names: dict[str, str], rule: Rule) -> list[Part]:
+    """The track's own held-out and newest rows, which decide, and what no candidate may spoil.
+
+    The latter are the same rows file by file, and the rows of the family's other tracks.  Rows that were read where the track
+    borrows from are moved as those that it learnt from.
+    """
+    parts = [
+        Part(HELD_OUT, track.held_out, track.gpu, True, True),
+        Part(NEWEST, track.newest, track.gpu, True, False),
+    ]
+    origins = sorted({row.origin for row in track.held_out})
+    for origin in origins if len(origins) > 1 else ():
+        rows = tuple(row for row in track.held_out if row.origin == origin)
+        parts.append(Part(f"{HELD_OUT} of {file_names[origin]}", rows, track.gpu, False, True))
+    for other in tracks:
+        if other is track or other.family != track.family:
+            continue
+        words = f"{other.provenance} jobs on {other.gpu}"
+        for name, rows, is_held_out in ((HELD_OUT, other.held_out, True), (NEWEST, other.newest, False)):
+            if other.gpu == track.gpu:
+                rows = tuple(_moved(row, shifts, track) for row in rows)
+            parts.append(Part(f"{name}, {words}", rows, other.gpu, False, is_held_out))
+    return [part for part in parts if len(part.rows) >= rule.fewest_guard_rows]
+
+
+def _moved(row: Row, shifts: dict[str, int], track: Track) -> Row:
+    shift = shifts.get(place_of(row.measurement))
+    return row if shift is None else replace(row, measurement=moved(row.measurement, shift, track))
+
+
+def judge_candidate(
+    candidate: Bundle, champion: Sequence[Bundle], parts: Sequence[Part], stand_in: StandIn, rule: Rule
+) -> Verdict:
+    """The gate's verdict on a candidate beside the champion's bundles of the same family and encoder."""
+    views: dict[bool, tuple[Predictor, Predictor]] = {}
+    judged = []
+    for part in parts:
+        if part.is_held_out not in views:
+            bundles = [stand_in(bundle) if part.is_held_out and may_have_seen(bundle) else bundle for bundle in champion]
+            others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
+            views[part.is_held_out] = Predictor(bundles), Predictor([*others, candidate])
+        rows = [row for row in part.rows if row.measurement.label_bytes is not None]
+        if candidate.card.encoder == "transformer":
+            rows = [row for row in rows if row.measurement.job.has_layers]
+        if rows:
+            judged.append(_judged(part, rows, candidate.card.encoder, *views[part.is_held_out]))
+    return judge(judged, rule)
+
+
+def _judged(part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, candidate: Predictor) -> Judged:
+    measurements = [row.measurement for row in rows]
+    return Judged(
+        name=part.name,
+        decides=part.decides,
+        label_bytes=np.array([one.label_bytes for one in measurements], dtype=np.float64),
+        architectures=np.array([one.architecture_key for one in measurements]),
+        champion=_answers(champion, rows, part.gpu, encoder),
+        candidate=_answers(candidate, rows, part.gpu, encoder),
+    )
+
+
+def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> NDArray[np.float64]:
+    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU."""
+    jobs = [replace(row.measurement.job, traced_peak_bytes=None) for row in rows]  # the networks' own answers are asked for
+    estimates = predictor.estimate(jobs, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
+    whole = max(row.measurement.capacity_bytes for row in rows)
+    safe = [estimate.safe_bytes or max(whole, estimate.expected_bytes) for estimate in estimates]
+    return np.array([[estimate.expected_bytes for estimate in estimates], safe], dtype=np.float64)
+
+
+def _known(gpu: str) -> str | None:
+    """The GPU where there is a profile of it, else the model's own."""
+    try:
+        return device_profile(gpu).name
+    except InvalidRequestError:
+        return None

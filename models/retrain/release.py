@@ -1,0 +1,82 @@
+"""Puts what the gate let through into the registry: bundles, release with its lineage, alias; and says what came of it.
+
+The release's name comes from the hash of the run, so a run that was killed between two of these steps finds what it made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpumemnet.bundle import load_bundle
+from gpumemnet.errors import RegistryError, UnknownReleaseError
+from gpumemnet.registry import Registry
+from models.retrain.request import NOTHING_BETTER, PROMOTED, Outcome, Request
+
+BY = "models retrain"
+
+
+def put_into_service(request: Request, document: dict[str, Any], report: Path, champion: str) -> Outcome:
+    """Change the registry as the report and the request say.
+
+    Raises:
+        RegistryError: when the registry cannot be written to, or another has changed the champion meanwhile.
+        BundleError: when a candidate was altered or removed since it was trained.
+    """
+    name = document["release"]
+    better = [track for track in document["tracks"] if track["promote"]]
+
+    def outcome(exit_code: int, sentence: str, release: str | None = None) -> Outcome:
+        return Outcome(exit_code=exit_code, sentence=sentence, release=release, report=report, document=document)
+
+    if not better:
+        return outcome(NOTHING_BETTER, f"no candidate is better: {champion} stays champion")
+    models = ", ".join(track["model"]["name"] for track in better)
+    alias = "challenger" if request.as_challenger else "champion"
+    if request.is_dry_run or request.registry is None:
+        return outcome(PROMOTED, f"{models}: better; a dry run changes nothing, else {name} would be {alias}", name)
+    registry = Registry(request.registry)
+    aliases = registry.aliases()
+    if aliases.champion != champion:
+        raise RegistryError(f"{aliases.champion} has become champion while {champion} was compared with: run it again")
+    undone = [change for change in aliases.history if change.champion == name]
+    if undone and not request.as_challenger:
+        sentence = f"{name} was champion since {undone[-1].since} and was taken back: it is not promoted again by itself"
+        return outcome(NOTHING_BETTER, sentence, name)
+    if request.as_challenger and aliases.challenger == name:
+        return outcome(NOTHING_BETTER, f"{name} is challenger already", name)
+    hashes = []
+    for track in better:
+        folder = request.work / track["folder"]
+        if load_bundle(folder).sha256 != track["bundle"]:
+            raise RegistryError(f"{folder}: another bundle than the one that was judged: delete the folder and run it again")
+        hashes.append(registry.add_bundle(folder).sha256)
+    try:
+        made = registry.release(name)
+        if not set(hashes) <= set(made.bundles):
+            raise RegistryError(f"the release {name} in {request.registry} holds other bundles than were judged")
+    except UnknownReleaseError:
+        registry.create_release(name, hashes, parent=champion, lineage=lineage(document), note=f"retrained: {models}"[:200])
+    reason = "; ".join(f"{track['model']['name']}: {', '.join(track['reasons'])}" for track in better)[:900]
+    if request.as_challenger:
+        registry.set_challenger(name)
+    else:
+        registry.set_champion(name, by=BY, reason=reason)
+    return outcome(PROMOTED, f"{name} is {alias}: {models}", name)
+
+
+def lineage(document: dict[str, Any]) -> dict[str, Any]:
+    """What a release says of its making: data, code, seed, and the figures by which it was let through."""
+    return {
+        "made_by": BY,
+        **{
+            name: document[name] for name in ("run", "champion", "seed", "epochs", "encoders", "code", "rule", "files", "refused")
+        },
+        "tracks": [
+            {
+                name: track.get(name)
+                for name in ("track", "encoder", "bundle", "rows", "promote", "reasons", "retraining", "verdict")
+            }
+            for track in document["tracks"]
+        ],
+    }

@@ -1,0 +1,97 @@
+"""Trains a candidate on a track, and the stand-in of a champion that has seen what it would be judged on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpumemnet.bundle import Bundle, save_bundle
+from gpumemnet.measurement import OBSERVED, Measurement
+from models.data import LabelledJobs, labelled_jobs
+from models.export import save_classifier
+from models.plans import mlp_plan, transformer_plan
+from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.tracks import Track, TrainingData
+from models.sequence_training import SequencePlan, train_sequence_classifier
+from models.training import TrainedClassifier, TrainingPlan, train_classifier
+
+Plan = TrainingPlan | SequencePlan
+
+
+def train_candidate(
+    folder: Path,
+    track: Track,
+    data: TrainingData,
+    calibration: LabelledJobs | None,
+    *,
+    encoder: str,
+    seed: int,
+    epochs: int | None,
+    version: str,
+) -> Bundle:
+    """Train on ``data`` and write the bundle to ``folder``; the same arguments give the same bundle.
+
+    Args:
+        folder: of the bundle.
+        track: what is trained.
+        data: its rows.
+        calibration: readings with traced peaks, for a track whose labels are traced.
+        encoder: ``mlp`` or ``transformer``.
+        seed, epochs: of the plan; its own number of epochs unless given.
+        version: the model's version.
+
+    Raises:
+        ValueError: when there are too few architectures to split.
+    """
+    plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data.data, seed, epochs)
+    name = track.name + ("-layers" if encoder == "transformer" else "")
+    traces = calibration if encoder == "mlp" else None
+    retraining = {
+        "held_out": HELD_OUT_RULE,
+        "origins": sorted({row.origin for row in (*track.training, *track.borrowed) if row.measurement.provenance != OBSERVED}),
+        "learnt_until": track.learnt_until,
+        "own_rows": len(track.training),
+        "borrowed_rows": len(track.borrowed),
+        "copies_of_own_rows": data.copies,
+        "moved_bytes": data.shifts,
+    }
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
+        trained = _trained(data.weighted, plan)
+        bundle = save_classifier(Path(scratch) / "bundle", trained, data.data, plan, name=name, version=version, traces=traces)
+    document = {**bundle.card.document, "retraining": retraining}
+    if track.provenance == OBSERVED:
+        description = f"jobs observed on {track.gpu}" + (", with borrowed rows moved to its context" if track.borrowed else "")
+        document["training_data"] = {**document["training_data"], "description": description}
+    return save_bundle(folder, bundle.model, document)
+
+
+def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], calibration: LabelledJobs | None) -> Bundle:
+    """Train the champion's plan again, on ``rows``: those of its own that no retraining holds out.
+
+    Raises:
+        ValueError: when there are too few architectures to split.
+    """
+    data = labelled_jobs([one for one in rows if one.job.has_layers], champion.card.name, "")
+    plan = _plan_of(champion)
+    trained = _trained(data, plan)
+    traces = calibration if champion.card.encoder == "mlp" else None
+    return save_classifier(folder, trained, data, plan, name=champion.card.name, version="stand-in", traces=traces)
+
+
+def _trained(data: LabelledJobs, plan: Plan) -> TrainedClassifier:
+    torch.set_num_threads(1)  # the networks are too small for a second thread to pay
+    if isinstance(plan, SequencePlan):
+        return train_sequence_classifier(data, plan)
+    return train_classifier(data, plan)
+
+
+def _plan_of(champion: Bundle) -> Plan:
+    said: dict[str, Any] = champion.card.document.get("training") or {}
+    plan: Plan = SequencePlan() if champion.card.encoder == "transformer" else TrainingPlan()
+    known = {field.name: said[field.name] for field in fields(plan) if field.name in said}
+    return replace(plan, **known)
