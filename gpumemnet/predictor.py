@@ -299,11 +299,12 @@ class Predictor:
             InvalidRequestError: when no model of the family has that encoder, or it needs layers that the job does not state.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        models = self._models_of(job.family, encoder)
+        models = self.models_of(job.family, encoder)
         _check_layers(models, job)
         return models
 
-    def _models_of(self, family: str, encoder: str | None) -> list[BundleModel]:
+    def models_of(self, family: str, encoder: str | None = None) -> list[BundleModel]:
+        """The models for jobs of ``family``, as :meth:`models_for` gives them for a job; errors likewise."""
         by_encoder = self._of_family.get(family)
         if by_encoder is None:
             raise UnsupportedJobError(
@@ -354,7 +355,7 @@ class Predictor:
         for job in jobs:
             models = models_of.get(job.family)
             if models is None:
-                models = models_of[job.family] = self._models_of(job.family, encoder)
+                models = models_of[job.family] = self.models_of(job.family, encoder)
             _check_layers(models, job)
         if len(models_of) == 1:
             return _cascade(next(iter(models_of.values())), jobs, bins, coverage, gpu)
