@@ -15,11 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.bundle import ALL_FAMILIES
 from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.errors import DatasetError
 from gpumemnet.features import feature_matrix
-from gpumemnet.job import TrainingJob, totals_only
+from gpumemnet.job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.measurement import Measurement
 from gpumemnet.units import MIB
 
@@ -31,7 +32,7 @@ READING_BYTES: Final = MIB
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledJobs:
-    """``B`` jobs of one family with their memory on one GPU model.
+    """``B`` jobs of one family, or of several, with their memory on one GPU model.
 
     Attributes:
         jobs: the jobs.
@@ -46,7 +47,7 @@ class LabelledJobs:
         label_source: how memory was read.
         context_bytes: CUDA context within the labels: measured, else the median of what a trace leaves over; ``None`` where
             neither is known.
-        sha256: hash of the dataset file.
+        sha256: hash of the dataset file; of several the hash over theirs, one a line, in the order of the families.
     """
 
     jobs: tuple[TrainingJob, ...]
@@ -76,6 +77,21 @@ class LabelledJobs:
             upper_bytes=self.upper_bytes[rows],
             groups=self.groups[rows],
         )
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families that occur, in the order of :data:`gpumemnet.job.FAMILIES`."""
+        found = {job.family for job in self.jobs}
+        return tuple(family for family in FAMILIES if family in found)
+
+    @property
+    def family(self) -> str:
+        """The one family, or ``all`` where there are several."""
+        return self.families[0] if len(self.families) == 1 else ALL_FAMILIES
+
+    def rows_of(self, family: str) -> NDArray[np.int64]:
+        """The rows of one family."""
+        return np.flatnonzero([job.family == family for job in self.jobs])
 
     def without_layers(self) -> LabelledJobs:
         """The same jobs as a scheduler knows them that has totals only."""
@@ -128,6 +144,39 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
         label_source=rows[0].label_source,
         sha256=sha256,
         context_bytes=_context_bytes(rows),
+    )
+
+
+def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
+    """The jobs of several families, one after the other, with their architectures kept apart.
+
+    Raises:
+        DatasetError: when they are of different GPU models or provenance, their memory was read in different ways, or a family
+            occurs twice.
+    """
+    parts = sorted(parts, key=lambda part: FAMILIES.index(part.families[0]))
+    for name in ("gpu", "label_source", "provenance"):
+        values = sorted({getattr(part, name) for part in parts})
+        if len(values) > 1:
+            raise DatasetError(f"the datasets are of different {name} ({', '.join(values)}): one model learns from one of them")
+    if len(parts) == 1:
+        return parts[0]
+    families = [family for part in parts for family in part.families]
+    if len(set(families)) < len(families):
+        raise DatasetError("the datasets have a family in common: merge them first")
+    firsts = np.cumsum([0, *(part.groups.max() + 1 for part in parts)])
+    contexts = [part.context_bytes for part in parts if part.context_bytes is not None for _ in part.jobs]
+    return replace(
+        parts[0],
+        jobs=tuple(job for part in parts for job in part.jobs),
+        features=np.concatenate([part.features for part in parts]),
+        label_bytes=np.concatenate([part.label_bytes for part in parts]),
+        lower_bytes=np.concatenate([part.lower_bytes for part in parts]),
+        upper_bytes=np.concatenate([part.upper_bytes for part in parts]),
+        groups=np.concatenate([part.groups + first for part, first in zip(parts, firsts, strict=False)]),
+        capacity_bytes=max(part.capacity_bytes for part in parts),
+        sha256=hashlib.sha256("\n".join(part.sha256 for part in parts).encode()).hexdigest(),
+        context_bytes=int(np.median(contexts)) if contexts else None,
     )
 
 

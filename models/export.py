@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from gpumemnet.bundle import FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
+from gpumemnet.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.measurement import TRACED
@@ -108,7 +108,7 @@ def save_classifier(
     name: str,
     version: str,
     metrics: Sequence[Mapping[str, Any]] = (),
-    traces: LabelledJobs | None = None,
+    traces: LabelledJobs | Mapping[str, LabelledJobs] | None = None,
 ) -> Bundle:
     """Write the bundle of ``classifier``, trained on ``data``, to ``folder``, atomically.
 
@@ -120,26 +120,27 @@ def save_classifier(
         name: the model's name.
         version: the model's version.
         metrics: rows of the evaluation table, measured on folds that the evaluated models had not seen.
-        traces: measured jobs with traced peaks, which say how memory lies around these; ``data`` itself unless given.
+        traces: measured jobs with traced peaks, which say how memory lies around these, of a common model by family; ``data``
+            itself unless given.
 
     Raises:
         BundleError: when ``folder`` exists and is no bundle.
     """
-    options = {field: _seen(data, field) for field in OPTION_FIELDS}
-    range_columns = list(RANGE_COLUMNS)
-    for field in COUNT_FIELDS:
-        if len(options[field]) > MOST_OPTIONS:
-            del options[field]  # a range says more than a long list
-            range_columns.append(field)
-    columns = {column: data.features[:, FEATURE_NAMES.index(column)] for column in range_columns}
-    traces = traces or data
-    traced_peak = fit_traced_peak(traces, classifier.coverages) if traces.provenance != TRACED else None
+    if isinstance(traces, LabelledJobs):
+        traces = {traces.family: traces}
+    calibration = dict(traces or {})
+    by_family: dict[str, Any] = {}
+    for family, scale in classifier.range_log_scales.items():
+        own = data.take(data.rows_of(family))
+        counts = {"rows": len(own), "architectures": len(np.unique(own.groups))}
+        by_family[family] = counts | _family_parts(own, scale, classifier.coverages, calibration.get(family, own))
+    traces_of_all = None if by_family else calibration.get(data.family, data)
     card: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "name": name,
         "version": version,
-        "family": data.jobs[0].family,
-        "encoder": "transformer" if isinstance(classifier.network, SequenceClassifier) else "mlp",
+        "family": data.family,
+        "encoder": _encoder(classifier, data.family),
         "gpu": data.gpu,
         "feature_schema": FEATURE_SCHEMA,
         "features": list(FEATURE_NAMES),
@@ -148,8 +149,8 @@ def save_classifier(
             "blas_workspace_bytes": blas_workspace_bytes(data.gpu),
             "context_bytes": 0 if data.context_bytes is None else data.context_bytes,
         },
-        "intended_use": f"Memory of {data.jobs[0].family} training jobs on one GPU, before they start, for schedulers and batch "
-        "prediction.",
+        "intended_use": f"Memory of {', '.join(data.families)} training jobs on one GPU, before they start, for schedulers and "
+        "batch prediction.",
         "limits": "Holds for the options, layer kinds and ranges under 'support'; beyond them the answer is the calibrated "
         "closed form, without safe bytes.",
         "training_data": {
@@ -160,24 +161,15 @@ def save_classifier(
             "label_source": data.label_source,
             "sha256": data.sha256,
         },
-        "support": {
-            "options": options,
-            "kinds": sorted({layer.kind for job in data.jobs for layer in job.layers}),
-            "ranges": {column: [float(values.min()), float(values.max())] for column, values in columns.items()},
-        },
         "conformal": {
             "method": "cross-conformal: log-errors in units of the predicted spread, scored on rows that the scored member of "
-            "the ensemble had not trained on, apart for jobs with and without cudnn.benchmark; meant for jobs like the training "
-            "jobs; the share above the bound, measured on held-out folds, stands in the report",
+            f"the ensemble had not trained on, apart for {'each family and for ' if by_family else ''}jobs with and without "
+            "cudnn.benchmark; meant for jobs like the training jobs; the share above the bound, measured on held-out folds, "
+            "stands in the report",
             "coverages": list(classifier.coverages),
             "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
         },
-        "fallback": {
-            "range_log_scale": classifier.range_log_scale,
-            "range_method": "error of the closed form fitted to the smaller half of the training jobs, on the larger half",
-            "option_log_scale": UNSEEN_OPTION_LOG_SCALE,
-            "option_method": "assumed, not measured: half to double the closed form in 99 of 100 jobs",
-        },
+        **_family_parts(data, classifier.range_log_scale, classifier.coverages, traces_of_all),
         "training": {
             **asdict(plan),
             "best_epochs": list(classifier.best_epochs),
@@ -185,10 +177,48 @@ def save_classifier(
         },
         "metrics": [dict(row) for row in metrics],
     }
-    if traced_peak is not None:
-        seen = {field: _seen(traces, field) for field in TRACED_OPTION_FIELDS}
-        card["traced_peak"] = traced_peak_card(traced_peak, traces, seen)
+    if by_family:
+        card["families"] = by_family
+        card["training_data"]["sha256_method"] = "over the hashes of the families' dataset files, one a line"
     return save_bundle(folder, export_onnx(classifier, data), card)
+
+
+def _encoder(classifier: TrainedClassifier, family: str) -> str:
+    if family == ALL_FAMILIES:
+        return COMMON
+    return "transformer" if isinstance(classifier.network, SequenceClassifier) else "mlp"
+
+
+def _family_parts(
+    data: LabelledJobs, range_log_scale: float, coverages: Sequence[float], calibration: LabelledJobs | None
+) -> dict[str, Any]:
+    """What a card says of the jobs of one family, or of all of them together: support, fall-back, calibrated traced peaks."""
+    options = {field: _seen(data, field) for field in OPTION_FIELDS}
+    range_columns = list(RANGE_COLUMNS)
+    for field in COUNT_FIELDS:
+        if len(options[field]) > MOST_OPTIONS:
+            del options[field]  # a range says more than a long list
+            range_columns.append(field)
+    columns = {column: data.features[:, FEATURE_NAMES.index(column)] for column in range_columns}
+    parts: dict[str, Any] = {
+        "support": {
+            "options": options,
+            "kinds": sorted({layer.kind for job in data.jobs for layer in job.layers}),
+            "ranges": {column: [float(values.min()), float(values.max())] for column, values in columns.items()},
+        },
+        "fallback": {
+            "range_log_scale": range_log_scale,
+            "range_method": "error of the closed form fitted to the smaller half of the training jobs, on the larger half",
+            "option_log_scale": UNSEEN_OPTION_LOG_SCALE,
+            "option_method": "assumed, not measured: half to double the closed form in 99 of 100 jobs",
+        },
+    }
+    if calibration is not None and calibration.provenance != TRACED:
+        traced_peak = fit_traced_peak(calibration, coverages)
+        if traced_peak is not None:
+            seen = {field: _seen(calibration, field) for field in TRACED_OPTION_FIELDS}
+            parts["traced_peak"] = traced_peak_card(traced_peak, calibration, seen)
+    return parts
 
 
 def _seen(data: LabelledJobs, field: str) -> list[Any]:

@@ -22,7 +22,8 @@ from gpumemnet.layers import GROUP_NAMES
 from gpumemnet.units import MIB
 from models.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 
-# Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components.
+# Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components; M modes (2, or 2 for each
+# family of a common model), G groups of jobs (2 M), L coverages.
 
 SMALLEST_SCALE: Final = 0.03
 """Floor of a component's scale, in units of the closed form's typical error."""
@@ -90,10 +91,22 @@ PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
 )
 MODES: Final[tuple[Amount, ...]] = ({"has_layers": 1.0}, {"has_layers": -1.0, "": 1.0})
 """1 and 0 for a job with layers, 0 and 1 for one with totals only."""
-GROUPS: Final = ("layers", "totals", "layers, cudnn_benchmark", "totals, cudnn_benchmark")
-"""Kinds of jobs whose bounds are calibrated apart (Mondrian conformal prediction; Vovk et al., Algorithmic Learning in a Random
-World, section 4.5): where cuDNN tries all algorithms the workspace of one convolution can exceed all else."""
 BENCHMARK: Final = FEATURE_NAMES.index("is_cudnn_benchmark")
+
+
+def group_names(families: Sequence[str] = ()) -> tuple[str, ...]:
+    """Kinds of jobs whose bounds are calibrated apart; those of a common model for each of its ``families``.
+
+    This is Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5).  Where cuDNN tries
+    all algorithms the workspace of one convolution can exceed all else; and the bounds of a common model hold in every family.
+    """
+    modes = tuple(mode_name(mode, family) for family in families or ("",) for mode in ("layers", "totals"))
+    return (*modes, *(f"{mode}, cudnn_benchmark" for mode in modes))
+
+
+def mode_name(mode: str, family: str = "") -> str:
+    """``layers`` or ``totals``, with the family where a model has several."""
+    return f"{family}, {mode}" if family else mode
 
 
 def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
@@ -117,7 +130,8 @@ class FeatureTransform(nn.Module):
     """From raw feature columns to the network's inputs and to the reference, the calibrated closed form.
 
     Jobs with layers and jobs with totals only share the network.  The totals come twice, once for each kind of job, so that what
-    is learnt of the one does not blur the other; a mask turns off what does not apply.
+    is learnt of the one does not blur the other; a mask turns off what does not apply.  A common model has a line for each of its
+    families, as what the closed form leaves out is another share of each.
     """
 
     matrix: Tensor
@@ -127,11 +141,14 @@ class FeatureTransform(nn.Module):
     mean: Tensor
     deviation: Tensor
     mask: Tensor
+    flags: Tensor
 
-    def __init__(self, layers_line: PhysicsLine, totals_line: PhysicsLine, layers_error: float, totals_error: float) -> None:
-        """Lines of both kinds of job, and the typical size of their error in log-bytes, the unit of the network's output."""
+    def __init__(self, lines: Sequence[PhysicsLine], errors: Sequence[float], families: Sequence[str] = ()) -> None:
+        """Lines of jobs with layers and of jobs with totals only, and the typical size of their error in log-bytes, the unit of
+        the network's output; two of each, and of a common model two for each of ``families``.
+        """
         super().__init__()
-        lines = (layers_line, totals_line)
+        self.families = tuple(families)
         twice = [(amount, modes) for modes in (_LAYERS, _TOTALS) for amount in TOTAL_AMOUNTS]
         finer = [(amount, modes) for modes in (_LAYERS, _TOTALS) for amount in FINE_AMOUNTS]
         layers = [(amount, _LAYERS) for amount in LAYER_AMOUNTS]
@@ -154,10 +171,12 @@ class FeatureTransform(nn.Module):
         self.register_buffer("matrix", matrix)
         self.register_buffer("offset", offset)
         self.register_buffer("floors", torch.tensor([line.floor_mib * MIB for line in lines]))
-        self.register_buffer("errors", torch.tensor([[layers_error], [totals_error]]))
+        self.register_buffer("errors", torch.tensor(errors).unsqueeze(1))
         self.register_buffer("mean", torch.zeros(self.width))
         self.register_buffer("deviation", torch.ones(self.width))
         self.register_buffer("mask", mask)
+        if families:
+            self.register_buffer("flags", _affine([{f"is_{family}": 1.0} for family in families])[0])
 
     def fit(self, features_BF: Tensor) -> None:
         """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``; the last input, the mode, stays."""
@@ -167,18 +186,27 @@ class FeatureTransform(nn.Module):
         self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :data:`GROUPS` ``[B, 4]``."""
+        """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :func:`group_names` ``[B, G]``."""
         raw_BD, lines_B2, modes_B2 = self._raw(features_BF)
         inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
         benchmark_B1 = features_BF[:, BENCHMARK : BENCHMARK + 1]
-        groups_B4 = torch.cat((modes_B2 * (1.0 - benchmark_B1), modes_B2 * benchmark_B1), dim=1)
-        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), modes_B2 @ self.errors, groups_B4
+        modes_BM = modes_B2
+        if self.families:
+            modes_BM = (self._flags(features_BF) * modes_B2.unsqueeze(1)).flatten(1)
+        groups_BG = torch.cat((modes_BM * (1.0 - benchmark_B1), modes_BM * benchmark_B1), dim=1)
+        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), modes_BM @ self.errors, groups_BG
+
+    def _flags(self, features_BF: Tensor) -> Tensor:
+        """Which of the families each job is of, shape ``[B, families, 1]``."""
+        return (features_BF @ self.flags).unsqueeze(2)
 
     def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs before standardisation; both lines in bytes; the modes."""
+        """Inputs before standardisation; both lines in bytes, those of the job's family; the modes."""
         blocks = torch.split(features_BF @ self.matrix + self.offset, self.blocks, dim=1)
-        logarithms, totals, layers, angles, plain, lines_B2, modes_B2 = blocks
-        lines_B2 = torch.maximum(lines_B2, self.floors)
+        logarithms, totals, layers, angles, plain, lines_BM, modes_B2 = blocks
+        lines_B2 = lines_BM = torch.maximum(lines_BM, self.floors)
+        if self.families:
+            lines_B2 = (lines_BM.reshape(-1, len(self.families), 2) * self._flags(features_BF)).sum(1)
         layers_line_B1, totals_line_B1 = torch.split(lines_B2, 1, dim=1)
         has_layers_B1, _ = torch.split(modes_B2, 1, dim=1)
         relative = (totals * MIB / totals_line_B1, layers * MIB / layers_line_B1)
@@ -218,26 +246,27 @@ class MixtureClassifier(nn.Module):
     multiples: Tensor
 
     def __init__(self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]]) -> None:
-        """``multiples`` hold for each of :data:`GROUPS`, for each calibrated coverage, the multiple of the spread."""
+        """``multiples`` hold for each of the :func:`group_names`, for each calibrated coverage, the multiple of the spread."""
         super().__init__()
         self.transform = transform
         self.members = members
         self.member_count = len(members.weights[0])
         # The spread of all members is a sum over them; dividing here saves the graph a node.
-        self.register_buffer("multiples", torch.tensor([multiples[group] for group in GROUPS]) / self.member_count)
+        multiples_GL = [multiples[group] for group in group_names(transform.families)]
+        self.register_buffer("multiples", torch.tensor(multiples_GL) / self.member_count)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
         return self.answer(*self.transform(features_BF))
 
-    def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_B4: Tensor) -> tuple[Tensor, ...]:
+    def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
         """The outputs from the members' inputs and what the transform says of each job."""
         mixture = self.members(inputs_BD.unsqueeze(0))
         flat = (part.reshape(-1, self.member_count * self.members.components) for part in mixture)
         weights_BK, locations_BK, scales_BK = flat
         centre_B1, spread_B1 = centre_and_spread(weights_BK, locations_BK, scales_BK)
         expected_B1 = reference_B1 + centre_B1 * units_B1
-        bounds_BL = expected_B1 + spread_B1 * units_B1 * (groups_B4 @ self.multiples)
+        bounds_BL = expected_B1 + spread_B1 * units_B1 * (groups_BG @ self.multiples)
         pad = nn.functional.pad
         return (
             pad(weights_BK * ((1.0 - BACKGROUND_WEIGHT) / self.member_count), (0, 1), value=BACKGROUND_WEIGHT),

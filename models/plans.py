@@ -11,10 +11,14 @@ from models.training import TrainingPlan
 
 WIDE: Final = TrainingPlan(hidden=96, epochs=40)
 """For jobs of many optimizers and precisions."""
+COMMON: Final = TrainingPlan(hidden=128, epochs=40)
+"""For jobs of several families."""
 
 
 def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> TrainingPlan:
     """The plan of the MLP-based classifier on ``data``; ``epochs`` are the plan's own unless given."""
+    if len(data.families) > 1:
+        return replace(COMMON, seed=seed, epochs=epochs or COMMON.epochs)
     options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}
     plan = WIDE if len(options) > 1 else TrainingPlan()
     return replace(plan, seed=seed, epochs=epochs or plan.epochs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.sequence import SEQUENCE_COLUMNS
-from models.network import GROUPS, FeatureTransform, MemberMLPs, MixtureClassifier
+from models.network import FeatureTransform, MemberMLPs, MixtureClassifier, group_names
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
 
@@ -90,7 +90,7 @@ class SequenceClassifier(nn.Module):
         self.encoder = encoder
         given = multiples or {}
         # jobs with totals only have no sequence: their groups are there for the graph alone
-        filled = {group: given.get(group.replace("totals", "layers"), ()) for group in GROUPS}
+        filled = {group: given.get(group.replace("totals", "layers"), ()) for group in group_names()}
         self.head = MixtureClassifier(transform, members, filled)
 
     def joined(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

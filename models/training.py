@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from models.network import (
     centre_and_spread,
     float_tensor,
     mixture_cdf,
+    mode_name,
 )
 from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from models.splits import pieces
@@ -69,9 +70,10 @@ class TrainedClassifier:
     Attributes:
         network: the whole graph, in evaluation mode.
         coverages: the levels of the graph's bounds.
-        multiples: one of :data:`models.network.GROUPS` → for each coverage the multiple of the spread that gives it.
+        multiples: one of :func:`models.network.group_names` → for each coverage the multiple of the spread that gives it.
         range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
         best_epochs: the epoch that each member stopped at.
+        range_log_scales: of a common model the scale in each family.
     """
 
     network: nn.Module
@@ -79,12 +81,13 @@ class TrainedClassifier:
     multiples: Mapping[str, tuple[float, ...]]
     range_log_scale: float
     best_epochs: tuple[int, ...]
+    range_log_scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def train_classifier(
     data: LabelledJobs, plan: TrainingPlan | None = None, progress: Callable[[float], None] = lambda share: None
 ) -> TrainedClassifier:
-    """Train on ``data``.
+    """Train on ``data``; where they are of several families the classifier is a common one.
 
     Args:
         data: jobs with layers.
@@ -104,23 +107,42 @@ def train_classifier(
     rows = [torch.cat((a, *[b] * TOTALS_COPIES)) for a, b in zip(layers_rows, totals_rows, strict=True)]
     best_epochs = _fit(members, rows, np.tile(piece, 1 + TOTALS_COPIES), plan, progress)
 
-    coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
+    rows_of = _rows_of_families(data)
+    fewest = min(map(len, rows_of.values()))
+    coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
     multiples: dict[str, tuple[float, ...]] = {}
     for mode, mode_data in (("layers", data), ("totals", totals)):
         scores = _conformal_scores(transform, members, mode_data, piece)
-        multiples |= grouped_multiples(mode, scores, data, coverages)
+        for family, family_rows in rows_of.items():
+            name = mode_name(mode, family)
+            multiples |= grouped_multiples(name, scores[family_rows], data.take(family_rows), coverages)
     network = MixtureClassifier(transform, members, multiples).eval()
-    range_log_scale = max(extrapolation_scale(data, LAYER_TERMS), extrapolation_scale(totals, TOTALS_TERMS))
-    return TrainedClassifier(network, coverages, multiples, range_log_scale, best_epochs)
+    scales = {
+        family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
+        for family, some in rows_of.items()
+    }
+    by_family = scales if len(scales) > 1 else {}
+    return TrainedClassifier(network, coverages, multiples, max(scales.values()), best_epochs, by_family)
 
 
 def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
-    """The transform of ``data`` and of the same jobs with ``totals`` only: both lines fitted, inputs standardised."""
-    layers_line = fit_line(data.features, data.label_bytes, LAYER_TERMS)
-    totals_line = fit_line(totals.features, totals.label_bytes, TOTALS_TERMS)
-    transform = FeatureTransform(layers_line, totals_line, _typical_error(layers_line, data), _typical_error(totals_line, totals))
+    """The transform of ``data`` and of the same jobs with ``totals`` only: lines fitted, inputs standardised."""
+    lines, errors = [], []
+    rows_of = _rows_of_families(data)
+    for rows in rows_of.values():
+        for jobs, terms in ((data.take(rows), LAYER_TERMS), (totals.take(rows), TOTALS_TERMS)):
+            lines.append(fit_line(jobs.features, jobs.label_bytes, terms))
+            errors.append(_typical_error(lines[-1], jobs))
+    transform = FeatureTransform(lines, errors, data.families if len(rows_of) > 1 else ())
     transform.fit(float_tensor(data.features))
     return transform
+
+
+def _rows_of_families(data: LabelledJobs) -> dict[str, NDArray[np.int64]]:
+    """The rows of each family; of one family all rows, under no name."""
+    if len(data.families) == 1:
+        return {"": np.arange(len(data))}
+    return {family: data.rows_of(family) for family in data.families}
 
 
 def _log_errors(line: PhysicsLine, data: LabelledJobs) -> NDArray[np.float64]:
