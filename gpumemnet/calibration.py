@@ -312,7 +312,7 @@ def _slots(predictor: Predictor) -> list[tuple[str, str]]:
 
 
 def _check_enough(inside: int, rows: int, outside: Counter[str]) -> None:
-    remedy = f"{MIN_JOBS} are needed and about 50 are better, or {MIN_READINGS} measurements of dataset_builder, which read the context"
+    remedy = f"{MIN_JOBS} are needed, about 50 are better; or {MIN_READINGS} rows of dataset_builder, which read the context"
     if not inside:
         commonest = f": {outside.most_common(1)[0][0]}" if outside else ", as no model is loaded for their family"
         raise DatasetError(f"all {rows} jobs lie outside the support of the models, which say nothing of them{commonest[:400]}")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 
 from gpumemnet.cli.calibrate import calibrate
+from gpumemnet.cli.drift import drift
 from gpumemnet.cli.extract import extract
 from gpumemnet.cli.import_sacct import import_sacct
 from gpumemnet.cli.models import models
@@ -22,7 +23,7 @@ from gpumemnet.cli.serve import serve
 from gpumemnet.cli.trace import trace
 from gpumemnet.errors import GpumemnetError
 
-COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models, import_sacct, calibrate)
+COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models, import_sacct, calibrate, drift)
 
 _USER_ERROR: Final = 2
 

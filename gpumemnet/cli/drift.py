@@ -1,0 +1,137 @@
+"""``gpumemnet drift``: whether recent jobs call for a retraining, for people, for programs and for cron."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from gpumemnet.cli.output import print_facts
+from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.estimate import DEFAULT_COVERAGE
+from gpumemnet.job import TrainingJob
+from gpumemnet.site_rows import read_site_rows
+
+if TYPE_CHECKING:
+    from gpumemnet.drift import DriftReport, Finding
+    from gpumemnet.training_reference import TrainingReference
+
+DRIFT_EXIT_CODE: Final = 10
+_SHOWN: Final = 8
+
+
+def drift(
+    rows: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="Exported observations or a dataset (.parquet), observations or jobs a line (.jsonl)."
+        ),
+    ],
+    reference: Annotated[
+        list[Path] | None,
+        typer.Option(help="Dataset of training jobs to compare features with, where the model's card holds no picture of them."),
+    ] = None,
+    bundle: Annotated[list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones.")] = None,
+    registry: Annotated[
+        Path | None, typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry.")
+    ] = None,
+    release: Annotated[str | None, typer.Option(help="Which; the champion unless given.")] = None,
+    window: Annotated[int | None, typer.Option(help="The newest jobs of each family and GPU that are looked at; 200.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Probability of a false alarm in one run; 0.01.")] = None,
+    coverage: Annotated[float, typer.Option(help="Coverage of the safe bytes.")] = DEFAULT_COVERAGE,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="error|coverage|support|features",
+            help="What starts a retraining, once for each; all unless given, features only where nobody knows what jobs took.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document with every test.")] = False,
+) -> None:
+    """Test recent jobs for drift: exit code 10 when a retraining is due, 0 when not, 2 when it cannot be said."""
+    from gpumemnet.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
+    from gpumemnet.predictor import Predictor
+    from gpumemnet.registry import Registry
+
+    if bundle and release:
+        raise InvalidRequestError("cannot stand beside --bundle: a release is of a registry", "release")
+    if release and registry is None:
+        raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
+    if bundle:
+        predictor = Predictor.load(*bundle)
+    elif registry is not None:
+        store = Registry(registry)
+        predictor = Predictor(store.load(release or store.aliases().champion))
+    else:
+        predictor = Predictor.default()
+    found = read_site_rows(rows)
+    if not found.rows:
+        left_out = "".join(f"; {count} rows: {reason}" for reason, count in found.left_out.items())
+        raise DatasetError(f"{', '.join(found.files)} holds no jobs{left_out}")
+    report = find_drift(
+        found.rows,
+        predictor,
+        _references(reference or ()),
+        window=WINDOW if window is None else window,
+        alpha=ALPHA if alpha is None else alpha,
+        coverage=coverage,
+        kinds=on or None,
+    )
+    if as_json:
+        typer.echo(json.dumps(_document(report, found.files, found.left_out), indent=2))
+    else:
+        _show(report, found.left_out)
+    if report.is_drift:
+        raise typer.Exit(DRIFT_EXIT_CODE)
+
+
+def _references(paths: Sequence[Path]) -> dict[str, TrainingReference]:
+    from gpumemnet.training_reference import training_reference
+
+    jobs: dict[str, list[TrainingJob]] = defaultdict(list)
+    for row in read_site_rows(paths).rows:
+        jobs[row.job.family].append(row.job)
+    return {family: training_reference(of) for family, of in jobs.items()}
+
+
+def _document(report: DriftReport, files: Any, left_out: Any) -> dict[str, Any]:
+    return {
+        "drift": report.is_drift,
+        "rule": report.rule,
+        "alpha": report.alpha,
+        "tests": len(report.findings),
+        "causes": [asdict(finding) for finding in report.causes],
+        "findings": [asdict(finding) for finding in report.findings],
+        "notes": list(report.notes),
+        "left_out": left_out,
+        "files": files,
+    }
+
+
+def _show(report: DriftReport, left_out: Any) -> None:
+    console = Console()
+    groups: dict[tuple[str, str | None], list[Finding]] = defaultdict(list)
+    for finding in report.findings:
+        groups[finding.family, finding.gpu].append(finding)
+    for (family, gpu), findings in groups.items():
+        facts = [
+            ("drift" if one.is_drift else "no drift", f"{one.kind}: {one.sentence} (p {one.corrected:.2g})")
+            for one in findings[:_SHOWN]
+        ]
+        facts += [("", f"and {len(findings) - _SHOWN} more tests, {sum(one.is_drift for one in findings[_SHOWN:])} of drift")][
+            : len(findings) > _SHOWN
+        ]
+        print_facts(console, f"{family} jobs" + (f" on {gpu}" if gpu else ""), facts)
+    for note in (*report.notes, *(f"{count} rows left out: {reason}" for reason, count in left_out.items())):
+        typer.echo(note)
+    typer.echo(report.rule)
+    if report.is_drift:
+        typer.echo(f"Drift: a retraining is due (exit code {DRIFT_EXIT_CODE}).")
+    else:
+        typer.echo("No retraining is due." if report.findings else "Nothing could be tested.")

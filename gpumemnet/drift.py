@@ -1,0 +1,300 @@
+"""Drift: are recent jobs like those that the models learnt from, and do they still take what was predicted?
+
+Four things are tested for every family and GPU with jobs enough: the error, the coverage of the safe bytes, the share of jobs
+outside the support, and the distribution of every feature and option.  Something counts as drift when it is both too unlikely
+to be chance, corrected for the number of tests, and large enough to matter: among many jobs some test always finds a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from gpumemnet.devices import device_profile
+from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
+from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.job import FAMILIES
+from gpumemnet.predictor import Predictor
+from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
+from gpumemnet.site_rows import SiteRow
+from gpumemnet.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card
+
+KINDS: Final = ("error", "coverage", "support", "features")
+ALPHA: Final = 0.01
+WINDOW: Final = 200
+MIN_JOBS: Final = 20
+ERROR_MATTERS: Final = 0.05
+"""A median that is off by this share; errors below it are within what the models' own spread explains."""
+TOLERATED_OUTSIDE: Final = 0.05
+"""So many jobs outside the support are ordinary: there are always odd ones."""
+DISTANCE_MATTERS: Final = 0.1
+"""Ten jobs of a hundred lie elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one test.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        family, gpu: of the jobs; the GPU is ``None`` where only jobs are known.
+        name: what was tested: ``median``, ``safe bytes``, ``outside the support``, a feature, or an option and its value.
+        jobs: number of jobs tested.
+        effect: how far it is off: share of the median, of jobs, or the distance of two distributions.
+        matters: the effect from which it counts.
+        probability: of such an effect, or a larger one, by chance.
+        corrected: the same, corrected for the number of tests.
+        is_drift: whether it is both unlikely and large.
+        sentence: in words.
+    """
+
+    kind: str
+    family: str
+    gpu: str | None
+    name: str
+    jobs: int
+    effect: float
+    matters: float
+    probability: float
+    corrected: float
+    is_drift: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriftReport:
+    """What was tested, and what came of it.
+
+    Attributes:
+        findings: every test: drift first, then in the order of :data:`KINDS`, the least likely first.
+        notes: what could not be tested, and why.
+        alpha: probability with which a run errs at all, if nothing has drifted.
+        kinds: those that start a retraining; ``None`` for all, but features only where nobody knows what the jobs took.
+    """
+
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    alpha: float
+    kinds: tuple[str, ...] | None
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The findings that start a retraining."""
+        judged = {(finding.family, finding.gpu) for finding in self.findings if finding.kind == "error"}
+
+        def counts(finding: Finding) -> bool:
+            if self.kinds is not None:
+                return finding.kind in self.kinds
+            return finding.kind != "features" or (finding.family, finding.gpu) not in judged
+
+        return tuple(finding for finding in self.findings if finding.is_drift and counts(finding))
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether a retraining is due."""
+        return bool(self.causes)
+
+    @property
+    def rule(self) -> str:
+        """The rule that starts a retraining."""
+        which = ", ".join(self.kinds or KINDS[:3])
+        alone = "" if self.kinds else ", or of features where nobody knows what the jobs took,"
+        return (
+            f"Retrain when a test of {which}{alone} fails: its probability is below {self.alpha:g} after Holm's "
+            "correction for all tests of the run, and its effect matters: a median "
+            f"{ERROR_MATTERS:.0%} off, coverage below the promise, more than {TOLERATED_OUTSIDE:.0%} of the jobs outside the "
+            f"support, or a distribution {DISTANCE_MATTERS:.0%} of the jobs away."
+        )
+
+
+def find_drift(
+    rows: Sequence[SiteRow],
+    predictor: Predictor,
+    references: Mapping[str, TrainingReference] | None = None,
+    *,
+    window: int = WINDOW,
+    alpha: float = ALPHA,
+    coverage: float = DEFAULT_COVERAGE,
+    kinds: Sequence[str] | None = None,
+) -> DriftReport:
+    """Test the newest ``window`` rows of every family and GPU.
+
+    Args:
+        rows: recent jobs, with what they took where that is known.
+        predictor: what predicts now.
+        references: family → the jobs that it shall be compared with; unless given, those in the card of the model that answers
+            for most of the group.
+        window: so many of the newest rows of each group; the last ones where nothing says when they ended.
+        alpha: probability with which a run may err at all.
+        coverage: of the safe bytes.
+        kinds: the kinds of tests that start a retraining, the others are shown; unless given all, but features only where nobody
+            knows what the jobs took: other jobs, of which the models are right, need no other models.
+
+    Raises:
+        InvalidRequestError: on a window, an alpha, kinds or a coverage that cannot be.
+    """
+    if window < MIN_JOBS:
+        raise InvalidRequestError(f"must be at least {MIN_JOBS}: fewer jobs say nothing", "window")
+    if not 0.0 < alpha < 1.0:
+        raise InvalidRequestError(f"must lie between 0 and 1, not {alpha:g}", "alpha")
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise InvalidRequestError(f"must be one of {', '.join(KINDS)}, not '{kind[:40]}'", "on")
+    notes: list[str] = []
+    findings: list[Finding] = []
+    for (family, gpu), group in _groups(rows):
+        name = f"{family} jobs on {gpu}" if gpu else f"{family} jobs"
+        if len(group) < MIN_JOBS:
+            notes.append(f"{name}: {len(group)} of them, and {MIN_JOBS} are needed to say anything")
+            continue
+        newest = sorted(group, key=lambda row: row.observed_at or 0.0)[-window:]
+        try:
+            found, note = _group_findings(newest, family, gpu, predictor, references or {}, coverage)
+        except UnsupportedJobError as error:
+            found, note = [], error.reason
+        findings += found
+        if note:
+            notes.append(f"{name}: {note}")
+    corrected = holm([finding.probability for finding in findings])
+    findings = [
+        replace(one, corrected=value, is_drift=value < alpha and one.effect >= one.matters)
+        for one, value in zip(findings, corrected, strict=True)
+    ]
+    findings.sort(key=lambda one: (not one.is_drift, KINDS.index(one.kind), one.corrected, -one.effect))
+    return DriftReport(tuple(findings), tuple(notes), alpha, None if kinds is None else tuple(kinds))
+
+
+def _groups(rows: Sequence[SiteRow]) -> list[tuple[tuple[str, str | None], list[SiteRow]]]:
+    groups: dict[tuple[str, str | None], list[SiteRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.job.family, row.gpu].append(row)
+    return sorted(groups.items(), key=lambda item: (FAMILIES.index(item[0][0]), item[0][1] or ""))
+
+
+def _group_findings(
+    rows: Sequence[SiteRow],
+    family: str,
+    gpu: str | None,
+    predictor: Predictor,
+    references: Mapping[str, TrainingReference],
+    coverage: float,
+) -> tuple[list[Finding], str | None]:
+    jobs = [row.job for row in rows]
+    estimates = predictor.estimate(jobs, coverage=coverage, gpu=gpu if gpu is None or _is_known(gpu) else None)
+    findings = [_support(estimates)]
+    notes = []
+    if gpu is None or _is_known(gpu):
+        findings += [*_error(rows, estimates), *_coverage(rows, estimates, coverage)]
+    else:
+        notes.append(f"there is no profile of the {gpu}, so that nothing was predicted for it")
+    reference = references.get(family) or _own_reference(predictor, family, estimates)
+    if reference is None:
+        notes.append("features are not compared, as the model's card holds no picture of its training jobs: give --reference")
+    else:
+        findings += _features(rows, reference)
+    return [replace(one, family=family, gpu=gpu) for one in findings], "; ".join(notes) or None
+
+
+def _is_known(gpu: str) -> bool:
+    try:
+        device_profile(gpu)
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def _own_reference(predictor: Predictor, family: str, estimates: Sequence[Estimate]) -> TrainingReference | None:
+    commonest = Counter(estimate.estimator for estimate in estimates).most_common(1)[0][0]
+    for bundle in predictor.bundles:
+        if bundle.card.name == commonest:
+            return reference_from_card(bundle.card.of(family).document.get("reference"))
+    return None
+
+
+def _finding(kind: str, name: str, jobs: int, effect: float, matters: float, probability: float, sentence: str) -> Finding:
+    return Finding(kind, "", None, name, jobs, effect, matters, probability, 1.0, False, sentence)
+
+
+def _error(rows: Sequence[SiteRow], estimates: Sequence[Estimate]) -> Iterator[Finding]:
+    """A sign test: as many jobs should take more than expected as less."""
+    ratios = np.array(
+        [
+            math.log(row.label_bytes / estimate.expected_bytes)
+            for row, estimate in zip(rows, estimates, strict=True)
+            if row.label_bytes and estimate.in_support
+        ]
+    )
+    if len(ratios) < MIN_JOBS:
+        return
+    median = math.expm1(float(np.median(ratios)))
+    probability = sign_test(int((ratios > 0).sum()), int((ratios < 0).sum()))
+    sentence = f"half of {len(ratios)} jobs took {1 + median:.3g} times what was expected, or {'more' if median > 0 else 'less'}"
+    yield _finding("error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
+
+
+def _coverage(rows: Sequence[SiteRow], estimates: Sequence[Estimate], coverage: float) -> Iterator[Finding]:
+    """An exact binomial test: no more jobs should exceed their safe bytes than was promised."""
+    kept = [
+        one
+        for row, estimate in zip(rows, estimates, strict=True)
+        if estimate.safe_bytes is not None and (one := _is_within(row, estimate.safe_bytes)) is not None
+    ]
+    if len(kept) < MIN_JOBS:
+        return
+    misses = len(kept) - sum(kept)
+    excess = misses / len(kept) - (1.0 - coverage)
+    sentence = f"{misses} of {len(kept)} jobs took more than their safe bytes, which promise {coverage:.4g} coverage"
+    yield _finding("coverage", "safe bytes", len(kept), excess, 0.0, binomial_tail(misses, len(kept), 1.0 - coverage), sentence)
+
+
+def _is_within(row: SiteRow, safe_bytes: int) -> bool | None:
+    """Whether the job stayed within; ``None`` where nobody knows, as it ran out of less."""
+    if row.label_bytes is not None:
+        return row.label_bytes <= safe_bytes
+    if not row.is_oom or (row.limit_bytes is not None and row.limit_bytes < safe_bytes):
+        return None
+    return False
+
+
+def _support(estimates: Sequence[Estimate]) -> Finding:
+    outside = [estimate.reasons[0] for estimate in estimates if not estimate.in_support]
+    share = len(outside) / len(estimates)
+    why = f", most often: {Counter(outside).most_common(1)[0][0]}" if outside else ""
+    sentence = f"{len(outside)} of {len(estimates)} jobs lie outside the support{why}"
+    probability = binomial_tail(len(outside), len(estimates), TOLERATED_OUTSIDE)
+    return _finding("support", "outside the support", len(estimates), share, TOLERATED_OUTSIDE, probability, sentence)
+
+
+def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator[Finding]:
+    """Kolmogorov and Smirnov's test of amounts, Fisher's of the share of each option and layer kind."""
+    jobs = [row.job for row in rows]
+    for name, values in job_amounts(jobs).items():
+        quantiles = np.array(reference.quantiles[name])
+        distance = ks_distance(values, quantiles)
+        sentence = f"{name}: median {np.median(values):,.4g}, in training {quantiles[len(quantiles) // 2]:,.4g}"
+        probability = ks_probability(distance, len(jobs), reference.rows)
+        yield _finding("features", name, len(jobs), distance, DISTANCE_MATTERS, probability, sentence)
+    for field in OPTIONS:
+        counts = Counter(str(getattr(job, field)) for job in jobs)
+        yield from _shares(field, counts, len(jobs), reference.options[field], reference.rows)
+    layered = [job for job in jobs if job.layers]
+    if len(layered) >= MIN_JOBS and reference.rows_with_layers:
+        counts = Counter(kind for job in layered for kind in {layer.kind for layer in job.layers})
+        yield from _shares("layers of kind", counts, len(layered), reference.kinds, reference.rows_with_layers)
+
+
+def _shares(field: str, counts: Mapping[str, int], jobs: int, trained: Mapping[str, int], of_trained: int) -> Iterator[Finding]:
+    for value in sorted({*counts, *trained}):
+        now, then = counts.get(value, 0), trained.get(value, 0)
+        if now == jobs and then == of_trained:
+            continue  # nothing could have come out otherwise
+        effect = abs(now / jobs - then / of_trained)
+        sentence = f"{field} {value}: {now / jobs:.0%} of the jobs, in training {then / of_trained:.0%}"
+        yield _finding(
+            "features", f"{field} {value}", jobs, effect, DISTANCE_MATTERS, fisher_test(now, jobs, then, of_trained), sentence
+        )

@@ -1,0 +1,110 @@
+"""A compact picture of the jobs that a model was trained on, beside which drift sees recent ones: some 10 KB in a card.
+
+Amounts are kept as evenly spaced quantiles, options and layer kinds as counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.devices import GENERIC_BLAS_WORKSPACE_BYTES
+from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.job import TrainingJob
+
+AMOUNTS: Final = (
+    *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share", "sequence_length"),
+    *("input_bytes", "activation_bytes"),
+)
+"""Feature columns that totals give and that do not depend on the GPU."""
+OPTIONS: Final = (
+    *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
+    *("channels_last", "cudnn_benchmark", "gradient_accumulation"),
+)
+QUANTILES: Final = 65
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReference:
+    """What is kept of the jobs of one family.
+
+    Attributes:
+        rows, rows_with_layers: number of jobs, and of those with a layer list.
+        quantiles: feature column → evenly spaced quantiles, from the smallest to the largest value.
+        options: job field → value, as text → jobs with it.
+        kinds: layer kind → jobs with a layer of it.
+    """
+
+    rows: int
+    rows_with_layers: int
+    quantiles: Mapping[str, tuple[float, ...]]
+    options: Mapping[str, Mapping[str, int]]
+    kinds: Mapping[str, int]
+
+
+def training_reference(jobs: Sequence[TrainingJob]) -> TrainingReference:
+    """The picture of ``jobs``, at least one."""
+    columns = job_amounts(jobs)
+    steps = np.linspace(0.0, 1.0, QUANTILES)
+    quantiles = {name: np.quantile(values, steps, method="inverted_cdf") for name, values in columns.items()}
+    return TrainingReference(
+        rows=len(jobs),
+        rows_with_layers=sum(bool(job.layers) for job in jobs),
+        quantiles={name: tuple(values.tolist()) for name, values in quantiles.items()},
+        options={field: dict(sorted(Counter(str(getattr(job, field)) for job in jobs).items())) for field in OPTIONS},
+        kinds=dict(sorted(Counter(kind for job in jobs for kind in {layer.kind for layer in job.layers}).items())),
+    )
+
+
+def job_amounts(jobs: Sequence[TrainingJob]) -> dict[str, NDArray[np.float64]]:
+    """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
+    features = feature_matrix(jobs, GENERIC_BLAS_WORKSPACE_BYTES)
+    return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}
+
+
+def reference_document(reference: TrainingReference) -> dict[str, Any]:
+    """The reference as it stands in a card under ``reference``."""
+    return {
+        "rows": reference.rows,
+        "rows_with_layers": reference.rows_with_layers,
+        "quantiles": {name: list(values) for name, values in reference.quantiles.items()},
+        "options": {field: dict(counts) for field, counts in reference.options.items()},
+        "kinds": dict(reference.kinds),
+    }
+
+
+def reference_from_card(document: Any) -> TrainingReference | None:
+    """The reference in a card; ``None`` where it has none, or one that this version cannot use: only drift needs it."""
+    try:
+        reference = TrainingReference(
+            rows=_count(document["rows"]),
+            rows_with_layers=_count(document["rows_with_layers"]),
+            quantiles={str(name): _rising(document["quantiles"][name]) for name in AMOUNTS},
+            options={
+                str(field): {str(value): _count(number) for value, number in document["options"][field].items()}
+                for field in OPTIONS
+            },
+            kinds={str(kind): _count(number) for kind, number in document["kinds"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return reference if reference.rows else None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("no count")
+    return int(value)
+
+
+def _rising(values: Any) -> tuple[float, ...]:
+    numbers = tuple(float(value) for value in values)
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)) or list(numbers) != sorted(numbers):
+        raise ValueError("no quantiles")
+    return numbers
