@@ -99,7 +99,7 @@ def test_a_prediction_says_what_a_scheduler_needs(client, predictor, job):
     assert prediction.request_mib == ceil_mib(estimate.expected_bytes)
     assert prediction.limit_mib == ceil_mib(estimate.safe_bytes)
     assert prediction.model_sha256 == predictor.bundles[0].sha256
-    assert (prediction.release, prediction.feature_schema, prediction.fits) == ("shipped", FEATURE_SCHEMA, ())
+    assert (prediction.release, prediction.feature_schema, prediction.fits) == ("configured", FEATURE_SCHEMA, ())
     assert prediction.prediction_id != client.predict(job).prediction_id
 
 
