@@ -20,6 +20,7 @@ from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.measurement import TRACED
 from gpumemnet.sequence import SEQUENCE_COLUMNS
+from gpumemnet.training_reference import reference_document, training_reference
 from models.data import LabelledJobs
 from models.network import float_tensor
 from models.sequence_network import SequenceClassifier
@@ -213,6 +214,8 @@ def _family_parts(
             "option_method": "assumed, not measured: half to double the closed form in 99 of 100 jobs",
         },
     }
+    if data.family != ALL_FAMILIES:
+        parts["reference"] = reference_document(training_reference(data.jobs))
     if calibration is not None and calibration.provenance != TRACED:
         traced_peak = fit_traced_peak(calibration, coverages)
         if traced_peak is not None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gpumemnet.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
+from gpumemnet.conformal import rows_needed
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.registry import Registry
 from gpumemnet.site_rows import read_site_rows
@@ -133,7 +134,9 @@ def _show(made: Calibration, written: Sequence[str]) -> None:
         title = f"{model.bundle.card.name}: {model.site.shift_bytes / MIB:+,.0f} MiB, from {jobs}"
         print_table(console, title, (f"{model.family} jobs", "before", "after"), _figures_rows(model))
     if any(model.is_own and None in model.site.multiples for model in judged):
-        typer.echo("* too few jobs to carry it: the shipped bound, or the largest error of these jobs where that is larger")
+        needed = ", ".join(f"{rows_needed(coverage)} for {coverage:.0%}" for coverage in _SHOWN_COVERAGES)
+        typer.echo(f"* of the jobs for the bounds, the second number above, {needed} are needed: here the shipped bound stays,")
+        typer.echo("  or the largest error of these jobs where that is larger, and nothing is guaranteed")
     others = [model.bundle.card.name for model in made.models if not model.is_own]
     if others:
         typer.echo(f"With the context alone, for want of jobs of their own: {', '.join(dict.fromkeys(others))}.")
