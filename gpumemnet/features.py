@@ -29,6 +29,7 @@ from gpumemnet.closed_form import (
 )
 from gpumemnet.feature_row import QUICK_LAYERS, feature_row, is_quick
 from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.job_batch import JobBatch, layer_counts
 from gpumemnet.job_table import JobTable, job_table
 from gpumemnet.layer_table import layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
@@ -131,7 +132,9 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
             (:attr:`gpumemnet.devices.DeviceProfile.blas_workspace_bytes`).
     """
-    if len(jobs) <= _FEW and sum([len(job.layers) for job in jobs]) <= QUICK_LAYERS and all(map(is_quick, jobs)):
+    if isinstance(jobs, JobBatch) or len(jobs) > _FEW:
+        return feature_columns(jobs, blas_workspace_bytes)
+    if sum([len(job.layers) for job in jobs]) <= QUICK_LAYERS and all(map(is_quick, jobs)):
         rows = [feature_row(job, blas_workspace_bytes) for job in jobs]
         return np.array(rows, dtype=np.float64).reshape(len(jobs), len(FEATURE_COLUMNS))
     return feature_columns(jobs, blas_workspace_bytes)
@@ -140,7 +143,7 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
 def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
     """The arrays behind :func:`feature_matrix`, for many jobs: same arguments, same answer."""
     matrix = np.empty((len(jobs), len(FEATURE_COLUMNS)))
-    ends = np.cumsum([len(job.layers) for job in jobs])
+    ends = np.cumsum(layer_counts(jobs))
     start = 0
     while start < len(jobs):
         before = ends[start - 1] if start else 0

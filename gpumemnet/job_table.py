@@ -9,29 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, number_columns
 from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.saved_tensors import FULL_BYTES
-
-Array = NDArray[np.float64]
 
 LOOP_TEMPORARIES: Final = 2
 """Copies of the one parameter at hand that an optimizer needs which goes through them in a loop."""
 
-_NUMBERS: Final = attrgetter(
-    *("batch_size", "input_elements", "total_parameters", "trainable_parameters", "total_activations"),
-    *("sequence_length", "gradient_accumulation", "traced_peak_bytes"),
-)
-_OPTIONS: Final = attrgetter(
-    *("family", "optimizer", "optimizer_implementation", "precision", "attention_kernel", "checkpointing"),
-    *("channels_last", "cudnn_benchmark"),
-)
 FLAGS: Final = 16
 """How many columns ``is_…`` there are."""
 _KNOWN_OPTION_SETS: Final = 4096
@@ -65,12 +54,12 @@ class OptionNumbers(NamedTuple):
 
 def option_numbers(job: TrainingJob) -> OptionNumbers:
     """The numbers of the job's options."""
-    return _option_numbers(_OPTIONS(job))
+    return _option_numbers(OPTIONS_OF(job))
 
 
 @lru_cache(maxsize=_KNOWN_OPTION_SETS)
 def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
-    family, optimizer, implementation, precision, kernel, checkpointing, channels_last, cudnn_benchmark = options
+    family, optimizer, precision, _, kernel, implementation, checkpointing, channels_last, cudnn_benchmark = options
     element = ELEMENT_BYTES[precision]
     copies = optimizer_copies(optimizer, implementation)
     is_loop = not copies.temporary and optimizer != "sgd" and implementation != "fused"
@@ -128,15 +117,19 @@ class JobTable:
 
 def job_table(jobs: Sequence[TrainingJob]) -> JobTable:
     """The columns of ``jobs``."""
-    numbers = _columns([_NUMBERS(job) for job in jobs], len(JobTable.__slots__) - len(OptionNumbers._fields))
-    numbers[np.isnan(numbers)] = 0.0  # that is what becomes of None
-    codes: dict[tuple[Any, ...], int] = {}
-    code = [codes.setdefault(options, len(codes)) for options in map(_OPTIONS, jobs)]
-    known = [_option_numbers(options) for options in codes]
+    if isinstance(jobs, JobBatch):
+        numbers, code = jobs.numbers, jobs.option_codes
+        known = [_option_numbers(options) for options in jobs.option_sets]
+    else:
+        numbers = number_columns(jobs)
+        codes: dict[tuple[Any, ...], int] = {}
+        code = np.array([codes.setdefault(options, len(codes)) for options in map(OPTIONS_OF, jobs)], dtype=np.int64)
+        known = [_option_numbers(options) for options in codes]
     flags = _columns([one.flags for one in known], FLAGS)[:, code]
     others = _columns([one[1:] for one in known], len(OptionNumbers._fields) - 1)[:, code]
-    columns: list[Array] = [*numbers, flags, *others]
-    return JobTable(*columns)
+    return JobTable(
+        **dict(zip(NUMBER_FIELDS, numbers, strict=True)), **dict(zip(OptionNumbers._fields, (flags, *others), strict=True))
+    )
 
 
 def _columns(rows: Sequence[Sequence[object]], width: int) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.job import TrainingJob
+from gpumemnet.job_batch import JobBatch
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, OTHER_CODE
 
 _GROUP_OF_CODE: Final = np.array([GROUP_NAMES.index(GROUP_OF_KIND[kind]) for kind in KINDS], dtype=np.int64)
@@ -57,6 +58,15 @@ class LayerTable:
 
 def layer_table(jobs: Sequence[TrainingJob]) -> LayerTable:
     """The layers of ``jobs`` in columns."""
+    if isinstance(jobs, JobBatch):
+        kinds = jobs.layer_kinds
+        return LayerTable(
+            counts=jobs.layer_counts,
+            owner=np.repeat(np.arange(len(jobs)), jobs.layer_counts),
+            kind=np.where(kinds < len(KINDS), kinds, OTHER_CODE) if jobs.strange_kinds else kinds,
+            activations=jobs.layer_activations,
+            parameters=jobs.layer_parameters,
+        )
     layers = [*chain.from_iterable(job.layers for job in jobs)]
     counts = np.array([len(job.layers) for job in jobs], dtype=np.int64)
     return LayerTable(

@@ -83,6 +83,11 @@ def describe(value: object) -> str:
     return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
 
 
+def is_kind(value: object) -> bool:
+    """Whether ``value`` may be the kind of a layer, known or not."""
+    return isinstance(value, str) and (value in GROUP_OF_KIND or _KIND_PATTERN.match(value) is not None)
+
+
 class _Fields(NamedTuple):
     kind: str
     activations: int

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job import TrainingJob
+from gpumemnet.job_table import job_table
 from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.layers import GROUP_NAMES
-from gpumemnet.physics import ELEMENT_BYTES
 
 Array = NDArray[np.float64]
 
@@ -42,13 +42,11 @@ def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], ND
     Raises:
         InvalidJobError: when a job has totals only.
     """
-    for job in jobs:
-        if not job.has_layers:
-            raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
     table = layer_table(jobs)
-    elements = [ELEMENT_BYTES[job.precision] for job in jobs]
-    output_bytes = np.array([job.batch_size * e.activation for job, e in zip(jobs, elements, strict=True)], dtype=np.float64)
-    weight_bytes = np.array([e.weight for e in elements], dtype=np.float64)
+    if not table.counts.all():
+        raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
+    known = job_table(jobs)
+    output_bytes, weight_bytes = known.batch_size * known.activation_bytes, known.weight_bytes
     layer_bytes = table.activations * output_bytes[table.owner], table.parameters * weight_bytes[table.owner]
     if table.counts.max(initial=0) <= MAX_TOKENS:
         tokens = table.counts
