@@ -126,7 +126,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """The ``B`` jobs that one model answers for; amounts in bytes.
+    """The ``B`` jobs that one model answers for, in an order that has nothing to do with what they took; amounts in bytes.
 
     Attributes:
         model: the model.
@@ -135,7 +135,6 @@ class _Part:
         label: what the job took, NaN where it ran out of memory.
         limit: what it could have had, NaN where that is not known.
         reading: the context where it was read, else NaN.
-        order: a rank that has nothing to do with what the job took: the first ones give the shift.
         fold: of the job's architecture.
     """
 
@@ -146,7 +145,6 @@ class _Part:
     label: Array
     limit: Array
     reading: Array
-    order: NDArray[np.int64]
     fold: NDArray[np.int64]
 
 
@@ -248,14 +246,17 @@ def _is_impossible(row: SiteRow) -> bool:
 
 
 def _different(rows: Sequence[SiteRow]) -> list[SiteRow]:
-    """One row a job: runs of one job are no different jobs.  The largest reading stands for all, or that it ran out of memory."""
+    """One row a job: runs of one job are no different jobs.  The largest reading stands for all, or that it ran out of memory.
+
+    They come in an order that has nothing to do with what they took, nor with the order of the files.
+    """
     largest: dict[TrainingJob, SiteRow] = {}
     for row in rows:
         job = replace(row.job, traced_peak_bytes=None)  # calibrated is what answers without a trace
         before = largest.get(job)
         if before is None or (row.is_oom, row.label_bytes or 0) > (before.is_oom, before.label_bytes or 0):
             largest[job] = replace(row, job=job)
-    return list(largest.values())
+    return sorted(largest.values(), key=lambda row: _hash(job_to_json(row.job)))
 
 
 def _parts(
@@ -265,9 +266,6 @@ def _parts(
     keys = [architecture_key(row.job) for row in rows]
     fold_of = {key: number % FOLDS for number, key in enumerate(sorted(set(keys), key=_hash))}
     folds = np.array([fold_of[key] for key in keys])
-    hashes = [_hash(job_to_json(row.job)) for row in rows]
-    order = np.empty(len(rows), dtype=np.int64)
-    order[sorted(range(len(rows)), key=hashes.__getitem__)] = np.arange(len(rows))
     parts: dict[str, dict[tuple[str, str], _Part]] = {}
     outside: Counter[str] = Counter()
     for family, encoder in _slots(predictor):
@@ -291,7 +289,6 @@ def _parts(
                     expected=answer.expected_bytes,
                     bounds=answer.bounds_bytes,
                     unit=spread_unit(answer.bounds_bytes, unit_levels(model.card.coverages)),
-                    order=order[at],
                     fold=folds[at],
                     **numbers,
                 )
@@ -391,7 +388,6 @@ def _fit(model: BundleModel, gpu: str, part: _Part | None, keep: Flags | None, c
     coverages, levels = model.card.coverages, unit_levels(model.card.coverages)
     if is_own and part is not None:
         rows = np.flatnonzero(np.ones(len(part.label), dtype=bool) if keep is None else keep)
-        rows = rows[np.argsort(part.order[rows])]
         count = min(max(len(rows) // 3, 1), MAX_FIT_JOBS)
         first, others = rows[:count], rows[count:]
         first = first[~np.isnan(part.label[first])]

@@ -72,7 +72,7 @@ def calibrate(
     written: list[str] = []
     for source, card in calibrated_cards(made):
         if folders:
-            written.append(str(save_bundle(folders[source.sha256], source.model, card).source))
+            written.append(_saved(folders[source.sha256], source.model, card).source)
     if store is not None and release is not None and base is not None:
         _release(store, release, base, made, document)
         written.append(f"release {release} in {store.folder}; it answers after: gpumemnet registry champion {release}")
@@ -101,13 +101,20 @@ def _bundles(store: Registry | None, base: str | None, folders: Sequence[Path] |
     return [load_bundle(folder) for folder in folders] if folders else shipped_bundles()
 
 
+def _saved(folder: Path, model: bytes, card: dict[str, Any]) -> Bundle:
+    try:
+        return save_bundle(folder, model, card)
+    except OSError as error:
+        raise InvalidRequestError(f"{folder} cannot be written: {error.strerror}", "out") from None
+
+
 def _release(store: Registry, release: str, parent: str, made: Calibration, document: dict[str, Any]) -> None:
     from gpumemnet.calibration_cards import calibrated_cards
 
     hashes = []
     with tempfile.TemporaryDirectory(prefix="gpumemnet-calibrate-") as folder:
         for number, (source, card) in enumerate(calibrated_cards(made)):
-            hashes.append(store.add_bundle(save_bundle(Path(folder) / str(number), source.model, card).source).sha256)
+            hashes.append(store.add_bundle(_saved(Path(folder) / str(number), source.model, card).source).sha256)
     lineage = {"calibration": {name: document[name] for name in ("gpu", "label_source", "jobs", "files", "first", "last")}}
     note = f"{parent} calibrated to {made.gpu} on {made.jobs} jobs"
     store.create_release(release, hashes, parent=parent, lineage=lineage, note=note)
@@ -135,8 +142,8 @@ def _show(made: Calibration, written: Sequence[str]) -> None:
         print_table(console, title, (f"{model.family} jobs", "before", "after"), _figures_rows(model))
     if any(model.is_own and None in model.site.multiples for model in judged):
         needed = ", ".join(f"{rows_needed(coverage)} for {coverage:.0%}" for coverage in _SHOWN_COVERAGES)
-        typer.echo(f"* of the jobs for the bounds, the second number above, {needed} are needed: here the shipped bound stays,")
-        typer.echo("  or the largest error of these jobs where that is larger, and nothing is guaranteed")
+        typer.echo(f"* too few of the jobs for the bounds, the second number above: {needed} are needed.  Here the shipped")
+        typer.echo("  bound stays, or the largest error of these jobs where that is larger, and nothing is guaranteed.")
     others = [model.bundle.card.name for model in made.models if not model.is_own]
     if others:
         typer.echo(f"With the context alone, for want of jobs of their own: {', '.join(dict.fromkeys(others))}.")
