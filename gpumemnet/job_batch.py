@@ -6,7 +6,7 @@ a handful of arrays, which features, support and answers are computed from as th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
@@ -23,6 +23,8 @@ Indices = NDArray[np.int64]
 
 NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
 """The rows of :attr:`JobBatch.numbers`."""
+UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
+"""Those that a job may leave open for good, and that are never 0."""
 OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, "channels_last", "cudnn_benchmark")
 """What a set of options consists of, in this order."""
 
@@ -69,11 +71,14 @@ class JobBatch(Sequence[TrainingJob]):
             start, stop, step = index.indices(len(self))
             return self._stretch(start, max(start, stop)) if step == 1 else self.take(np.arange(start, stop, step))
         row = range(len(self))[index]
-        values = dict(zip(OPTION_FIELDS, self.option_sets[self.option_codes[row]], strict=True))
-        for name, value in zip(NUMBER_FIELDS, self.numbers[:, row].tolist(), strict=True):
-            values[name] = int(value) if value or name not in _UNSTATED_AS_ZERO else None
-        end = int(self.layer_counts[: row + 1].sum())
-        return TrainingJob(layers=self._layers(end - int(self.layer_counts[row]), end), **values)
+        start = int(self.layer_counts[:row].sum())
+        return self._job(row, start, start + int(self.layer_counts[row]))
+
+    def __iter__(self) -> Iterator[TrainingJob]:
+        start = 0
+        for row, count in enumerate(self.layer_counts.tolist()):
+            yield self._job(row, start, start + count)
+            start += count
 
     def column(self, name: str) -> Array:
         """The numbers of the field ``name``, one of :data:`NUMBER_FIELDS`, shape ``[B]``."""
@@ -114,6 +119,12 @@ class JobBatch(Sequence[TrainingJob]):
             strange_kinds=self.strange_kinds,
         )
 
+    def _job(self, row: int, start: int, stop: int) -> TrainingJob:
+        values = dict(zip(OPTION_FIELDS, self.option_sets[self.option_codes[row]], strict=True))
+        for name, value in zip(NUMBER_FIELDS, self.numbers[:, row].tolist(), strict=True):
+            values[name] = int(value) if value or name not in UNSTATED_AS_ZERO else None
+        return TrainingJob(layers=self._layers(start, stop), **values)
+
     def _layers(self, start: int, stop: int) -> tuple[Layer, ...]:
         names = self.kind_names
         kinds = [names[kind] for kind in self.layer_kinds[start:stop].tolist()]
@@ -121,10 +132,6 @@ class JobBatch(Sequence[TrainingJob]):
             map(int, amounts[start:stop].tolist()) for amounts in (self.layer_activations, self.layer_parameters)
         )
         return tuple(map(tuple.__new__, repeat(Layer), zip(kinds, activations, parameters, strict=True)))
-
-
-_UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
-"""Fields that a job may leave open, and whose value is never 0."""
 
 
 def number_columns(jobs: Sequence[TrainingJob]) -> Array:
@@ -137,3 +144,14 @@ def number_columns(jobs: Sequence[TrainingJob]) -> Array:
 def layer_counts(jobs: Sequence[TrainingJob]) -> Indices:
     """How many layers each job states."""
     return jobs.layer_counts if isinstance(jobs, JobBatch) else np.array([len(job.layers) for job in jobs], dtype=np.int64)
+
+
+def some_of(jobs: Sequence[TrainingJob], rows: Sequence[int]) -> Sequence[TrainingJob]:
+    """The jobs in ``rows``; ``jobs`` itself where those are all, and of a batch a batch.
+
+    Args:
+        rows: rising, so that as many as there are jobs are all.
+    """
+    if len(rows) == len(jobs):
+        return jobs
+    return jobs.take(np.array(rows, dtype=np.int64)) if isinstance(jobs, JobBatch) else [jobs[row] for row in rows]

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION, TrainingJob
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices, JobBatch
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Array, Indices, JobBatch
 from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -170,7 +170,7 @@ def _settle(numbers: dict[str, Array], layers: _Layers) -> _Odd:
     trainable, total = numbers["trainable_parameters"], numbers["total_parameters"]
     is_odd |= trainable > total
     numbers["trainable_parameters"] = np.where(np.isnan(trainable), total, trainable)
-    for name in ("sequence_length", "traced_peak_bytes"):
+    for name in UNSTATED_AS_ZERO:
         numbers[name] = np.nan_to_num(numbers[name], copy=False, nan=0.0)
     return set(np.flatnonzero(is_odd).tolist())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,8 +21,10 @@ from gpumemnet.devices import context, device_profile
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.estimates import Estimates, Part, in_order
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.job import FAMILIES, TrainingJob
+from gpumemnet.job_batch import JobBatch, layer_counts, some_of
 from gpumemnet.layers import describe
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
@@ -177,7 +178,7 @@ class BundleModel:
         coverage: float,
         place: Place | None = None,
         looked: Looked | None = None,
-    ) -> list[Estimate]:
+    ) -> Estimates:
         """Estimates of jobs that all belong to the bundle's family; ``looked`` is what :meth:`look` gave, where that is known."""
         place = place or self.own_place
         if bins is None:
@@ -191,8 +192,8 @@ class BundleModel:
             scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
-        if self.card.traced_peak is not None and any(job.traced_peak_bytes for job in jobs):
-            distribution, expected, safe, reasons = self._with_traces(jobs, distribution, expected, safe, reasons, level)
+        if self.card.traced_peak is not None and (traced := _traced(jobs)).any():
+            distribution, expected, safe, reasons = self._with_traces(jobs, traced, distribution, expected, safe, reasons, level)
         if place.context_bytes or place.context_bound_bytes:
             expected = np.maximum(expected + place.context_bytes, 1.0)
             safe = safe + place.context_bound_bytes
@@ -200,29 +201,24 @@ class BundleModel:
         if place.context_bytes:
             log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
         probabilities = distribution.bin_probabilities(log_edges)
-        name, version, label_source = self.card.name, self.card.version, self.card.label_source
-        return [
-            Estimate(
-                expected_bytes=round(row_expected),
-                safe_bytes=None if row_reasons else ceil(max(row_safe, row_expected)),
-                coverage=coverage,
-                bins=bins,
-                probabilities=row_probabilities,
-                in_support=not row_reasons,
-                reasons=row_reasons,
-                gpu=place.gpu,
-                estimator=name,
-                version=version,
-                label_source=label_source,
-            )
-            for row_expected, row_safe, row_probabilities, row_reasons in zip(
-                expected.tolist(), safe.tolist(), probabilities, reasons, strict=True
-            )
-        ]
+        is_outside = np.array(list(map(bool, reasons)), dtype=np.bool_)
+        return Estimates(
+            expected_bytes=np.rint(expected),
+            safe_bytes=np.where(is_outside, np.nan, np.ceil(np.maximum(safe, expected))),
+            probabilities=probabilities,
+            reasons={row: row_reasons for row, row_reasons in enumerate(reasons) if row_reasons},
+            coverage=coverage,
+            bins=bins,
+            gpu=place.gpu,
+            estimator=self.card.name,
+            version=self.card.version,
+            label_source=self.card.label_source,
+        )
 
     def _with_traces(
         self,
         jobs: Sequence[TrainingJob],
+        traced: NDArray[np.float64],
         distribution: MemoryDistribution,
         expected: NDArray[np.float64],
         safe: NDArray[np.float64],
@@ -232,15 +228,14 @@ class BundleModel:
         """Answers in which jobs with a traced peak are answered from it: it has seen what a feature vector cannot."""
         calibration = self.card.traced_peak
         assert calibration is not None
-        traced = np.array([job.traced_peak_bytes or 0 for job in jobs], dtype=np.float64)
         is_traced = traced > 0
         centre = np.log(traced + self.card.context_bytes)
         distribution = distribution.mixed(is_traced, centre + calibration.log_shift, calibration.weights, calibration.log_scales)
         expected = np.where(is_traced, np.exp(centre + calibration.log_shift), expected)
         safe = np.where(is_traced, np.exp(centre + calibration.log_bounds[level]), safe)
         reasons = [
-            option_reasons(job, calibration.options, "traced jobs were measured with") if is_one else row
-            for job, is_one, row in zip(jobs, is_traced.tolist(), reasons, strict=True)
+            option_reasons(jobs[row], calibration.options, "traced jobs were measured with") if is_one else own
+            for row, (is_one, own) in enumerate(zip(is_traced.tolist(), reasons, strict=True))
         ]
         return distribution, expected, safe, reasons
 
@@ -300,7 +295,8 @@ class Predictor:
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
         models = self.models_of(job.family, encoder)
-        _check_layers(models, job)
+        if models[0].needs_layers and not job.layers:
+            raise _without_layers()
         return models
 
     def models_of(self, family: str, encoder: str | None = None) -> list[BundleModel]:
@@ -351,38 +347,68 @@ class Predictor:
         encoder: str | None = None,
     ) -> list[Estimate]:
         """Estimates of many jobs, in order, with few runs of each graph; arguments and errors as :meth:`predict`."""
-        models_of: dict[str, list[BundleModel]] = {}
-        for job in jobs:
-            models = models_of.get(job.family)
-            if models is None:
-                models = models_of[job.family] = self.models_of(job.family, encoder)
-            _check_layers(models, job)
-        if len(models_of) == 1:
-            return _cascade(next(iter(models_of.values())), jobs, bins, coverage, gpu)
-        estimates: dict[int, Estimate] = {}
-        for family, models in models_of.items():
-            rows = [row for row, job in enumerate(jobs) if job.family == family]
-            estimates |= zip(rows, _cascade(models, [jobs[row] for row in rows], bins, coverage, gpu), strict=True)
-        return [estimates[row] for row in range(len(jobs))]
+        return in_order(self.parts(jobs, bins=bins, coverage=coverage, gpu=gpu, encoder=encoder), len(jobs))
+
+    def parts(
+        self,
+        jobs: Sequence[TrainingJob],
+        *,
+        bins: BinScheme | None = None,
+        coverage: float = DEFAULT_COVERAGE,
+        gpu: str | None = None,
+        encoder: str | None = None,
+    ) -> list[Part]:
+        """The same answers as arrays, by the model that gives them; of a :class:`~gpumemnet.job_batch.JobBatch` without objects.
+
+        Every job is in one of the parts; there is none for no jobs.
+        """
+        asked = []
+        for family, rows in _rows_of_families(jobs).items():
+            models, own = self.models_of(family, encoder), some_of(jobs, rows)
+            if models[0].needs_layers and not layer_counts(own).all():
+                raise _without_layers()
+            asked.append((models, rows, own))
+        return [
+            part if own is jobs else Part([rows[row] for row in part.rows], part.estimates)
+            for models, rows, own in asked
+            for part in _cascade(models, own, bins, coverage, gpu)
+        ]
 
 
-def _check_layers(models: Sequence[BundleModel], job: TrainingJob) -> None:
-    if models[0].needs_layers and not job.layers:
-        raise InvalidRequestError("is transformer, which needs the job's layers, and this job states totals only", "encoder")
+def _rows_of_families(jobs: Sequence[TrainingJob]) -> dict[str, Sequence[int]]:
+    """The families, and the positions of their jobs."""
+    if isinstance(jobs, JobBatch):
+        names = jobs.options("family")
+        families: Iterable[str] = [names[code] for code in np.unique(jobs.option_codes).tolist()]
+    else:
+        families = [job.family for job in jobs]
+    distinct = dict.fromkeys(families)
+    if len(distinct) == 1:
+        return dict.fromkeys(distinct, range(len(jobs)))
+    if isinstance(jobs, JobBatch):
+        families = map(names.__getitem__, jobs.option_codes.tolist())
+    rows: dict[str, list[int]] = {family: [] for family in distinct}
+    for row, family in enumerate(families):
+        rows[family].append(row)
+    return dict(rows)
+
+
+def _without_layers() -> InvalidRequestError:
+    return InvalidRequestError("is transformer, which needs the job's layers, and this job states totals only", "encoder")
 
 
 def _cascade(
     models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
-) -> list[Estimate]:
+) -> list[Part]:
     """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
     place = models[0].place(gpu)
     looked = models[0].look(jobs, place)
     if len(models) == 1 or not any(looked.reasons):
-        return models[0].estimate(jobs, bins, coverage, place, looked)
+        return [Part(range(len(jobs)), models[0].estimate(jobs, bins, coverage, place, looked))]
     views = [(list(range(len(jobs))), looked)]
     left = [row for row, reasons in enumerate(looked.reasons) if reasons]
     for model in models[1:]:
-        looked = model.look([jobs[row] for row in left], model.place(gpu))
+        looked = model.look(some_of(jobs, left), model.place(gpu))
         views.append((left, looked))
         left = [row for row, reasons in zip(left, looked.reasons, strict=True) if reasons]
         if not left:
@@ -393,15 +419,21 @@ def _cascade(
         for row in left:
             counts = [counted[row] for counted in against]
             nearest[row] = counts.index(min(counts))
-    estimates: dict[int, Estimate] = {}
+    parts = []
     for number, (rows, looked) in enumerate(views):
         mine = [at for at, row in enumerate(rows) if not looked.reasons[at] or nearest.get(row) == number]
         if mine:
-            answered = [rows[at] for at in mine]
-            asked, model = [jobs[row] for row in answered], models[number]
+            answered, model = [rows[at] for at in mine], models[number]
             seen = looked if len(mine) == len(rows) else looked.take(mine)
-            estimates |= zip(answered, model.estimate(asked, bins, coverage, model.place(gpu), seen), strict=True)
-    return [estimates[row] for row in range(len(jobs))]
+            parts.append(Part(answered, model.estimate(some_of(jobs, answered), bins, coverage, model.place(gpu), seen)))
+    return parts
+
+
+def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
+    """What traces found, in bytes; 0 for jobs that nobody traced."""
+    if isinstance(jobs, JobBatch):
+        return jobs.column("traced_peak_bytes")
+    return np.array([job.traced_peak_bytes or 0 for job in jobs], dtype=np.float64)
 
 
 def _trust(bundle: Bundle) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpumemnet.bundle import BundleCard
 from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.job import TrainingJob
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, JobBatch
 from gpumemnet.layers import describe
 from gpumemnet.saved_tensors import ALIASES
 from gpumemnet.units import format_bytes
@@ -53,7 +54,7 @@ class Support:
         """
         values = features.take(self._columns, axis=1)
         beyond = (values < self._low) | (values > self._high)
-        reasons = [self._job_reasons(job) for job in jobs]
+        reasons = self._batch_reasons(jobs) if isinstance(jobs, JobBatch) else [self._job_reasons(job) for job in jobs]
         has_unseen_option = list(map(bool, reasons))
         if beyond.any():
             for row in np.flatnonzero(beyond.any(axis=1)):
@@ -64,10 +65,44 @@ class Support:
         has_known_options = all(map(contains, self._seen_options, self._options_of(job)))
         if has_known_options and self._inside_kinds.issuperset(map(_KIND, job.layers)):
             return ()
-        return option_reasons(job, self._options) + self._kind_reasons(job)
+        return option_reasons(job, self._options) + self._kind_reasons({layer.kind for layer in job.layers})
 
-    def _kind_reasons(self, job: TrainingJob) -> tuple[str, ...]:
-        unseen = {layer.kind for layer in job.layers} - self._inside_kinds
+    def _batch_reasons(self, jobs: JobBatch) -> list[tuple[str, ...]]:
+        """The same for every job of a batch: looked at once for each set of options, kind of layer and number."""
+        if not self._options.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}:
+            return [self._job_reasons(job) for job in jobs]
+        is_unseen_set = [
+            any(value not in self._options.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
+            for options in jobs.option_sets
+        ]
+        is_outside = np.array(is_unseen_set, dtype=np.bool_)[jobs.option_codes]
+        for name, seen in self._options.items():
+            if name in NUMBER_FIELDS:
+                is_outside |= ~np.isin(jobs.column(name), [0 if value is None else value for value in seen])
+        reasons: list[tuple[str, ...]] = [()] * len(jobs)
+        rows = np.flatnonzero(is_outside).tolist()
+        if rows:
+            numbers = [jobs.column(name).tolist() for name in self._options if name in NUMBER_FIELDS]
+            codes = jobs.option_codes.tolist()
+            known: dict[tuple[float, ...], tuple[str, ...]] = {}
+            for row in rows:
+                key = (codes[row], *(column[row] for column in numbers))
+                if key not in known:
+                    known[key] = option_reasons(jobs[row], self._options)
+                reasons[row] = known[key]
+        names = jobs.kind_names
+        is_unseen_kind = np.array([name not in self._inside_kinds for name in names])[jobs.layer_kinds]
+        if is_unseen_kind.any():
+            owners = np.repeat(np.arange(len(jobs)), jobs.layer_counts)[is_unseen_kind]
+            unseen: dict[int, set[str]] = {}
+            for row, kind in zip(owners.tolist(), jobs.layer_kinds[is_unseen_kind].tolist(), strict=True):
+                unseen.setdefault(row, set()).add(names[kind])
+            for row, kinds in unseen.items():
+                reasons[row] += self._kind_reasons(kinds)
+        return reasons
+
+    def _kind_reasons(self, kinds: set[str]) -> tuple[str, ...]:
+        unseen = kinds - self._inside_kinds
         if not unseen:
             return ()
         return (f"layers of kind {', '.join(sorted(unseen))[:200]}; the model was trained on {', '.join(sorted(self._kinds))}",)

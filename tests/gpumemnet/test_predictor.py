@@ -14,7 +14,8 @@ from gpumemnet.bundle import shipped_bundles
 from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.job import TrainingJob, totals_only
-from gpumemnet.job_json import job_from_json
+from gpumemnet.job_json import job_from_json, job_to_dict
+from gpumemnet.job_reader import read_jobs
 from gpumemnet.layers import Layer
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB
@@ -233,3 +234,39 @@ def other_context() -> int:
 def test_a_gpu_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="known GPUs are"):
         PREDICTOR.predict(mlp(64), gpu="Voodoo2")
+
+
+# Columns.
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(jobs(), max_size=6), st.sampled_from([None, "H200"]), st.sampled_from([None, 8 * GIB, None]))
+def test_a_batch_in_columns_is_answered_as_its_jobs_are(many: list[TrainingJob], gpu: str | None, traced: int | None) -> None:
+    many = [replace(job, traced_peak_bytes=traced) for job in many] + [mlp(600, 64)] * 14  # so that both take the arrays
+    batch = read_jobs([job_to_dict(job) for job in many]).jobs
+    for ours, theirs in zip(DEFAULT.estimate(batch, gpu=gpu), DEFAULT.estimate(many, gpu=gpu), strict=True):
+        assert (ours.expected_bytes, ours.safe_bytes, ours.in_support, ours.reasons, ours.estimator, ours.gpu, ours.bins) == (
+            *(theirs.expected_bytes, theirs.safe_bytes, theirs.in_support, theirs.reasons),
+            *(theirs.estimator, theirs.gpu, theirs.bins),
+        )
+        np.testing.assert_array_equal(ours.probabilities, theirs.probabilities)
+
+
+def test_the_layers_of_a_batch_are_asked_for_where_a_model_needs_them() -> None:
+    batch = read_jobs([job_to_dict(mlp(64)), job_to_dict(totals_only(mlp(64)))]).jobs
+    assert len(DEFAULT.estimate(batch[:1], encoder="transformer")) == 1
+    with pytest.raises(InvalidRequestError, match="needs the job's layers"):
+        DEFAULT.estimate(batch, encoder="transformer")
+    assert DEFAULT.parts([]) == []
+    assert DEFAULT.parts(batch[:0]) == []
+
+
+def test_every_job_is_in_one_part() -> None:
+    many = [mlp(2048), small_job(family="cnn"), replace(mlp(2048), precision="amp_bf16", optimizer="adamw"), mlp(1024)]
+    parts = DEFAULT.parts(read_jobs([job_to_dict(job) for job in many]).jobs)
+    assert sorted(row for part in parts for row in part.rows) == [0, 1, 2, 3]
+    assert {part.estimates.estimator: list(part.rows) for part in parts} == {
+        "mlp-a100-published": [0, 3],
+        "mlp-h200-traced": [2],
+        "cnn-h200-traced": [1],
+    }
