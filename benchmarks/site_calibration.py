@@ -1,0 +1,128 @@
+"""What calibration to a site is worth, and what drift is noticed: simulated sites from the published readings of 3,000 MLPs.
+
+A site is those readings moved by 900 MiB, as a newer driver would: some rows are calibrated on, 500 others judge.  Every figure
+is a mean over the seeds.  Run it as ``python benchmarks/site_calibration.py``; it takes two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from gpumemnet.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.calibration import calibrate
+from gpumemnet.calibration_cards import calibrated_cards
+from gpumemnet.drift import find_drift
+from gpumemnet.predictor import Predictor
+from gpumemnet.site_rows import SiteRow, SiteRows, read_site_rows
+from gpumemnet.training_reference import training_reference
+from gpumemnet.units import MIB
+
+DATASET: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"
+MODEL: Final = "mlp-a100-published"
+SHIFT_MIB: Final = -900
+COVERAGES: Final = (0.9, 0.95, 0.99)
+JUDGED: Final = 500
+
+
+def main() -> int:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=20)
+    seeds = parser.parse_args().seeds
+    rows = [replace(row, job=replace(row.job, traced_peak_bytes=None)) for row in read_site_rows([DATASET]).rows]
+    bundles = [bundle for bundle in shipped_bundles() if bundle.card.name == MODEL]
+    calibration_table(rows, bundles, seeds)
+    drift_table(rows, bundles, seeds)
+    return 0
+
+
+def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
+    """Error, coverage and memory above what jobs took, by how many jobs were calibrated on; 0 is the shipped bundle."""
+    say("| jobs | median error | took more than expected | " + " | ".join(f"within {level:.0%}" for level in COVERAGES) + " |")
+    say("|---|---|---|" + "---|" * len(COVERAGES))
+    for count in (0, 20, 50, 100, 300):
+        figures = []
+        for seed in range(seeds if count else 1):
+            drawn = [shifted(row, SHIFT_MIB) for row in random.Random(seed).sample(list(rows), count + JUDGED)]
+            model = Predictor(calibrated(drawn[JUDGED:], bundles) if count else bundles)
+            figures.append(judged(model, drawn[:JUDGED]))
+        means = np.mean(figures, axis=0)
+        bounds = [f"{share:.1%}, {over:+.1%} memory" for share, over in zip(means[3::2], means[4::2], strict=True)]
+        say(f"| {count} | {means[0]:,.1f} MiB, {means[1]:.2f} % | {means[2]:.0%} | " + " | ".join(bounds) + " |")
+    say("")
+
+
+def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundle]:
+    """The bundles calibrated on ``rows``, as loaded from disk."""
+    import tempfile
+
+    made = calibrate(SiteRows(tuple(rows), {}, {}), bundles)
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            load_bundle(save_bundle(Path(folder) / one.card.name, one.model, card).source) for one, card in calibrated_cards(made)
+        ]
+
+
+def judged(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
+    """Median error in MiB and per cent, share that took more; of each coverage the share within, and the memory on top."""
+    took = np.array([row.label_bytes for row in rows], dtype=float)
+    jobs = [row.job for row in rows]
+    expected = np.array([one.expected_bytes for one in predictor.estimate(jobs)], dtype=float)
+    errors = np.abs(expected - took)
+    figures = [float(np.median(errors)) / MIB, float(np.median(errors / took)) * 100, float(np.mean(expected < took))]
+    for coverage in COVERAGES:
+        safe = np.array([one.safe_bytes for one in predictor.estimate(jobs, coverage=coverage)], dtype=float)
+        figures += [float(np.mean(took <= safe)), float(safe.sum() / took.sum() - 1)]
+    return figures
+
+
+def drift_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
+    """How often drift is found, by what drifted and among how many jobs."""
+    predictor = Predictor(bundles)
+    reference = {"mlp": training_reference([row.job for row in rows])}
+    cases = {
+        "nothing": lambda row, _: row,
+        "context 30 MiB larger": lambda row, _: shifted(row, 30),
+        "context 100 MiB larger": lambda row, _: shifted(row, 100),
+        "context 100 MiB smaller": lambda row, _: shifted(row, -100),
+        "every tenth job in bf16": lambda row, at: replace(row, job=replace(row.job, precision="bf16")) if at % 10 == 0 else row,
+        "every fourth job in bf16": lambda row, at: replace(row, job=replace(row.job, precision="bf16")) if at % 4 == 0 else row,
+        "batches twice as large, jobs alone": lambda row, _: SiteRow(
+            job=replace(row.job, batch_size=min(2 * row.job.batch_size, 1023))
+        ),
+    }
+    counts = (50, 100, 200)
+    say("| drifted | " + " | ".join(f"found among {count} jobs" for count in counts) + " |")
+    say("|---|" + "---|" * len(counts))
+    for name, change in cases.items():
+        shares = []
+        for count in counts:
+            found = 0
+            for seed in range(seeds):
+                some = random.Random(seed).choices(list(rows), k=count)
+                found += find_drift([change(row, at) for at, row in enumerate(some)], predictor, reference).is_drift
+            shares.append(f"{found} of {seeds}")
+        say(f"| {name} | " + " | ".join(shares) + " |")
+
+
+def shifted(row: SiteRow, shift_mib: int) -> SiteRow:
+    """The row with its label moved."""
+    return replace(row, label_bytes=(row.label_bytes or 0) + shift_mib * MIB)
+
+
+def say(line: str) -> None:
+    """Print a line."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
