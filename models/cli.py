@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpumemnet.bundle import ENCODERS, check_replaceable
+from gpumemnet.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.job import FAMILIES
@@ -45,35 +45,50 @@ def _root() -> None:
 @app.command()
 def train(
     out: Annotated[Path, typer.Option("--out", help="Bundle folder to write; an existing bundle there is replaced.")],
-    dataset: Dataset = DEFAULT_DATASET,
-    family: Family = "mlp",
+    dataset: Annotated[
+        list[Path] | None,
+        typer.Option("--dataset", help=f"Parquet dataset; {DEFAULT_DATASET} unless given; several for the common classifier."),
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}; mlp unless given. The common one has them all.")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the model; the folder's name unless given.")] = None,
     version: Annotated[str, typer.Option("--model-version", help="Version of the model.")] = "1",
     metrics: Annotated[
         Path | None, typer.Option("--metrics", help="evaluation.json of the same dataset, to be copied into the card.")
     ] = None,
-    encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Which classifier.")] = "mlp",
+    encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Which classifier.")] = "mlp",
     traces: Annotated[
-        Path | None, typer.Option("--traces", help="Measured rows with traced peaks, for jobs that send one; else the dataset's.")
+        list[Path] | None,
+        typer.Option("--traces", help="Measured rows with traced peaks, for jobs that send one; else the dataset's."),
     ] = None,
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
 ) -> None:
-    """Train a classifier on all jobs of a dataset and write its bundle."""
+    """Train a classifier on all jobs of a dataset and write its bundle; the common one on all families of several datasets."""
     check_replaceable(out)
     if encoder not in ENCODERS:
         raise InvalidRequestError(f"must be {' or '.join(ENCODERS)}, not {encoder}", "encoder")
     if not (name := name or out.resolve().name) or not version:
         raise BundleError("the model needs a name and a version: give --name and --model-version")
-    data = _load(dataset, family)
-    calibration = _load(traces, family) if traces else None
+    datasets = dataset or [DEFAULT_DATASET]
+    if encoder == COMMON:
+        if family not in (None, ALL_FAMILIES):
+            raise InvalidRequestError(f"must be left out with --encoder {COMMON}, which learns from all families", "family")
+        data, calibration = _load_all(datasets), _load_by_family(traces or [])
+    else:
+        if len(datasets) > 1 or len(traces or []) > 1:
+            raise DatasetError(f"the classifiers of a family learn from one dataset: give one, or --encoder {COMMON}")
+        family = family or "mlp"
+        data = _load(datasets[0], family)
+        calibration = {family: _load(traces[0], family)} if traces else {}
     from models.export import save_classifier
     from models.plans import mlp_plan, transformer_plan
     from models.sequence_training import SequencePlan, train_sequence_classifier
     from models.training import TrainingPlan, train_classifier
 
     plan: TrainingPlan | SequencePlan
-    with _progress("training") as report, _split_errors(dataset):
+    with _progress("training") as report, _split_errors(datasets[0]):
         if encoder == "transformer":
             plan = transformer_plan(seed, epochs)
             classifier = train_sequence_classifier(data, plan, lambda share: report("training", share))
@@ -125,12 +140,20 @@ def report(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Few rows, folds and epochs: shows that all of it runs, and nothing else.")
     ] = False,
+    common: Annotated[
+        bool, typer.Option("--common", help="Only the model for all families beside the families' own, on the traced labels.")
+    ] = False,
 ) -> None:
     """Judge every candidate on every dataset, and write tables and pictures of it."""
-    from models.full_report import write_full_report
+    from models.full_report import write_common_report, write_full_report
 
+    if smoke and common:
+        raise InvalidRequestError("is a short run of its own: leave out --smoke", "common")
     with _progress("reporting") as progress, _split_errors(datasets):
-        paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
+        if common:
+            paths = write_common_report(datasets, out, seed=seed, workers=workers, progress=progress)
+        else:
+            paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
     for path in paths:
         typer.echo(f"wrote {path}")
 
@@ -220,6 +243,34 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
 
     torch.set_num_threads(1)  # the networks are too small for a second thread to pay
     return load_labelled_jobs(dataset, family)
+
+
+def _load_all(datasets: list[Path]) -> LabelledJobs:
+    """The jobs of all families of several datasets together."""
+    from models.data import joined
+
+    data = joined(list(_load_by_family(datasets).values()))
+    if len(data.families) == 1:
+        raise DatasetError(f"{datasets[0]} has {data.family} jobs only: the common classifier learns from several families")
+    return data
+
+
+def _load_by_family(datasets: list[Path]) -> dict[str, LabelledJobs]:
+    found: dict[str, LabelledJobs] = {}
+    for path in datasets:
+        families = _families(path)
+        if not found.keys().isdisjoint(families):
+            raise DatasetError(f"{path} has jobs of a family that another dataset has too: merge them first")
+        found |= {family: _load(path, family) for family in families}
+    return found
+
+
+def _families(dataset: Path) -> list[str]:
+    if not dataset.is_file():
+        raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
+    from models.data import labelled_families
+
+    return labelled_families(dataset)
 
 
 def _evaluated_rows(path: Path, data: LabelledJobs, plan: dict[str, object]) -> list[dict[str, object]]:

@@ -26,10 +26,11 @@ from models.retrain.units_check import unit_error
 REFUSING: Final = frozenset(
     {
         *("below-weights", "below-training-state", "reserved-above-label", "reserved-above-process", "allocated-above-reserved"),
-        *("above-capacity", "device-far-from-process", "below-floor", "oom-without-capacity"),
+        *("above-capacity", "device-far-from-process", "oom-without-capacity"),
     }
 )
-"""Rules of :func:`gpumemnet.validation.validate` whose breach makes a row's label worthless."""
+"""Rules of :func:`gpumemnet.validation.validate` whose breach rules a row out; not ``below-floor``, which compares a row with
+others and would take the smallest jobs away."""
 MOST_REFUSED: Final = 0.1
 """Where more of a file's rows of one family are refused, the others are not trusted either."""
 

@@ -23,6 +23,10 @@ SUPERIOR: Final = ("error", "waste", "above safe")
 """Measures of which one must be shown to be better."""
 MEASURES: Final = (*SUPERIOR, "wrong bin", "bin too low")
 """Measures of which none may be worse."""
+MOST_ERROR: Final = 0.2
+"""An error of more log-bytes is as bad as this: else a few jobs that no model knows would outweigh all others."""
+MOST_WASTE: Final = 1.0
+"""Safe bytes of more than twice the memory are as bad as that."""
 _SHARES: Final = ("above safe", "wrong bin", "bin too low")
 
 
@@ -33,8 +37,9 @@ class Rule:
     Attributes:
         alpha: chance, for each track, that luck alone shows an improvement; shared out among the tests.
         least_gain: an improvement is one only from this share of the champion's loss on.
-        most_loss: so much of the champion's loss a measure may lose where no loss is shown; shares of jobs as they are.
-        most_lost_share: the same for measures that are shares of the jobs.
+        most_error, most_waste: by this share of the champion's loss the candidate's may be larger.
+        most_share: so many of the jobs more may be above safe, in a wrong bin, or in one too low.
+        luck: a larger loss stands against the candidate unless luck explains it with this chance.
         coverage: what safe bytes promise.
         coverage_alpha: a share above safe that is less likely than this under the promise breaks it.
         fewest_rows, fewest_architectures: judged jobs that a track needs to be promoted.
@@ -44,8 +49,10 @@ class Rule:
 
     alpha: float = 0.05
     least_gain: float = 0.02
-    most_loss: float = 0.05
-    most_lost_share: float = 0.02
+    most_error: float = 0.02
+    most_waste: float = 0.1
+    most_share: float = 0.01
+    luck: float = 0.25
     coverage: float = 0.99
     coverage_alpha: float = 0.01
     fewest_rows: int = 20
@@ -155,13 +162,14 @@ def _is_large(part: Judged, rule: Rule) -> bool:
 def losses(label_bytes: Array, answers: Array) -> dict[str, Array]:
     """The loss of each job in each of :data:`MEASURES`, from expected and safe bytes, shape ``[2, B]``.
 
-    The error is in log-bytes; waste is what safe bytes are above the memory, as a share of it; the others are 0 or 1.
+    The error is in log-bytes, up to :data:`MOST_ERROR`; waste is what safe bytes are above the memory, as a share of it, up to
+    :data:`MOST_WASTE`; the others are 0 or 1.
     """
     expected, safe = answers
     bins, predicted = np.floor(label_bytes / GIB), np.floor(expected / GIB)
     return {
-        "error": np.abs(np.log(expected / label_bytes)),
-        "waste": np.maximum(safe / label_bytes - 1.0, 0.0),
+        "error": np.minimum(np.abs(np.log(expected / label_bytes)), MOST_ERROR),
+        "waste": np.clip(safe / label_bytes - 1.0, 0.0, MOST_WASTE),
         "above safe": (label_bytes > safe).astype(np.float64),
         "wrong bin": (bins != predicted).astype(np.float64),
         "bin too low": (bins > predicted).astype(np.float64),
@@ -184,6 +192,8 @@ def _part_verdict(part: Judged, decides: bool, level: float, rule: Rule) -> Part
     keeps = [_keeps(losses_["above safe"], rule) for losses_ in (champion, candidate)]
     # safe bytes that broke their promise were too tight: what it costs to keep it is no loss
     ignored = {"waste"} if keeps[1] and not keeps[0] else set()
+    if measures["wrong bin"].p_not_better <= rule.alpha:
+        ignored.add("bin too low")  # a champion that errs upwards has few bins too low, and many wrong
     better = tuple(measure for measure in SUPERIOR if decides and _is_better(measure, measures[measure], level, keeps, rule))
     against = [_loss(measure, measures[measure], rule) for measure in MEASURES if measure not in ignored]
     if not keeps[1] and (decides or keeps[0]):
@@ -211,18 +221,18 @@ def _is_better(measure: str, found: Comparison, level: float, keeps: Sequence[bo
 
 
 def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
-    worse = found.candidate - found.champion
+    """What stands against the candidate in one measure: a loss beyond what is allowed, that is not likely luck."""
     if measure in _SHARES:
-        allowed, words = rule.most_lost_share, f"{measure} {found.candidate:.1%} of the jobs, the champion {found.champion:.1%}"
+        allowed = rule.most_share
+        words = f"{measure} {found.candidate:.1%} of the jobs, the champion {found.champion:.1%}"
     else:
-        allowed, words = rule.most_loss * found.champion, f"{measure} {found.candidate:.2%}, the champion {found.champion:.2%}"
-    if worse <= 0.0 or (worse <= allowed and found.p_not_worse > rule.alpha):
+        allowed = (rule.most_error if measure == "error" else rule.most_waste) * found.champion
+        words = f"{measure} {found.candidate:.2%}, the champion {found.champion:.2%}"
+    if found.candidate - found.champion <= allowed or found.p_not_worse > rule.luck:
         return None
     if measure == "above safe" and found.candidate <= 1.0 - rule.coverage:
-        return None
-    if worse > allowed:
-        return f"{words}: worse by more than is allowed"
-    return f"{words}: worse, and not by luck" if worse > allowed / 5 else None
+        return None  # within the promise
+    return f"{words}: worse by more than is allowed"
 
 
 def _keeps(above: Array, rule: Rule) -> bool:

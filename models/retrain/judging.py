@@ -1,13 +1,13 @@
 """What champion and candidate answer for jobs that neither has learnt from, as the service would: whole releases are asked.
 
 A champion of an earlier retraining has left the held-out architectures out, and is asked itself.  One that has learnt from all
-rows of its dataset, as the shipped bundles have, would be asked what it knows by heart: there a stand-in answers, the champion's
-plan trained again on the rows that are not held out.  For the newest observations every champion is asked itself.
+rows of its dataset, as the shipped bundles have, would be asked what it knows by heart: for those architectures a stand-in
+answers, the champion's plan trained again on the rows that are not held out.  For all others every champion is asked itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,6 +29,8 @@ COVERAGE: Final = 0.99
 
 Slot = tuple[str, str, str]
 """Family, encoder and provenance: what a release holds one bundle for."""
+Learnt = Callable[[Bundle], Collection[str]]
+"""Architectures, by their keys, among the held-out ones that a bundle of the champion has learnt from all the same."""
 StandIn = Callable[[Bundle], Bundle]
 """Gives the bundle to ask in a champion's place about held-out architectures."""
 
@@ -94,21 +96,35 @@ def _moved(row: Row, shifts: dict[str, int], track: Track) -> Row:
 
 
 def judge_candidate(
-    candidate: Bundle, champion: Sequence[Bundle], parts: Sequence[Part], stand_in: StandIn, rule: Rule
+    candidate: Bundle, champion: Sequence[Bundle], parts: Sequence[Part], learnt: Learnt, stand_in: StandIn, rule: Rule
 ) -> Verdict:
-    """The gate's verdict on a candidate beside the champion's bundles of the same family and encoder."""
-    views: dict[bool, tuple[Predictor, Predictor]] = {}
+    """The gate's verdict on a candidate beside the champion's bundles of the same family and encoder.
+
+    Raises:
+        ValueError: when it cannot be known what the champion has learnt.
+    """
+    views: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
+
+    def view(known_to: frozenset[str]) -> tuple[Predictor, Predictor]:
+        if known_to not in views:
+            bundles = [stand_in(bundle) if bundle.sha256 in known_to else bundle for bundle in champion]
+            others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
+            views[known_to] = Predictor(bundles), Predictor([*others, candidate])
+        return views[known_to]
+
     judged = []
     for part in parts:
-        if part.is_held_out not in views:
-            bundles = [stand_in(bundle) if part.is_held_out and may_have_seen(bundle) else bundle for bundle in champion]
-            others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
-            views[part.is_held_out] = Predictor(bundles), Predictor([*others, candidate])
         rows = [row for row in part.rows if row.measurement.label_bytes is not None]
         if candidate.card.encoder == "transformer":
             rows = [row for row in rows if row.measurement.job.has_layers]
+        by_view: dict[frozenset[str], list[Row]] = {}
+        for row in rows:
+            architecture = row.measurement.architecture_key
+            known_to = [bundle.sha256 for bundle in champion if part.is_held_out and architecture in learnt(bundle)]
+            by_view.setdefault(frozenset(known_to), []).append(row)
         if rows:
-            judged.append(_judged(part, rows, candidate.card.encoder, *views[part.is_held_out]))
+            asked = [_judged(part, group, candidate.card.encoder, *view(known_to)) for known_to, group in by_view.items()]
+            judged.append(_joined(asked))
     return judge(judged, rule)
 
 
@@ -124,12 +140,22 @@ def _judged(part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, 
     )
 
 
+def _joined(parts: Sequence[Judged]) -> Judged:
+    return replace(
+        parts[0],
+        label_bytes=np.concatenate([part.label_bytes for part in parts]),
+        architectures=np.concatenate([part.architectures for part in parts]),
+        champion=np.concatenate([part.champion for part in parts], axis=1),
+        candidate=np.concatenate([part.candidate for part in parts], axis=1),
+    )
+
+
 def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> NDArray[np.float64]:
-    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU."""
+    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, and none gets more."""
     jobs = [replace(row.measurement.job, traced_peak_bytes=None) for row in rows]  # the networks' own answers are asked for
     estimates = predictor.estimate(jobs, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
     whole = max(row.measurement.capacity_bytes for row in rows)
-    safe = [estimate.safe_bytes or max(whole, estimate.expected_bytes) for estimate in estimates]
+    safe = [min(estimate.safe_bytes or whole, whole) for estimate in estimates]
     return np.array([[estimate.expected_bytes for estimate in estimates], safe], dtype=np.float64)
 
 

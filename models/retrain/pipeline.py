@@ -21,7 +21,7 @@ from gpumemnet.measurement import OBSERVED
 from gpumemnet.registry import SHIPPED, Registry
 from models.data import LabelledJobs, labelled_jobs
 from models.retrain.collect import Collected, collect
-from models.retrain.gate import Rule, Verdict
+from models.retrain.gate import Rule
 from models.retrain.judging import judge_candidate, may_have_seen, parts_of, slot_of
 from models.retrain.release import put_into_service
 from models.retrain.report import write_report
@@ -211,10 +211,28 @@ class _Work:
 
         def make() -> dict[str, Any]:
             progress(f"judging {track.name}, {candidate.card.encoder}")
-            verdict: Verdict = judge_candidate(candidate, champion, parts, lambda bundle: self._stand_in(bundle, progress), RULE)
-            return verdict.document()
+            stand_in = lambda bundle: self._stand_in(bundle, progress)  # noqa: E731
+            return judge_candidate(candidate, champion, parts, self._learnt, stand_in, RULE).document()
 
         return cached_document(self.folder / "verdicts" / f"{key}.json", make)[0]
+
+    def _learnt(self, champion: Bundle) -> frozenset[str]:
+        """The held-out architectures that a bundle of the champion has learnt from all the same."""
+        if not may_have_seen(champion):
+            return frozenset()
+        origin = _data_hash(champion)
+        if origin not in self.file_names and self._is_of_its_kind(champion):
+            raise ValueError(
+                f"the champion's model {champion.card.name} learnt from a dataset that is not among the files (sha256 "
+                f"{origin[:12]}…), and may know the held-out architectures by heart: give it with --dataset"
+            )
+        held_out = (row for track in self.tracks if track.family == champion.card.family for row in track.held_out)
+        return frozenset(row.measurement.architecture_key for row in held_out if row.origin == origin)
+
+    def _is_of_its_kind(self, champion: Bundle) -> bool:
+        """Whether a track holds rows of the kind that the bundle learnt from; of no other kind can it know any."""
+        family, _, provenance = slot_of(champion)
+        return any((track.family, track.provenance) == (family, provenance) for track in self.tracks)
 
     def _stand_in(self, champion: Bundle, progress: Callable[[str], None]) -> Bundle:
         """The champion's plan, trained again without the held-out architectures."""
@@ -222,10 +240,7 @@ class _Work:
         track = self.by_origin.get((origin, champion.card.family))
         rows = [row for row in track.training if row.origin == origin] if track else []
         if track is None or not rows:
-            raise ValueError(
-                f"the champion's model {champion.card.name} learnt from a dataset that is not among the files (sha256 "
-                f"{origin[:12]}…), and may know the held-out architectures by heart: give it with --dataset"
-            )
+            raise ValueError(f"too few rows of {self.file_names.get(origin, origin)} to train a stand-in of {champion.card.name}")
         calibration = calibration_track(track, self.tracks)
         key = content_hash(code_hash(TRAINING_CODE), "stand-in", champion.sha256, [row.key for row in rows])
 

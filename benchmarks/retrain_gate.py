@@ -1,0 +1,204 @@
+"""Whether the gate of retraining lets worse models through, or keeps better ones out: ``python benchmarks/retrain_gate.py``.
+
+Each run is seeded: a champion that learnt from few of the published MLP readings, a file of further readings, and 600 readings
+that nobody has seen.  Twenty runs poison the further readings: a wrong unit, swapped columns, the family missing, a shifted
+context.  Twenty have genuine new data: more readings, or observations of a site whose driver takes less context.  A promoted
+model is worse if its mean error on the unseen readings is larger than the champion's, or more of them lie above its safe bytes
+than luck explains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gpumemnet.bundle import Bundle
+from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.layers import Layer
+from gpumemnet.measurement import OBSERVED, Measurement
+from gpumemnet.predictor import Predictor
+from gpumemnet.registry import Registry
+from gpumemnet.units import MIB
+from models.data import load_labelled_jobs
+from models.export import save_classifier
+from models.plans import mlp_plan
+from models.retrain.gate import binomial_tail, losses
+from models.retrain.pipeline import retrain
+from models.retrain.request import Request
+from models.training import train_classifier
+
+DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"
+BASE, NEW, UNSEEN = 150, 360, 600
+EPOCHS = 20
+MB_FOR_MIB = 1000**2 / 1024**2
+POISONS = ("units", "swapped columns", "family missing", "shifted context")
+
+
+def relabelled(one: Measurement, label_bytes: float) -> Measurement:
+    return replace(one, peak_device_bytes=max(1, round(label_bytes)))
+
+
+def poisoned(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measurement]:
+    """The further readings of one poisoned run: all rows or every second one, by the seed."""
+    variant = seed % 5
+    step = 1 if variant in (0, 3) else 2
+    if kind == "family missing":
+        return read_dataset(DATASETS / "published_transformer_a100.parquet") + list(rows[: 3 * (variant % 2)])
+    out = list(rows)
+    for at in range(0, len(rows), step):
+        one, label = rows[at], float(rows[at].label_bytes or 0)
+        if kind == "units":
+            factor = (MB_FOR_MIB, MB_FOR_MIB, 1000 / 1024, 1 / 1024, 1 / MB_FOR_MIB)[variant]
+            out[at] = relabelled(one, label * factor)
+        elif kind == "swapped columns":
+            out[at] = swapped(one, rows[(at + 1) % len(rows)], variant)
+        else:
+            out[at] = relabelled(one, label + (-900, 500, -300, 900, 200)[variant] * MIB)
+    return out
+
+
+def swapped(one: Measurement, other: Measurement, variant: int) -> Measurement:
+    """A row whose batch is its input, whose activations are its parameters, or whose label is another row's."""
+    job = one.job
+    if variant in (0, 1):
+        return replace(one, job=replace(job, batch_size=job.input_elements, input_elements=job.batch_size))
+    if variant in (2, 3):
+        return relabelled(one, float(other.label_bytes or 0))
+    layers = tuple(Layer(layer.kind, max(1, layer.parameters), layer.activations) for layer in job.layers)
+    totals = dict.fromkeys(("total_activations", "total_parameters", "trainable_parameters"))
+    return replace(one, job=replace(job, layers=layers, **totals), architecture_key="")
+
+
+def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]:
+    """The readings as a site with another driver would have reported them, one an hour."""
+    found = []
+    for at, one in enumerate(rows):
+        options = json.dumps({"observation": str(at), "observed_at": 1.76e9 + 3600.0 * at})
+        label = float(one.label_bytes or 0) + shift_bytes
+        row = replace(relabelled(one, label), provenance=OBSERVED, recipe="observations", architecture="{}", options=options)
+        found.append(replace(row, job=replace(row.job, traced_peak_bytes=None)))
+    return found
+
+
+def first_champion(folder: Path, base: Path, seed: int) -> Registry:
+    """A registry whose champion learnt from ``base``, all of it."""
+    data = load_labelled_jobs(base, "mlp")
+    plan = mlp_plan(data, seed, EPOCHS)
+    trained = train_classifier(data, plan)
+    bundle = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
+    registry = Registry(folder / "registry")
+    registry.create_release("first", [registry.add_bundle(bundle.source).sha256])
+    registry.set_champion("first", by="benchmark", reason="")
+    return registry
+
+
+def mlps(registry: Registry, release: str) -> list[Bundle]:
+    return [bundle for bundle in registry.load(release) if bundle.card.family == "mlp"]
+
+
+def figures(registry: Registry, release: str, rows: Sequence[Measurement]) -> tuple[float, int]:
+    """Mean error in log-bytes, and how many lie above their safe bytes."""
+    jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
+    estimates = Predictor(registry.load(release)).estimate(jobs, gpu="A100", encoder="mlp")
+    labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
+    answers = np.array([(one.expected_bytes, one.safe_bytes or 2**60) for one in estimates], dtype=np.float64).T
+    found = losses(labels, answers)
+    return float(found["error"].mean()), int(found["above safe"].sum())
+
+
+def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) -> dict[str, object]:
+    start = time.monotonic()
+    order = np.random.default_rng([seed, len(kind)]).permutation(len(published))
+    picked = [published[at] for at in order[: BASE + NEW + UNSEEN]]
+    base, new, unseen = picked[:BASE], picked[BASE : BASE + NEW], picked[BASE + NEW :]
+    shift = 0
+    observations: tuple[Path, ...] = ()
+    datasets = [folder / "base.parquet", folder / "new.parquet"]
+    write_dataset(datasets[0], base)
+    if kind == "site's observations":
+        shift = -(400 + 40 * (seed % 10)) * MIB
+        write_dataset(datasets.pop(), observed(new, shift))
+        observations = (folder / "new.parquet",)
+        unseen = [relabelled(one, float(one.label_bytes or 0) + shift) for one in unseen]
+    else:
+        write_dataset(datasets[1], new if kind == "more readings" else poisoned(kind, new, seed))
+    if kind == "family missing":
+        datasets.pop(0)
+    registry = first_champion(folder, folder / "base.parquet", seed)
+    request = Request(
+        datasets=tuple(datasets),
+        observations=observations,
+        registry=registry.folder,
+        work=folder / "work",
+        seed=seed,
+        epochs=EPOCHS,
+    )
+    outcome = retrain(request)
+    champion = registry.aliases().champion
+    is_changed = {one.sha256 for one in mlps(registry, "first")} != {one.sha256 for one in mlps(registry, champion)}
+    before, after = figures(registry, "first", unseen), figures(registry, champion, unseen)
+    is_worse = after[0] > before[0] or (after[1] > before[1] and binomial_tail(after[1], len(unseen), 0.01) < 0.01)
+    reasons = [reason for track in outcome.document["tracks"] for reason in track["reasons"]]
+    reasons += [refused["reason"] for refused in outcome.document["refused"]]
+    return {
+        "kind": kind,
+        "seed": seed,
+        "promoted": is_changed,
+        "exit_code": outcome.exit_code,
+        "worse": is_worse,
+        "better": after[0] < before[0],
+        "error": [before[0], after[0]],
+        "above_safe": [before[1] / len(unseen), after[1] / len(unseen)],
+        "seconds": time.monotonic() - start,
+        "reason": reasons[0] if reasons else "",
+        "reasons": reasons,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each poison; twice as many of each genuine kind")
+    parser.add_argument("--kinds", nargs="*", default=[*POISONS, "more readings", "site's observations"])
+    parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
+    given = parser.parse_args()
+    published = [one for one in read_dataset(DATASETS / "published_mlp_a100.parquet") if one.status == "ok"]
+    found = []
+    for kind in given.kinds:
+        for seed in range(given.seeds * (1 if kind in POISONS else 2)):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(run(Path(folder), kind, seed, published))
+            one = found[-1]
+            print(
+                f"{kind:20} seed {seed:2} {'promoted' if one['promoted'] else 'kept out':9}"
+                f"{'WORSE ' if one['worse'] and one['promoted'] else ''}"
+                f"error {one['error'][0]:.2%} -> {one['error'][1]:.2%}, above safe {one['above_safe'][0]:.1%} -> "
+                f"{one['above_safe'][1]:.1%}, {one['seconds']:.0f} s: {one['reason']}",
+                file=sys.stderr,
+                flush=True,
+            )
+    print("| new data | runs | promoted | promoted and worse | mean error before | after | above safe before | after |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for kind in given.kinds:
+        runs = [one for one in found if one["kind"] == kind]
+        promoted = sum(bool(one["promoted"]) for one in runs)
+        worse = sum(bool(one["promoted"] and one["worse"]) for one in runs)
+        means = [np.mean([one[name][side] for one in runs]) for name in ("error", "above_safe") for side in (0, 1)]
+        cells = " | ".join(f"{mean:.2%}" for mean in means)
+        print(f"| {kind} | {len(runs)} | {promoted} | {worse} | {cells} |")
+    if given.out:
+        digest = hashlib.sha256((DATASETS / "published_mlp_a100.parquet").read_bytes()).hexdigest()
+        given.out.write_text(json.dumps({"data_sha256": digest, "runs": found}, indent=2) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Measured and observed jobs whose memory follows a known rule, for tests of retraining."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from gpumemnet.dataset import write_dataset
+from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.measurement import OBSERVED, Measurement
+from gpumemnet.registry import Registry
+from gpumemnet.units import GIB, MIB
+from models.data import features_on, load_labelled_jobs
+from models.export import save_classifier
+from models.plans import mlp_plan
+from models.training import train_classifier
+from tests.models.conftest import GPU, random_mlp
+
+EPOCHS = 2
+CONTEXT = 1400 * MIB
+
+
+def measured(count: int, seed: int, context_bytes: int = CONTEXT) -> list[Measurement]:
+    """Jobs of ``count`` networks, as read on one machine."""
+    generator = random.Random(seed)
+    jobs = [random_mlp(generator) for _ in range(count)]
+    closed_form = features_on(GPU, jobs)[:, FEATURE_NAMES.index("segment_bytes")]
+    noise = np.random.default_rng(seed).normal(0.0, 3 * MIB, count)
+    labels = 1.08 * closed_form + context_bytes + noise
+    return [
+        Measurement(
+            job=job,
+            status="ok",
+            label_source="nvidia_smi_device_1s",
+            capacity_bytes=40 * GIB,
+            provenance="published",
+            gpu=GPU,
+            recipe="test",
+            architecture="{}",
+            peak_device_bytes=round(label),
+        )
+        for job, label in zip(jobs, labels, strict=True)
+    ]
+
+
+def observed(rows: Sequence[Measurement], since: float = 1.7e9) -> list[Measurement]:
+    """The same as a site would have reported them, one an hour."""
+    return [
+        replace(
+            one, provenance=OBSERVED, options=json.dumps({"observation": str(at + since), "observed_at": since + 3600.0 * at})
+        )
+        for at, one in enumerate(rows)
+    ]
+
+
+def relabelled(one: Measurement, label_bytes: float) -> Measurement:
+    return replace(one, peak_device_bytes=round(label_bytes))
+
+
+def champion_of(folder: Path, base: Path) -> Registry:
+    """A registry whose champion learnt from the dataset ``base``."""
+    data = load_labelled_jobs(base, "mlp")
+    plan = mlp_plan(data, 0, EPOCHS)
+    trained = train_classifier(data, plan)
+    bundle = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
+    registry = Registry(folder / "registry")
+    registry.create_release("first", [registry.add_bundle(bundle.source).sha256])
+    registry.set_champion("first", by="test", reason="")
+    return registry
+
+
+def dataset(path: Path, rows: Sequence[Measurement]) -> Path:
+    write_dataset(path, rows)
+    return path

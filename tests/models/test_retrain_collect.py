@@ -1,0 +1,157 @@
+"""Rows are read once, and those that cannot be true are refused with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.errors import DatasetError
+from gpumemnet.units import MIB
+from models.retrain.collect import Refusal, collect
+from models.retrain.holdout import is_held_out
+from models.retrain.tracks import find_tracks, training_data
+from tests.models.retraining import dataset, measured, observed, relabelled
+
+ROWS = 60
+
+
+def refused(*refusals: Refusal) -> str:
+    return " / ".join(f"{one.file}: {one.rows}: {one.reason}" for one in refusals)
+
+
+def test_sound_rows_are_all_used(tmp_path: Path) -> None:
+    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "b.parquet", measured(ROWS, 2))])
+    assert len(found.rows) == 2 * ROWS
+    assert not found.refusals
+    assert [(file.rows, file.used) for file in found.files] == [(ROWS, ROWS)] * 2
+
+
+def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
+    first = dataset(tmp_path / "a.parquet", measured(ROWS, 1))
+    found = collect([first, dataset(tmp_path / "copy.parquet", measured(ROWS, 1))])
+    assert len(found.rows) == ROWS
+    assert "the same file as a.parquet" in refused(*found.refusals)
+
+
+def test_rows_of_two_files_that_say_the_same_count_once(tmp_path: Path) -> None:
+    rows = measured(ROWS, 1)
+    found = collect([dataset(tmp_path / "a.parquet", rows), dataset(tmp_path / "b.parquet", rows[:10] + measured(ROWS, 2))])
+    assert len(found.rows) == 2 * ROWS
+    assert "all files: 10: the same job again" in refused(*found.refusals)
+
+
+def test_a_label_below_the_weights_is_refused(tmp_path: Path) -> None:
+    rows = measured(ROWS, 1)
+    rows[3] = relabelled(rows[3], 1 * MIB / 1024)
+    found = collect([dataset(tmp_path / "a.parquet", rows)])
+    assert len(found.rows) == ROWS - 1
+    assert "a.parquet: 1: mlp: below-weights" in refused(*found.refusals)
+
+
+def test_a_label_above_the_capacity_is_refused(tmp_path: Path) -> None:
+    rows = measured(ROWS, 1)
+    rows[3] = replace(rows[3], capacity_bytes=1 * MIB)
+    assert "above-capacity" in refused(*collect([dataset(tmp_path / "a.parquet", rows)]).refusals)
+
+
+def test_mib_for_bytes_condemns_the_file(tmp_path: Path) -> None:
+    rows = [relabelled(one, (one.peak_device_bytes or 0) / MIB) for one in measured(ROWS, 2)]
+    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "mib.parquet", rows)])
+    assert len(found.rows) == ROWS
+    assert "mib.parquet: 60: mlp: below-weights" in refused(*found.refusals)
+
+
+def test_a_tenth_of_impossible_rows_condemns_the_others(tmp_path: Path) -> None:
+    rows = measured(ROWS, 1)
+    rows[:8] = [relabelled(one, 100.0) for one in rows[:8]]
+    with pytest.raises(DatasetError, match="no row to learn from"):
+        collect([dataset(tmp_path / "a.parquet", rows)])
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1000**2 / 1024**2, "MB for MiB"), (1024 / 1000, "1024 for 1000")])
+def test_a_file_in_another_unit_is_refused(tmp_path: Path, ratio: float, words: str) -> None:
+    rows = [relabelled(one, (one.peak_device_bytes or 0) * ratio) for one in measured(ROWS, 2)]
+    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "unit.parquet", rows)])
+    assert len(found.rows) == ROWS
+    assert words in refused(*found.refusals)
+
+
+def test_another_context_is_no_other_unit(tmp_path: Path) -> None:
+    rows = measured(ROWS, 2, context_bytes=1335 * MIB)  # the context by the ratio of MB and MiB, the slope as it was
+    assert (
+        len(collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "b.parquet", rows)]).rows) == 2 * ROWS
+    )
+
+
+def test_real_models_and_failures_are_left_out(tmp_path: Path) -> None:
+    rows = measured(ROWS, 1)
+    rows[0] = replace(rows[0], recipe="zoo")
+    rows[1] = replace(rows[1], status="error", reason="crash", peak_device_bytes=None)
+    found = collect([dataset(tmp_path / "a.parquet", rows)])
+    assert len(found.rows) == ROWS - 2
+    assert "for testing only" in refused(*found.refusals)
+
+
+def test_an_empty_export_is_no_error_beside_a_dataset(tmp_path: Path) -> None:
+    found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1))], [dataset(tmp_path / "none.parquet", [])])
+    assert "none.parquet: 0: holds no row" in refused(*found.refusals)
+
+
+def test_only_observations_are_observations(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no site has observed"):
+        collect([], [dataset(tmp_path / "a.parquet", measured(ROWS, 1))])
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    whole = dataset(tmp_path / "a.parquet", measured(ROWS, 1)).read_bytes()
+    (tmp_path / "half.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatasetError, match=r"half\.parquet is no whole Parquet file"):
+        collect([tmp_path / "half.parquet"])
+
+
+def test_held_out_architectures_are_about_a_seventh_and_never_learnt_from(tmp_path: Path) -> None:
+    found = collect([dataset(tmp_path / "a.parquet", measured(400, 1))])
+    (track,), _ = find_tracks(found.rows, {})
+    assert 0.08 < len(track.held_out) / 400 < 0.22
+    assert not any(is_held_out(row.measurement.architecture_key) for row in track.training)
+    assert len(training_data(track).data) == len(track.training)
+
+
+def test_a_site_borrows_rows_moved_to_its_context(tmp_path: Path) -> None:
+    base = dataset(tmp_path / "base.parquet", measured(400, 1))
+    site = dataset(tmp_path / "site.parquet", observed(measured(100, 2, context_bytes=500 * MIB)))
+    found = collect([base], [site])
+    tracks, _ = find_tracks(found.rows, {})
+    track = tracks[-1]
+    assert track.provenance == "observed"
+    assert len(track.newest) == 20
+    assert min(row.observed_at or 0 for row in track.newest) > max(row.observed_at or 0 for row in track.training)
+    data = training_data(track)
+    (shift,) = data.shifts.values()
+    assert shift == pytest.approx(-900 * MIB, abs=8 * MIB)
+    assert data.copies == 4
+    assert len(data.weighted) == len(track.borrowed) + 4 * len(track.training)
+    assert data.data.context_bytes == pytest.approx(500 * MIB, abs=40 * MIB)
+
+
+def test_what_the_champion_has_learnt_from_is_not_the_newest(tmp_path: Path) -> None:
+    rows = collect([], [dataset(tmp_path / "site.parquet", observed(measured(100, 2)))]).rows
+    late = 1.7e9 + 3600.0 * 95
+    (track,), _ = find_tracks(rows, {"mlp": late})
+    assert [row.observed_at for row in track.newest] == [late + 3600.0 * step for step in range(1, 5)]
+
+
+def test_runs_of_one_job_count_once(tmp_path: Path) -> None:
+    rows = measured(40, 2)
+    site = dataset(tmp_path / "site.parquet", observed([rows[0]] * 60 + rows))
+    (track,), _ = find_tracks(collect([], [site]).rows, {})
+    jobs = [row.measurement.job for row in track.training]
+    assert len(jobs) == len(set(jobs))
+
+
+def test_family_of_three_rows_says_so(tmp_path: Path) -> None:
+    (track,), _ = find_tracks(collect([dataset(tmp_path / "a.parquet", measured(3, 1))]).rows, {})
+    with pytest.raises(ValueError, match="too few"):
+        training_data(track)
