@@ -17,13 +17,14 @@ from gpumemnet.cli.drift import drift
 from gpumemnet.cli.extract import extract
 from gpumemnet.cli.import_sacct import import_sacct
 from gpumemnet.cli.models import models
+from gpumemnet.cli.pack import pack
 from gpumemnet.cli.predict import predict
 from gpumemnet.cli.registry import registry
 from gpumemnet.cli.serve import serve
 from gpumemnet.cli.trace import trace
 from gpumemnet.errors import GpumemnetError
 
-COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models, import_sacct, calibrate, drift)
+COMMANDS: Final[tuple[Callable[..., Any], ...]] = (predict, serve, extract, trace, models, import_sacct, calibrate, drift, pack)
 
 _USER_ERROR: Final = 2
 

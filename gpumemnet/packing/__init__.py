@@ -1,0 +1,32 @@
+"""What an estimate of memory is worth to a cluster: a trace of jobs, replayed on an inventory of GPUs once for each estimator.
+
+:func:`read_trace` and :func:`workload` give the jobs, :func:`inventory` the cards, :func:`estimators` what each estimator says,
+and :func:`simulate` replays the trace with one of them; :func:`figures` sums up.  Only memory is simulated: that neighbours slow
+each other down is left out, unless a factor for it is given.
+"""
+
+from gpumemnet.packing.amounts import Amounts, estimators
+from gpumemnet.packing.cards import FITS, Policy
+from gpumemnet.packing.figures import Figures, figures
+from gpumemnet.packing.inventory import Inventory, inventory
+from gpumemnet.packing.reading import Trace, TraceRow, read_trace
+from gpumemnet.packing.simulation import Run, simulate
+from gpumemnet.packing.workload import Workload, workload
+
+__all__ = [
+    "Amounts",
+    "FITS",
+    "Figures",
+    "Inventory",
+    "Policy",
+    "Run",
+    "Trace",
+    "TraceRow",
+    "Workload",
+    "estimators",
+    "figures",
+    "inventory",
+    "read_trace",
+    "simulate",
+    "workload",
+]
