@@ -188,13 +188,13 @@ def retrain(
     Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 for what you can mend, 1 for a failure.
     """
     from models.retrain.pipeline import retrain as run_retraining
-    from models.retrain.request import FAILED, Request
+    from models.retrain.request import FAILED, RETRAINED, Request
 
     if registry is None and not dry_run:
         raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
     chosen = tuple(dict.fromkeys(encoder.strip() for encoder in encoders.split(",")))
-    if unknown := [encoder for encoder in chosen if encoder not in ENCODERS]:
-        raise InvalidRequestError(f"must be of {', '.join(ENCODERS)}, not {unknown[0]}", "encoders")
+    if unknown := [encoder for encoder in chosen if encoder not in RETRAINED]:
+        raise InvalidRequestError(f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoders")
     files = (*(sorted(COMMITTED.glob("*.parquet")) if committed else ()), *(dataset or ()))
     if not files and not observations:
         raise DatasetError(f"no dataset: {COMMITTED} holds none, and neither --dataset nor --observations was given")

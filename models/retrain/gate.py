@@ -37,7 +37,8 @@ class Rule:
     Attributes:
         alpha: chance, for each track, that luck alone shows an improvement; shared out among the tests.
         least_gain: an improvement is one only from this share of the champion's loss on.
-        most_error, most_waste: by this share of the champion's loss the candidate's may be larger.
+        most_error, most_waste: by this share of the champion's loss the candidate's may be larger,
+        least_error, least_waste: and by this much where that is more: no scheduler would notice.
         most_share: so many of the jobs more may be above safe, in a wrong bin, or in one too low.
         luck: a larger loss stands against the candidate unless luck explains it with this chance.
         coverage: what safe bytes promise.
@@ -51,6 +52,8 @@ class Rule:
     least_gain: float = 0.02
     most_error: float = 0.02
     most_waste: float = 0.1
+    least_error: float = 0.0005
+    least_waste: float = 0.02
     most_share: float = 0.01
     luck: float = 0.25
     coverage: float = 0.99
@@ -226,7 +229,9 @@ def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
         allowed = rule.most_share
         words = f"{measure} {found.candidate:.1%} of the jobs, the champion {found.champion:.1%}"
     else:
-        allowed = (rule.most_error if measure == "error" else rule.most_waste) * found.champion
+        is_error = measure == "error"
+        most, least = (rule.most_error, rule.least_error) if is_error else (rule.most_waste, rule.least_waste)
+        allowed = max(most * found.champion, least)
         words = f"{measure} {found.candidate:.2%}, the champion {found.champion:.2%}"
     if found.candidate - found.champion <= allowed or found.p_not_worse > rule.luck:
         return None

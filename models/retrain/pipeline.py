@@ -155,9 +155,14 @@ class _Work:
         return {**about, "promote": verdict["promote"], "reasons": verdict["reasons"], "verdict": verdict}
 
     def _not_at_hand(self, champion: Bundle | None) -> str | None:
-        """Why a candidate cannot be compared with this champion on the champion's own ground."""
+        """Why a candidate cannot take the place of this champion, or be compared with it on the champion's own ground."""
         if champion is None:
             return None
+        if champion.card.site_calibration is not None:
+            return (
+                f"the champion's model {champion.card.name} is calibrated to a site, which a new one would not be: retrain from "
+                "the site's observations, or calibrate a new model and put it into the registry by hand"
+            )
         retraining = champion.card.document.get("retraining")
         origins = retraining.get("origins", []) if isinstance(retraining, dict) else [_data_hash(champion)]
         missing = [origin for origin in origins if origin not in self.file_names]

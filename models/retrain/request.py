@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+RETRAINED: Final = ("mlp", "transformer")
+"""Encoders that are retrained, each for one family; a model that families have in common is not."""
 PROMOTED: Final = 0
 FAILED: Final = 1
 NOTHING_BETTER: Final = 10

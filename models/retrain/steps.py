@@ -21,13 +21,13 @@ TRAINING_CODE: Final = (
     *(f"models/{name}.py" for name in ("sequence_training", "splits", "traced_peak", "training")),
     *("models/retrain/tracks.py", "models/retrain/training.py"),
     *(f"gpumemnet/{name}.py" for name in ("bundle", "closed_form", "feature_row", "features", "layers", "physics")),
-    *(f"gpumemnet/{name}.py" for name in ("saved_tensors", "sequence")),
+    *(f"gpumemnet/{name}.py" for name in ("saved_tensors", "sequence", "training_reference")),
+    "gpumemnet/devices.json",
 )
 """Files whose change makes another model of the same data."""
 JUDGING_CODE: Final = (
     *(f"models/retrain/{name}.py" for name in ("collect", "gate", "holdout", "judging", "pipeline", "units_check")),
-    *(f"gpumemnet/{name}.py" for name in ("distribution", "measurement", "predictor", "support", "validation")),
-    "gpumemnet/devices.json",
+    *(f"gpumemnet/{name}.py" for name in ("distribution", "estimates", "measurement", "predictor", "support", "validation")),
 )
 """Files whose change may give another verdict on the same models."""
 _PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")

@@ -151,8 +151,9 @@ def training_data(track: Track) -> TrainingData:
             shifts[place] = context_shift([row.measurement for row in group], own, track.gpu)
             borrowed += [moved(row.measurement, shifts[place], track) for row in group]
     usable = [one for one in own if one.job.has_layers]
-    if not usable or sum(one.label_bytes is not None for one in (*usable, *borrowed)) < FEWEST_ROWS:
-        raise ValueError(f"{len(usable) + len(borrowed)} rows with layers to learn from are too few: {FEWEST_ROWS} are needed")
+    labelled_rows = sum(one.label_bytes is not None for one in (*usable, *borrowed))
+    if labelled_rows < FEWEST_ROWS:
+        raise ValueError(f"{labelled_rows} rows with layers to learn from are too few: {FEWEST_ROWS} are needed")
     copies = max(1, min(MOST_COPIES, len(borrowed) // max(1, len(usable))))
     data = labelled_jobs([*usable, *borrowed], track.name, "")
     data = replace(data, capacity_bytes=_capacity_bytes(track.gpu, data.capacity_bytes), sha256=digest(track, shifts))
