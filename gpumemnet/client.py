@@ -329,7 +329,7 @@ class Client(_ClientCore):
             bins: a published scheme, or ``bins_of_width`` of whole MiB; the model's own unless given.
             coverage: share of jobs that the safe bytes shall cover.
             gpu: GPU to answer for; the one that the model learnt from unless given.
-            encoder: ``mlp`` or ``transformer``.
+            encoder: ``mlp``, ``transformer`` or ``common``.
             fits: also say what the job fits: ``True`` for the whole catalogue, or names such as ``A100`` and ``A100/3g.20gb``.
             devices: devices of the site that it may fit, with their live free memory.
 
@@ -372,7 +372,7 @@ class Client(_ClientCore):
             mig: the MIG profile, unless ``gpu`` names it.
             free_mib: memory free there now; all that an empty one has unless given.
             coverage: share of jobs that stay below a limit.
-            encoder: ``mlp`` or ``transformer``.
+            encoder: ``mlp``, ``transformer`` or ``common``.
             max_batch: the largest batch size to look at.
 
         Raises:
@@ -397,7 +397,7 @@ class Client(_ClientCore):
             gpus: names to choose from, such as ``A100`` and ``A100/3g.20gb``; the whole catalogue unless given.
             devices: devices to choose from, with their live free memory.
             coverage: share of jobs that stay below the limit.
-            encoder: ``mlp`` or ``transformer``.
+            encoder: ``mlp``, ``transformer`` or ``common``.
 
         Raises:
             ServiceError: as :meth:`predict`.

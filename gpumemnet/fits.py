@@ -150,7 +150,7 @@ def fits(
         job: the job.
         targets: where it may run; the whole catalogue unless given.
         coverage: share of jobs that stay below the limit.
-        encoder: ``mlp`` or ``transformer``; as the predictor chooses unless given.
+        encoder: ``mlp``, ``transformer`` or ``common``; as the predictor chooses unless given.
 
     Raises:
         InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`.

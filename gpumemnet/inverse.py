@@ -108,7 +108,7 @@ def batch_sizes(
         job: the job.
         target: where it is to run.
         coverage: share of jobs that stay below the limit.
-        encoder: ``mlp`` or ``transformer``; as the predictor chooses unless given.
+        encoder: ``mlp``, ``transformer`` or ``common``; as the predictor chooses unless given.
         max_batch: the largest batch size to look at.
 
     Raises:

@@ -32,11 +32,12 @@ from models.answers import (
     commonest_bin,
     regression_answers,
 )
-from models.data import LabelledJobs, features_on
+from models.data import LabelledJobs, features_on, joined
 from models.export import save_classifier
 from models.network import float_tensor
 from models.paper.formulas import horus, naive
 from models.paper.training import fit_paper_mlp, fit_paper_transformer
+from models.plans import COMMON as COMMON_PLAN
 from models.sequence_training import SequencePlan, train_sequence_classifier
 from models.traced_peak import fit_traced_peak
 from models.training import COVERAGES, TrainingPlan, fitted_transform, train_classifier
@@ -53,6 +54,8 @@ TRACED_PEAK: Final = "traced peak, calibrated"
 PAPER_MLP: Final = "GPUMemNet's MLP-based (softmax)"
 TWO_MEMBERS: Final = f"{MLP_BASED}, two members"
 SOFTMAX_HEAD: Final = "softmax head on the same inputs"
+COMMON: Final = f"{MLP_BASED}, one model for all families"
+COMMON_TRANSFERRED: Final = f"{COMMON}, learnt from traces on another GPU"
 TRANSFERRED: Final = f"{MLP_BASED}, learnt from traces on another GPU"
 PAPER_EPOCHS: Final = 120
 MONOTONE_ITERATIONS: Final = 200
@@ -64,12 +67,14 @@ class Plans:
 
     Attributes:
         mlp, transformer: plans of the two encoders.
+        common: of the MLP-based encoder that all families have in common.
         paper_epochs: most epochs of the paper's networks.
     """
 
     mlp: TrainingPlan
     transformer: SequencePlan
     paper_epochs: int = PAPER_EPOCHS
+    common: TrainingPlan = COMMON_PLAN
 
 
 Candidate = Callable[[LabelledJobs, LabelledJobs, Plans], dict[str, Answers]]
@@ -122,6 +127,15 @@ def _ours_of_layers(training: LabelledJobs, test: LabelledJobs, plans: Plans) ->
         trained = train_sequence_classifier(training, plans.transformer)
         bundle = save_classifier(Path(folder) / "fold", trained, training, plans.transformer, name="fold", version="0")
     return {TRANSFORMER_BASED: served_answers(bundle, test)}
+
+
+def common_answers(training: Sequence[LabelledJobs], tests: Sequence[LabelledJobs], plan: TrainingPlan) -> list[Answers]:
+    """One model learnt from the jobs of all families in ``training``: what it answers for each of ``tests``."""
+    together = joined(training)
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train_classifier(together, plan)
+        bundle = save_classifier(Path(folder) / "fold", trained, together, plan, name="fold", version="0")
+    return [served_answers(bundle, test) for test in tests]
 
 
 def _ablations(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
@@ -181,11 +195,12 @@ def traced_peak_answers(training: LabelledJobs, test: LabelledJobs, context_byte
 MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (
     *(_commonest, _formulas, _regressions, _paper_mlp, _paper_transformer, _ours, _ablations, _ours_of_layers, _traced_peak),
 )
+OWN_CANDIDATES: Final[tuple[Candidate, ...]] = (_ours,)
 TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (_commonest, _formulas, _regressions, _ours, _ablations, _ours_of_layers)
 
 
 def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, context_bytes: int | None = None) -> Answers:
-    """What the bundle alone answers for the jobs of ``test``.
+    """What the bundle alone answers for the jobs of ``test``, which are of one family.
 
     Args:
         bundle: the bundle.
@@ -193,7 +208,7 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
         gpu: the GPU to answer for; the bundle's own unless given.
         context_bytes: CUDA context that stands in the labels of ``test``, where it is known better than by the GPU's profile.
     """
-    model = BundleModel(bundle)
+    model = BundleModel(bundle, test.family)
     place = model.place(gpu)
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
@@ -217,7 +232,7 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
 
 def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> Answers:
     """A bundle of one GPU on jobs of another; of the latter only the context is learnt, from the training jobs."""
-    model = BundleModel(bundle)
+    model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
     place = model.place(training.gpu)
     looked = model.look(training.jobs, place)

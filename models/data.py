@@ -104,6 +104,16 @@ def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     return feature_matrix(jobs, blas_workspace_bytes(gpu))
 
 
+def labelled_families(path: str | Path) -> list[str]:
+    """The families of which the dataset at ``path`` has jobs to learn from.
+
+    Raises:
+        DatasetError: when the dataset cannot be read.
+    """
+    found = {row.job.family for row in read_dataset(path) if row.status in ("ok", "oom") and row.recipe != ZOO}
+    return [family for family in FAMILIES if family in found]
+
+
 def load_labelled_jobs(path: str | Path, family: str, *, only_zoo: bool = False) -> LabelledJobs:
     """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``: all but the real models, or only those.
 

@@ -25,13 +25,17 @@ from gpumemnet.measurement import TRACED, Measurement
 from gpumemnet.units import GIB
 from models.answers import Answers, calibrated_physics
 from models.candidates import (
+    COMMON,
+    COMMON_TRANSFERRED,
     MLP_BASED,
     ONE_GIB,
+    OWN_CANDIDATES,
     PAPER_MLP,
     SCHEMES,
     SOFTMAX_HEAD,
     TOTALS_ONLY,
     TRACED_PEAK,
+    TRANSFERRED,
     TRANSFORMER_BASED,
     TWO_MEMBERS,
     Plans,
@@ -39,10 +43,10 @@ from models.candidates import (
     served_answers,
     traced_peak_answers,
 )
-from models.data import ZOO, LabelledJobs, load_labelled_jobs
+from models.data import ZOO, LabelledJobs, joined, load_labelled_jobs
 from models.export import save_classifier
 from models.learning import Learning, learn
-from models.plans import mlp_plan, transformer_plan
+from models.plans import common_plan, mlp_plan, transformer_plan
 from models.reporting import write_reporting
 from models.section import Section
 from models.sequence_training import train_sequence_classifier
@@ -80,6 +84,7 @@ def write_full_report(
     """
     start = time.monotonic()
     sources = _sources(datasets, is_smoke)
+    all_traced = list(sources.traced.values())
     if is_smoke:  # one measured family, and the one that the real models are of
         sources = _Sources(_first(sources.measured), _first(sources.traced), sources.zoo)
     epochs = SMOKE_EPOCHS if is_smoke else None
@@ -91,13 +96,19 @@ def write_full_report(
             calibrations[family] = sources.measured.get(family)
             bundles[family] = _bundles(data, plans, calibrations[family], Path(scratch))
             studies.append(_shortened(traced_study(data, plans), is_smoke))
+        common = None
+        if len(all_traced) > 1:
+            progress("learning from traced jobs of all families", 0.0)
+            common = _common_bundle(joined(all_traced), seed, epochs, Path(scratch))
         for family, data in sources.measured.items():
-            traced = bundles[family][0] if family in bundles else None
+            traced = {TRANSFERRED: bundles[family][0]} if family in bundles else {}
+            if common is not None and family in common.card.families:
+                traced[COMMON_TRANSFERRED] = common
             studies.append(_shortened(measured_study(data, _plans(data, seed, epochs), traced), is_smoke))
         studies.sort(key=lambda study: (study.data.provenance == TRACED, study.slug))
-        sections = run_studies(studies, progress, workers)
+        sections = run_studies(studies, progress, workers, all_traced)
         zoo = [
-            _zoo_section(family, *rows, bundles[family], sources.measured.get(family))
+            _zoo_section(family, *rows, bundles[family], common, sources.measured.get(family))
             for family, rows in sources.zoo.items()
             if family in bundles
         ]
@@ -109,6 +120,22 @@ def write_full_report(
     if is_smoke:
         notes.insert(0, "A smoke run on few rows: its figures say nothing.")
     return write_reporting([*sections, *zoo], out, notes=notes, appendix=[*_ablation_parts(sections), *_learning_parts(learning)])
+
+
+def write_common_report(
+    datasets: Path, out: Path, *, seed: int, workers: int | None, progress: Progress = lambda what, share: None
+) -> list[Path]:
+    """Write what the model for all families, and each family's own, answer on the traced labels to ``out``: in two minutes.
+
+    Raises:
+        DatasetError: when the folder holds no traced datasets of several families.
+        ValueError: when a dataset has too few architectures to split.
+    """
+    families = list(_sources(datasets, is_smoke=False).traced.values())
+    if len(families) < 2:
+        raise DatasetError(f"{datasets} holds no traced datasets of several families")
+    studies = [replace(traced_study(data, _plans(data, seed, None)), candidates=OWN_CANDIDATES, ours=COMMON) for data in families]
+    return write_reporting(run_studies(studies, progress, workers, families), out, notes=[f"Seed {seed}."])
 
 
 def _sources(folder: Path, is_smoke: bool) -> _Sources:
@@ -138,8 +165,14 @@ def _first(by_family: dict[str, LabelledJobs]) -> dict[str, LabelledJobs]:
 
 
 def _plans(data: LabelledJobs, seed: int, epochs: int | None) -> Plans:
-    plans = Plans(mlp_plan(data, seed, epochs), transformer_plan(seed, epochs))
+    plans = Plans(mlp_plan(data, seed, epochs), transformer_plan(seed, epochs), common=common_plan(seed, epochs))
     return plans if epochs is None else replace(plans, paper_epochs=4 * epochs)
+
+
+def _common_bundle(data: LabelledJobs, seed: int, epochs: int | None, scratch: Path) -> Bundle:
+    """One model for all families, trained on all of ``data``."""
+    plan = common_plan(seed, epochs)
+    return save_classifier(scratch / "all-mlp", train_classifier(data, plan), data, plan, name="all-mlp", version="0")
 
 
 def _shortened(study: Study, is_smoke: bool) -> Study:
@@ -158,12 +191,19 @@ def _bundles(data: LabelledJobs, plans: Plans, calibration: LabelledJobs | None,
 
 
 def _zoo_section(
-    family: str, data: LabelledJobs, rows: Sequence[Measurement], bundles: tuple[Bundle, Bundle], measured: LabelledJobs | None
+    family: str,
+    data: LabelledJobs,
+    rows: Sequence[Measurement],
+    bundles: tuple[Bundle, Bundle],
+    common: Bundle | None,
+    measured: LabelledJobs | None,
 ) -> Section:
     """Real models, asked of classifiers that have never seen one, with the context of the GPU's profile."""
     answers = {
         name: served_answers(bundle, data, data.gpu) for name, bundle in zip((MLP_BASED, TRANSFORMER_BASED), bundles, strict=True)
     }
+    if common is not None:
+        answers[COMMON] = served_answers(common, data, data.gpu)
     outside = context(device_profile(data.gpu))
     if measured is not None:
         physics = calibrated_physics(measured)(on_gpu(data, data.gpu))
@@ -205,6 +245,7 @@ _ABLATION: Final = {
     TOTALS_ONLY: "without the layer list: no closed form",
     PAPER_MLP: "GPUMemNet's features and its softmax",
     TRANSFORMER_BASED: "with attention over the layers",
+    COMMON: "one model for all families",
     TRACED_PEAK: "the traced peak instead of all of it",
 }
 

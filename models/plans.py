@@ -18,10 +18,15 @@ COMMON: Final = TrainingPlan(hidden=128, epochs=40)
 def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> TrainingPlan:
     """The plan of the MLP-based classifier on ``data``; ``epochs`` are the plan's own unless given."""
     if len(data.families) > 1:
-        return replace(COMMON, seed=seed, epochs=epochs or COMMON.epochs)
+        return common_plan(seed, epochs)
     options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}
     plan = WIDE if len(options) > 1 else TrainingPlan()
     return replace(plan, seed=seed, epochs=epochs or plan.epochs)
+
+
+def common_plan(seed: int, epochs: int | None = None) -> TrainingPlan:
+    """The plan of the MLP-based classifier for all families."""
+    return replace(COMMON, seed=seed, epochs=epochs or COMMON.epochs)
 
 
 def transformer_plan(seed: int, epochs: int | None = None) -> SequencePlan:

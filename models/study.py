@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Final
 
@@ -15,12 +15,13 @@ import numpy as np
 from gpumemnet.bundle import Bundle
 from models.answers import Answers
 from models.candidates import (
+    COMMON,
     MEASURED_CANDIDATES,
     MLP_BASED,
     TRACED_CANDIDATES,
-    TRANSFERRED,
     Candidate,
     Plans,
+    common_answers,
     pooled,
     transferred,
 )
@@ -44,7 +45,7 @@ class Study:
         candidates: that are tried.
         fold_count: folds, split by architecture.
         plans: of the classifiers.
-        traced: a bundle that learnt from traces on another GPU, to be tried too.
+        traced: bundles that learnt from traces on another GPU, to be tried too, by the name of the candidate.
         ours: the candidate of the pictures.
     """
 
@@ -55,7 +56,7 @@ class Study:
     candidates: tuple[Candidate, ...]
     fold_count: int
     plans: Plans
-    traced: Bundle | None = None
+    traced: Mapping[str, Bundle] = field(default_factory=dict)
     ours: str = MLP_BASED
 
 
@@ -68,7 +69,7 @@ class _Fold:
     seconds: dict[str, float]
 
 
-def measured_study(data: LabelledJobs, plans: Plans, traced: Bundle | None) -> Study:
+def measured_study(data: LabelledJobs, plans: Plans, traced: Mapping[str, Bundle]) -> Study:
     """The study of a dataset with readings of a GPU."""
     family = data.jobs[0].family
     oom = int(np.isnan(data.label_bytes).sum())
@@ -107,8 +108,16 @@ def traced_study(data: LabelledJobs, plans: Plans) -> Study:
     )
 
 
-def run_studies(studies: Sequence[Study], progress: Progress, workers: int | None = None) -> list[Section]:
+def run_studies(
+    studies: Sequence[Study], progress: Progress, workers: int | None = None, families: Sequence[LabelledJobs] = ()
+) -> list[Section]:
     """The sections of ``studies``, in their order.
+
+    Args:
+        studies: the studies.
+        progress: told what is done, and the share of all.
+        workers: processes; one for each core unless given.
+        families: datasets of several families that one model shall learn from together; it is tried in the studies of these.
 
     Raises:
         ValueError: when a dataset has fewer architectures than folds.
@@ -117,14 +126,23 @@ def run_studies(studies: Sequence[Study], progress: Progress, workers: int | Non
     tasks = [(study, fold) for study in studies for fold in range(study.fold_count)]
     for study in studies:
         folds(study.data.groups, study.fold_count, study.plans.mlp.seed)
+    common = [study for study in studies if any(study.data is data for data in families)] if len(families) > 1 else []
     done: list[_Fold] = []
     # the longest first, so that no core waits for one at the end
     tasks.sort(key=lambda task: -len(task[0].data))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        folds_of_all = range(common[0].fold_count if common else 0)
+        together = [pool.submit(_run_common, common, families, fold) for fold in folds_of_all]
         running = [pool.submit(_run_fold, study, fold) for study, fold in tasks]
         for finished in as_completed(running):
             done.append(finished.result())
             progress(f"{done[-1].slug}, fold {done[-1].fold + 1}", len(done) / len(tasks))
+        for fold, one in enumerate(together):
+            answers, seconds = one.result()
+            for part in done:
+                if part.fold == fold and part.slug in answers:
+                    part.answers[COMMON] = answers[part.slug]
+                    part.seconds[COMMON] = seconds
     return [
         _section(study, sorted((one for one in done if one.slug == study.slug), key=lambda one: one.fold)) for study in studies
     ]
@@ -151,9 +169,25 @@ def _run_fold(study: Study, fold: int) -> _Fold:
         for name, answer in found.items():
             answers[name] = answer
             seconds[name] = (time.monotonic() - start) / len(found)
-    if study.traced is not None:
-        answers[TRANSFERRED] = transferred(study.traced, training, test)
+    for name, bundle in study.traced.items():
+        answers[name] = transferred(bundle, training, test)
     return _Fold(study.slug, fold, test_rows, answers, seconds)
+
+
+def _run_common(studies: Sequence[Study], families: Sequence[LabelledJobs], fold: int) -> tuple[dict[str, Answers], float]:
+    """The answers of one model for all ``families`` in each of ``studies``, by slug, and the seconds of each.
+
+    A family is split as its study splits it, so that the jobs held out there are held out here.
+    """
+    start = time.monotonic()
+    first = studies[0]
+    parts = [(data, *folds(data.groups, first.fold_count, first.plans.mlp.seed)[fold]) for data in families]
+    tests = {}
+    for study in studies:
+        _, rows = folds(study.data.groups, study.fold_count, study.plans.mlp.seed)[fold]
+        tests[study.slug] = study.data.take(rows[~np.isnan(study.data.label_bytes[rows])])
+    answers = common_answers([data.take(rows) for data, rows, _ in parts], list(tests.values()), first.plans.common)
+    return dict(zip(tests, answers, strict=True)), (time.monotonic() - start) / len(tests)
 
 
 def _section(study: Study, parts: Sequence[_Fold]) -> Section:

@@ -69,8 +69,11 @@ class Model(_Shape):
     name: str
     version: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash over the model's files: changes with any of them")
-    family: str = Field(description="the family of jobs that it answers for")
-    encoder: str = Field(description="what it looks at: mlp for the feature vector, transformer for the layer sequence with it")
+    family: str = Field(description="the family of jobs that it answers for; all for a model of several")
+    encoder: str = Field(
+        description="what it looks at: mlp for the feature vector, transformer for the layer sequence with it, common for the "
+        "feature vector by one model of all families"
+    )
     training_data: TrainingData
 
 
@@ -470,7 +473,8 @@ _COVERAGE: Final[Schema] = {
     "default": DEFAULT_COVERAGE,
 }
 _ENCODER: Final[Schema] = _nullable(
-    {"type": "string", "enum": list(ENCODERS)}, "which classifier; mlp where there is one unless given"
+    {"type": "string", "enum": list(ENCODERS)},
+    "which classifier: mlp or transformer, or common, one model for all families; mlp where there is one unless given",
 )
 
 

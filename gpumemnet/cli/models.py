@@ -32,7 +32,7 @@ def _facts(bundle: Bundle) -> list[tuple[str, str]]:
     seen = {field: [str(value) for value in values if value not in (None, False)] for field, values in card.options.items()}
     options = "; ".join(f"{field} {' or '.join(values)}" for field, values in seen.items() if values)
     return [
-        ("answers for", f"{card.family} jobs on {card.gpu}"),
+        ("answers for", f"{', '.join(card.families)} jobs on {card.gpu}"),
         ("trained on", f"{data.get('rows', 0):,} {data.get('provenance', '')} jobs: {data.get('description', '')}"),
         *((name, str(data[name])) for name in ("licence", "credit") if name in data),
         ("with", options),

@@ -44,7 +44,8 @@ def predict(
     bins: Annotated[str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU to answer for; the one that the model learnt from unless given.")] = None,
     encoder: Annotated[
-        str | None, typer.Option(metavar="mlp|transformer", help="Which classifier answers, where there are two.")
+        str | None,
+        typer.Option(metavar="mlp|transformer|common", help="Which classifier answers; common is one model for all families."),
     ] = None,
     fits: Annotated[
         bool, typer.Option("--fits", help="Say of every known GPU and MIG profile whether it holds the job.")

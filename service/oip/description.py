@@ -138,7 +138,7 @@ class OipParameters(BaseModel):
         default=DEFAULT_BIN_WIDTH_MIB, ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB, description="width of the bins in MiB"
     )
     gpu: str | None = Field(default=None, description="GPU that the amounts shall be for; the model's own unless given")
-    encoder: Literal["mlp", "transformer"] | None = Field(default=None, description="which encoder shall answer")
+    encoder: Literal["mlp", "transformer", "common"] | None = Field(default=None, description="which encoder shall answer")
     binary_data_output: bool = Field(default=False, description="all outputs in raw form unless they say otherwise")
 
 

@@ -79,8 +79,9 @@ class OipModel:
         bundles = self.predictor.bundles if self.bundle is None else (self.bundle,)
         for bundle in bundles:
             try:
-                job = job_from_dict(EXAMPLE_JOBS[bundle.card.family])
-                self._model(bundle, job).estimate((job,), None, bundle.card.coverages[-1])
+                for family in bundle.card.families:
+                    job = job_from_dict(EXAMPLE_JOBS[family])
+                    self._model(bundle, job).estimate((job,), None, bundle.card.coverages[-1])
             except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
                 raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
 
@@ -92,10 +93,19 @@ class OipModel:
                 return self.predictor.estimate(
                     request.jobs, bins=request.bins, coverage=request.coverage, gpu=request.gpu, encoder=request.encoder
                 )
-            model = self._model(self.bundle, request.jobs[0])
-            return model.estimate(request.jobs, request.bins, request.coverage, model.place(request.gpu))
+            return self._of_bundle(self.bundle, request)
         except FieldError as error:
             raise located(error, "parameters") from None
+
+    def _of_bundle(self, bundle: Bundle, request: InferRequest) -> list[Estimate]:
+        estimates: dict[int, Estimate] = {}
+        for family in dict.fromkeys(job.family for job in request.jobs):
+            rows = [row for row, job in enumerate(request.jobs) if job.family == family]
+            jobs = [request.jobs[row] for row in rows]
+            model = self._model(bundle, jobs[0])
+            answers = model.estimate(jobs, request.bins, request.coverage, model.place(request.gpu))
+            estimates |= zip(rows, answers, strict=True)
+        return [estimates[row] for row in range(len(request.jobs))]
 
     def _check(self, job: TrainingJob, encoder: str | None, index: int) -> None:
         """Refuse a job that the model cannot answer for."""
@@ -111,9 +121,10 @@ class OipModel:
         card = self.bundle.card
         if encoder not in (None, card.encoder):
             raise InvalidRequestError(f"must be {card.encoder}, which {card.name} is: leave it out", "parameters.encoder")
-        if job.family != card.family:
+        if job.family not in card.families:
             raise InvalidRequestError(
-                f"is {job.family}, and {card.name} answers for {card.family} jobs: ask the model {WHOLE}", f"{place}.family"
+                f"is {job.family}, and {card.name} answers for {', '.join(card.families)} jobs: ask the model {WHOLE}",
+                f"{place}.family",
             )
         if card.encoder == "transformer" and not job.has_layers:
             raise InvalidRequestError(f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{place}.layers")

@@ -54,8 +54,8 @@ def check_golden(predictor: Predictor) -> None:
 
 
 def _models(predictor: Predictor) -> Iterator[BundleModel]:
-    families = dict.fromkeys(bundle.card.family for bundle in predictor.bundles)
-    loaded = {(bundle.card.family, bundle.card.encoder) for bundle in predictor.bundles}
+    families = dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
+    loaded = {(family, bundle.card.encoder) for bundle in predictor.bundles for family in bundle.card.families}
     for family in families:
         job = job_from_dict(EXAMPLE_JOBS[family])
         for encoder in ENCODERS:
@@ -144,6 +144,8 @@ def _own_golden(model: BundleModel) -> list[Any]:
 def _check_own(model: BundleModel, number: int, entry: Any) -> None:
     try:
         job, answers = job_from_dict(entry["job"]), {name: entry[name] for name in ("expected_bytes", "safe_bytes")}
+        if job.family != model.card.family and job.family in model.bundle.card.families:
+            return  # the model answers for it, in its other family
         estimate = model.estimate((job,), None, entry.get("coverage", model.card.coverages[-1]))[0]
         found: Mapping[str, int | None] = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
         for name, wanted in answers.items():

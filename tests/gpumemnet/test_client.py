@@ -48,7 +48,7 @@ def service(start_service):
 @pytest.fixture
 def job(predictor) -> TrainingJob:
     layers = (Layer("linear", 256, 65_792), Layer("relu", 256), Layer("linear", 10, 2570))
-    family = predictor.bundles[0].card.family
+    family = predictor.bundles[0].card.families[0]
     return TrainingJob(
         family=family,
         batch_size=64,
@@ -63,7 +63,7 @@ def job(predictor) -> TrainingJob:
 @pytest.fixture
 def unsupported(predictor, job) -> TrainingJob:
     """A job of a family that no loaded model answers for."""
-    missing = set(FAMILIES) - {bundle.card.family for bundle in predictor.bundles}
+    missing = set(FAMILIES) - {family for bundle in predictor.bundles for family in bundle.card.families}
     return TrainingJob(
         family=missing.pop(), batch_size=1, input_elements=1, optimizer="adam", precision="fp32", layers=job.layers
     )
@@ -145,7 +145,7 @@ def test_the_asynchronous_client_answers_the_same(service, predictor, job):
     for estimate in (*estimates, *batch):
         assert_same(estimate, predictor.predict(job))
     assert [model["sha256"] for model in models] == [bundle.sha256 for bundle in predictor.bundles]
-    assert families == tuple(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
+    assert families == tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
 
 
 def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(client, predictor, job, unsupported):
@@ -161,7 +161,7 @@ def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(client, predicto
 
 def test_models_and_health(client, predictor):
     assert [model["card"] for model in client.models()] == [bundle.card.document for bundle in predictor.bundles]
-    assert client.health() == tuple(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
+    assert client.health() == tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
 
 
 def test_a_refusal_carries_the_problem(client, unsupported):

@@ -185,9 +185,9 @@ def test_beyond_every_support_the_one_with_the_fewest_reasons_answers() -> None:
     assert len(estimate.reasons) < len(PREDICTOR.predict(strange).reasons)
 
 
-@pytest.mark.parametrize("encoder", ["mlp", "transformer"])
+@pytest.mark.parametrize("encoder", ["mlp", "transformer", "common"])
 @pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
-def test_both_encoders_answer_for_every_family(family: str, encoder: str) -> None:
+def test_every_encoder_answers_for_every_family(family: str, encoder: str) -> None:
     layers = {
         "mlp": mlp(1024).layers,
         "cnn": (
@@ -203,6 +203,7 @@ def test_both_encoders_answer_for_every_family(family: str, encoder: str) -> Non
     assert estimate.expected_bytes > 300 * MIB
     assert estimate.probabilities.sum() == pytest.approx(1)
     assert estimate.estimator.endswith("-layers") == (encoder == "transformer")
+    assert estimate.estimator.startswith("all-") == (encoder == "common")
 
 
 def test_an_encoder_that_is_not_there_is_refused() -> None:

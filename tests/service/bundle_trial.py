@@ -23,7 +23,7 @@ def tried(folder: str) -> dict[str, str]:
     """What came of the bundle: as the command line uses it, and then as the service starts with it."""
     try:
         predictor = Predictor([load_bundle(folder)])
-        family = predictor.bundles[0].card.family
+        family = predictor.bundles[0].card.families[0]
         estimates = predictor.estimate([job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)])
         Answerer(predictor, 10)
     except BundleError as error:

@@ -23,4 +23,4 @@ def predictor() -> Predictor:
 @pytest.fixture
 def job(predictor: Predictor) -> dict[str, Any]:
     """The document of a job that a shipped model answers for."""
-    return copy.deepcopy(EXAMPLE_JOBS[predictor.bundles[0].card.family])
+    return copy.deepcopy(EXAMPLE_JOBS[predictor.bundles[0].card.families[0]])

@@ -237,7 +237,7 @@ def test_parameters_choose_coverage_bins_gpu_and_encoder(http, predictor, job):
 
 def test_a_bundle_answers_by_itself(http, predictor):
     for bundle in predictor.bundles:
-        job = EXAMPLE_JOBS[bundle.card.family]
+        job = EXAMPLE_JOBS[bundle.card.families[-1]]
         for path in ("", f"/versions/{bundle.card.version}"):
             answer = ask(http, job, path=f"/v2/models/{bundle.card.name}{path}/infer", outputs=[{"name": "model_sha256"}])
             assert answer["model_name"] == bundle.card.name
@@ -402,6 +402,14 @@ def test_a_bad_job_is_told_by_its_number_in_the_parsers_words(http, job):
     bad["layers"][1]["parameters"] = -1
     error = refused(http.post(INFER, json={"inputs": [tensor(job, bad)]}), 400)
     assert error.startswith("job[1].layers[1].parameters: must be between 0")
+
+
+def test_the_common_model_answers_for_all_families_by_its_name(http, predictor):
+    bundle = next(bundle for bundle in predictor.bundles if bundle.card.encoder == "common")
+    jobs = [EXAMPLE_JOBS[family] for family in ("cnn", "mlp", "cnn", "transformer")]
+    answer = http.post(f"/v2/models/{bundle.card.name}/infer", json={"inputs": [tensor(*jobs)]}).json()
+    estimates = predictor.estimate([job_from_dict(job) for job in jobs], encoder="common")
+    assert columns(answer)["request_bytes"] == [estimate.expected_bytes for estimate in estimates]
 
 
 def test_a_job_that_the_model_does_not_answer_for(http, predictor):

@@ -140,7 +140,7 @@ def test_the_examples_are_what_is_asked_and_answered(http, description, check, p
 
 def test_the_example_of_a_problem_is_what_is_answered(http, description, check, predictor):
     documented = description["paths"]["/v1/predict"]["post"]["responses"]["422"]["content"]["application/problem+json"]
-    response = http.post("/v1/predict", json=refused_example(predictor.bundles[0].card.family))
+    response = http.post("/v1/predict", json=refused_example(predictor.bundles[0].card.families[0]))
     assert response.json() == documented["example"]
     check(documented["schema"], response.json())
 

@@ -111,7 +111,7 @@ def test_another_gpu(http, predictor, job, gpu):
     assert answer["bins"]["count"] > 2
 
 
-@pytest.mark.parametrize("encoder", ["mlp", "transformer"])
+@pytest.mark.parametrize("encoder", ["mlp", "transformer", "common"])
 def test_another_encoder(http, predictor, job, encoder):
     answer = predict(http, job, encoder=encoder)
     assert_same(answer, predictor.predict(job_from_dict(job), encoder=encoder))
@@ -208,7 +208,8 @@ def test_a_batch_answers_every_job_in_order(http, predictor, job):
 
 
 def test_a_bad_job_does_not_fail_the_others(http, predictor, job):
-    unsupported = [{**job, "family": family} for family in FAMILIES if family not in {b.card.family for b in predictor.bundles}]
+    loaded = {family for bundle in predictor.bundles for family in bundle.card.families}
+    unsupported = [{**job, "family": family} for family in FAMILIES if family not in loaded]
     bad_layer = {**job, "layers": [{"kind": "Linear!", "activations": 1}]}
     jobs = [job, bad_layer, 7, job, {**job, "batch_size": -3}, *unsupported]
     document = http.post("/v1/predict/batch", json={"jobs": jobs}).json()
@@ -372,7 +373,7 @@ def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
 
 def test_every_prediction_is_handed_to_the_recorder(predictor, job):
     kept = []
-    answerer = Answerer(predictor, 10, SimpleNamespace(record=kept.append), release="r7")
+    answerer = Answerer(predictor, 10, SimpleNamespace(record=kept.append, record_many=kept.extend), release="r7")
     first = json.loads(answerer.predict(json.dumps({"job": job, "gpu": "H100"}).encode()))
     batch = json.loads(answerer.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode()))
     answers = [first, *(result["prediction"] for result in batch["results"] if "prediction" in result)]
@@ -396,5 +397,5 @@ def test_the_models_are_those_of_the_predictor(http, predictor):
 
 def test_health(http, predictor):
     assert http.get("/healthz").json() == {"status": "ok"}
-    families = list(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
+    families = list(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
     assert http.get("/readyz").json() == {"status": "ready", "families": families}
