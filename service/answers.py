@@ -72,7 +72,7 @@ class Answerer:
         self._max_layers = max_layers
         self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
         self._endings: dict[tuple[str, str], bytes] = {}
-        self._families = tuple(dict.fromkeys(bundle.card.family for bundle in predictor.bundles))
+        self._families = tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
         self._models = orjson.dumps({"models": [_model_details(bundle) for bundle in predictor.bundles]})
 
     @property
