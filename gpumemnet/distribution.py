@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
+_ROWS_AT_ONCE: Final = 128
+"""Of more distributions than these the arrays with every component at every amount fall out of the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +36,16 @@ class MemoryDistribution:
 
     def cdf(self, log_amounts: Array) -> Array:
         """P(memory ≤ amount) for ``E`` amounts given as ``log(bytes)``, shape ``[E]``; shape ``[B, E]``."""
+        if len(self.weights) > _ROWS_AT_ONCE:
+            parts = [
+                MemoryDistribution(
+                    self.weights[at : at + _ROWS_AT_ONCE],
+                    self.locations[at : at + _ROWS_AT_ONCE],
+                    self.scales[at : at + _ROWS_AT_ONCE],
+                ).cdf(log_amounts)
+                for at in range(0, len(self.weights), _ROWS_AT_ONCE)
+            ]
+            return np.concatenate(parts)
         # The logistic function as a hyperbolic tangent, which never overflows.
         tangents = log_amounts[:, None] - self.locations[:, None, :]
         tangents *= (0.5 / self.scales)[:, None, :]

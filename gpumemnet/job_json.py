@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from operator import itemgetter
+from itertools import chain, compress, repeat
+from operator import is_, itemgetter
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidJobError
@@ -111,11 +111,20 @@ def _has_keys(document: Any, count: int) -> bool:
     for _ in range(_DEPTH):
         if not count or not level:
             break
-        objects = [value for value in level if type(value) is dict]
-        lists = [value for value in level if type(value) is list]
+        objects, lists = _of_types(level, dict, list)
         count -= sum(map(len, objects))
         level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)] if count else []
     return not count
+
+
+def _of_types(values: list[Any], *wanted: type) -> list[list[Any]]:
+    """The values of each type; most lists hold values of one, or none of one."""
+    kinds = list(map(type, values))
+    counts = [kinds.count(kind) for kind in wanted]
+    return [
+        (values if count == len(values) else [*compress(values, map(is_, kinds, repeat(kind)))]) if count else []
+        for kind, count in zip(wanted, counts, strict=True)
+    ]
 
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _settle(numbers: dict[str, Array], layers: _Layers) -> _Odd:
     is_odd |= trainable > total
     numbers["trainable_parameters"] = np.where(np.isnan(trainable), total, trainable)
     for name in UNSTATED_AS_ZERO:
-        numbers[name] = np.nan_to_num(numbers[name], copy=False, nan=0.0)
+        numbers[name][np.isnan(numbers[name])] = 0.0
     return set(np.flatnonzero(is_odd).tolist())
 
 

@@ -19,7 +19,7 @@ from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.bundle import ALL_FAMILIES, COMMON, ENCODERS, GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
 from gpumemnet.devices import context, device_profile
 from gpumemnet.distribution import MemoryDistribution
-from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.estimates import Estimates, Part, in_order
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
@@ -201,12 +201,15 @@ class BundleModel:
         if place.context_bytes:
             log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
         probabilities = distribution.bin_probabilities(log_edges)
-        is_outside = np.array(list(map(bool, reasons)), dtype=np.bool_)
+        outside_reasons = {row: row_reasons for row, row_reasons in enumerate(reasons) if row_reasons}
+        safe = np.ceil(np.maximum(safe, expected))
+        if outside_reasons:
+            safe[list(outside_reasons)] = np.nan
         return Estimates(
             expected_bytes=np.rint(expected),
-            safe_bytes=np.where(is_outside, np.nan, np.ceil(np.maximum(safe, expected))),
+            safe_bytes=safe,
             probabilities=probabilities,
-            reasons={row: row_reasons for row, row_reasons in enumerate(reasons) if row_reasons},
+            reasons=outside_reasons,
             coverage=coverage,
             bins=bins,
             gpu=place.gpu,
@@ -312,6 +315,17 @@ class Predictor:
                 f"must be one of {', '.join(by_encoder)} for {family} jobs, not {describe(encoder)}", "encoder"
             )
         return models
+
+    def unanswered(self, jobs: JobBatch, encoder: str | None = None) -> list[int]:
+        """Positions of the jobs for which :meth:`models_for` raises an error."""
+        is_refused, needs_layers = np.zeros((2, len(jobs.option_sets)), dtype=np.bool_)
+        for code, family in enumerate(jobs.options("family")):
+            try:
+                needs_layers[code] = self.models_of(family, encoder)[0].needs_layers
+            except FieldError:
+                is_refused[code] = True
+        refused = is_refused[jobs.option_codes] | (needs_layers[jobs.option_codes] & (jobs.layer_counts == 0))
+        return np.flatnonzero(refused).tolist()
 
     def predict(
         self,

@@ -6,9 +6,12 @@ same, is none of its business.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, overload
 
 from gpumemnet.estimate import Estimate
+from gpumemnet.estimates import Estimates
 from gpumemnet.job import TrainingJob
 
 
@@ -32,9 +35,58 @@ class PredictionRecord(NamedTuple):
     release: str = ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordBatch(Sequence[PredictionRecord]):
+    """Predictions of one model for jobs of one family, made at once; single records are built where somebody asks for one.
+
+    Attributes:
+        prediction_ids: of each.
+        made_at_seconds, model_sha256, release: of all, as :class:`PredictionRecord` has them.
+        jobs: what was asked about; at least one.
+        estimates: what was answered.
+    """
+
+    prediction_ids: Sequence[str]
+    made_at_seconds: float
+    jobs: Sequence[TrainingJob]
+    estimates: Estimates
+    model_sha256: str
+    release: str
+
+    def __len__(self) -> int:
+        return len(self.prediction_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> PredictionRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[PredictionRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> PredictionRecord | list[PredictionRecord]:
+        """One record, built now, or a list of some."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        return self._record(self.prediction_ids[index], self.jobs[index], self.estimates[index])
+
+    def __iter__(self) -> Iterator[PredictionRecord]:
+        return map(self._record, self.prediction_ids, self.jobs, self.estimates)
+
+    @property
+    def family(self) -> str:
+        """The family of the jobs."""
+        return self.jobs[0].family
+
+    def _record(self, identity: str, job: TrainingJob, estimate: Estimate) -> PredictionRecord:
+        return PredictionRecord(identity, self.made_at_seconds, job, estimate, self.model_sha256, self.release)
+
+
 class Recorder(Protocol):
     """Takes note of predictions."""
 
     def record(self, record: PredictionRecord) -> None:
         """Take note of one; never blocks, never raises, and may forget it when there are too many."""
+        ...
+
+    def record_many(self, records: RecordBatch) -> None:
+        """Take note of many; as :meth:`record`, and builds none of them before it has to."""
         ...

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.errors import FieldError
+from gpumemnet.job_batch import layer_counts
 from gpumemnet.observation import Observation, content_hash
 from service.observations.database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
 from service.observations.metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
@@ -40,7 +42,7 @@ from service.observations.tables import (
 )
 from service.prediction_id import prediction_id
 from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
-from service.records import PredictionRecord
+from service.records import PredictionRecord, RecordBatch
 
 FLUSH_SECONDS: Final = 0.25
 """How long a prediction waits at most before it is written."""
@@ -75,6 +77,14 @@ class _Waiting:
     future: asyncio.Future[Answer]
     loop: asyncio.AbstractEventLoop
     known_by: float  # when its prediction must be in the database, monotonic
+
+
+class _Held(NamedTuple):
+    """Predictions that wait to be written: the first ``kept`` of ``records``, whose jobs have so many layers."""
+
+    records: Sequence[PredictionRecord]
+    layer_counts: Sequence[int]
+    kept: int
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +132,8 @@ class ObservationStore:
         self._busy_seconds = busy_seconds
         self._known = KnownJobs(min(3600.0, self._retention_seconds / 4))
         self._lock = threading.Lock()
-        self._predictions: list[PredictionRecord] = []
+        self._predictions: list[_Held] = []
+        self._pending = 0
         self._layers = 0
         self._challenges: list[ChallengeRecord] = []
         self._waiting: list[_Waiting] = []
@@ -170,15 +181,16 @@ class ObservationStore:
 
     def record(self, record: PredictionRecord) -> None:
         """Keep a prediction; never blocks, never raises, and drops it when too many wait."""
-        if not self._record_predictions:
-            return
-        with self._lock:
-            layers = self._layers + len(record.job.layers)
-            if len(self._predictions) < MAX_PENDING_PREDICTIONS and layers <= MAX_PENDING_LAYERS:
-                self._layers = layers
-                self._predictions.append(record)
-            else:
-                self._dropped += 1
+        if self._record_predictions:
+            with self._lock:
+                self._hold((record,), (len(record.job.layers),), 1)
+
+    def record_many(self, records: RecordBatch) -> None:
+        """Keep many, as :meth:`record`; the thread builds the records when it writes them."""
+        if self._record_predictions:
+            counts = layer_counts(records.jobs).tolist()
+            with self._lock:
+                self._hold(records, counts, len(records))
 
     def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
         """Keep what the challenger said of a prediction; as :meth:`record`."""
@@ -271,6 +283,18 @@ class ObservationStore:
             "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
         )
 
+    def _hold(self, records: Sequence[PredictionRecord], counts: Sequence[int], count: int) -> None:
+        """Keep as many of the first ``count`` as there is room for, and count the others as dropped; the lock is held."""
+        kept, room, layers = 0, min(count, MAX_PENDING_PREDICTIONS - self._pending), self._layers
+        while kept < room and layers + counts[kept] <= MAX_PENDING_LAYERS:
+            layers += counts[kept]
+            kept += 1
+        if kept:
+            self._predictions.append(_Held(records, counts, kept))
+        self._pending += kept
+        self._layers = layers
+        self._dropped += count - kept
+
     # What follows runs in the thread.
 
     def _run(self) -> None:
@@ -336,52 +360,50 @@ class ObservationStore:
 
     def _flush_predictions(self, *, hurried: bool) -> None:
         with self._lock:
-            records, self._predictions, self._layers = self._predictions, [], 0
+            held, self._predictions = self._predictions, []
+            count, self._pending, self._layers = self._pending, 0, 0
             challenges, self._challenges = self._challenges, []
             dropped, self._dropped = self._dropped, 0
         if dropped:
             PREDICTIONS.labels("dropped").inc(dropped)
-        if not records and not challenges:
+        if not held and not challenges:
             return
         try:
-            jobs, rows = self._rows(records, hurried)
+            jobs, rows = self._rows(held, hurried)
             with self._begin() as connection:
                 write_predictions(connection, jobs, rows, [challenge_row(one) for one in challenges])
         except (DataError, IntegrityError) as error:
             self._known.forget()
-            PREDICTIONS.labels("dropped").inc(len(records))
+            PREDICTIONS.labels("dropped").inc(count)
             if not self._complained:  # once, until it works again
                 logger.error("predictions are not kept, the database refuses them: %s", error)
             self._complained = True
             return
         except SQLAlchemyError:
-            self._put_back(records, challenges)
+            self._put_back(held, challenges)
             raise
         self._complained = False
         self._known.note(jobs)
-        PREDICTIONS.labels("stored").inc(len(records))
+        PREDICTIONS.labels("stored").inc(count)
 
-    def _rows(self, records: Sequence[PredictionRecord], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
+    def _rows(self, held: Sequence[_Held], hurried: bool) -> tuple[dict[str, Row], list[Row]]:
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        for start in range(0, len(records), _SLICE):
-            for record in records[start : start + _SLICE]:
+        records = chain.from_iterable(islice(one.records, one.kept) for one in held)
+        while part := list(islice(records, _SLICE)):
+            for record in part:
                 rows.append(prediction_row(record, self._known.hash_of(record.job, jobs, now)))
             if not hurried:
                 time.sleep(_PAUSE_SECONDS)
         return jobs, rows
 
-    def _put_back(self, records: list[PredictionRecord], challenges: list[ChallengeRecord]) -> None:
+    def _put_back(self, held: list[_Held], challenges: list[ChallengeRecord]) -> None:
         with self._lock:
-            later, self._predictions, self._layers = self._predictions, [], 0
-            for record in (*records, *later):
-                layers = self._layers + len(record.job.layers)
-                if len(self._predictions) < MAX_PENDING_PREDICTIONS and layers <= MAX_PENDING_LAYERS:
-                    self._layers = layers
-                    self._predictions.append(record)
-                else:
-                    self._dropped += 1
+            later, self._predictions = self._predictions, []
+            self._pending = self._layers = 0
+            for one in (*held, *later):
+                self._hold(one.records, one.layer_counts, one.kept)
             self._challenges = (challenges + self._challenges)[:MAX_PENDING_PREDICTIONS]
 
     def _flush_observations(self, *, last: bool) -> bool:

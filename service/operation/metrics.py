@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 from service.endpoint import send_answer
 from service.operation.paths import PathRule
 from service.operation.worker_metrics import metrics_folder, worker_number
-from service.records import PredictionRecord, Recorder
+from service.records import PredictionRecord, RecordBatch, Recorder
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -113,13 +113,24 @@ class CountingRecorder:
 
     def record(self, record: PredictionRecord) -> None:
         """Count one."""
-        kind = record.job.family, record.estimate.in_support
-        child = self._children.get(kind)
-        if child is None:
-            child = self._children[kind] = PREDICTIONS.labels(kind[0], str(kind[1]).lower())
-        child.inc()
+        self._child(record.job.family, record.estimate.in_support).inc()
         if self._recorder is not None:
             self._recorder.record(record)
+
+    def record_many(self, records: RecordBatch) -> None:
+        """Count many."""
+        outside = len(records.estimates.reasons)
+        for in_support, count in ((True, len(records) - outside), (False, outside)):
+            if count:
+                self._child(records.family, in_support).inc(count)
+        if self._recorder is not None:
+            self._recorder.record_many(records)
+
+    def _child(self, family: str, in_support: bool) -> Counter:
+        child = self._children.get((family, in_support))
+        if child is None:
+            child = self._children[family, in_support] = PREDICTIONS.labels(family, str(in_support).lower())
+        return child
 
 
 class Vitals:

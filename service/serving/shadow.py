@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from gpumemnet.bundle import Bundle
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.predictor import Predictor
-from service.records import PredictionRecord, Recorder
+from service.records import PredictionRecord, RecordBatch, Recorder
 from service.serving.metrics import SHADOW_DIFFERENCE, SHADOWED
 
 QUEUE_LENGTH: Final = 256
@@ -91,8 +91,20 @@ class Shadow:
         if self._store is not None:
             self._store.record(record)
         challenger = self._challenger
-        if challenger is None or random.random() >= self._share:
-            return
+        if challenger is not None and random.random() < self._share:
+            self._enqueue(challenger, record)
+
+    def record_many(self, records: RecordBatch) -> None:
+        """The same of many; only those that the challenger is asked about are built."""
+        if self._store is not None:
+            self._store.record_many(records)
+        challenger = self._challenger
+        if challenger is not None:
+            for row in range(len(records)):
+                if random.random() < self._share:
+                    self._enqueue(challenger, records[row])
+
+    def _enqueue(self, challenger: Challenger, record: PredictionRecord) -> None:
         try:
             self._queue.put_nowait((challenger, record))
         except queue.Full:

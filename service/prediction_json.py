@@ -1,0 +1,190 @@
+"""The JSON of predictions, one by one and by the thousand.
+
+One function says what an answer holds.  For many answers of a model it is written once with gaps, and each answer fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from gpumemnet.bins import BinScheme
+from gpumemnet.estimate import Estimate
+from gpumemnet.estimates import Array, Estimates
+from gpumemnet.fits import Fit
+from gpumemnet.units import MIB, ceil_mib
+
+MARGIN: Final = "conformal"
+"""Name of the margin between request and limit: split conformal prediction, by which bundles calibrate their bounds."""
+
+_LARGEST_PLAIN_INTEGER: Final = 2**63 - 1
+_gap: Final = orjson.Fragment
+"""A place in a template: a byte that no JSON holds stands for the % of what fills it."""
+
+
+def one_prediction(identity: str, estimate: Estimate, found: Sequence[Fit] | None, ending: bytes) -> bytes:
+    """The answer that ``estimate`` is.
+
+    Args:
+        identity: its id.
+        estimate: what was predicted.
+        found: what the job fits, where that was asked.
+        ending: the last members, and the closing brace.
+    """
+    index = estimate.bin_index
+    request_mib = ceil_mib(estimate.expected_bytes)
+    limit_mib = None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes)
+    document = _document(
+        identity=identity,
+        bin={**_bin(estimate.bins, index), "probability": float(estimate.probabilities[index])},
+        request_mib=integer(request_mib),
+        limit_mib=limit_mib,
+        margin_mib=None if limit_mib is None else limit_mib - request_mib,
+        expected_bytes=integer(estimate.expected_bytes),
+        safe_bytes=estimate.safe_bytes,
+        coverage=estimate.coverage,
+        reasons=estimate.reasons,
+        bins=estimate.bins,
+        probabilities=estimate.probabilities,
+    )
+    if found is not None:
+        document["fits"] = [fit_document(fit) for fit in found]
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + ending
+
+
+def many_predictions(
+    identities: Sequence[str], estimates: Estimates, found: Sequence[Sequence[Fit]] | None, ending: bytes, before: bytes = b""
+) -> list[bytes]:
+    """The answers that ``estimates`` are, the same as one by one; there must be one at least.
+
+    Args:
+        identities, estimates, found, ending: as :func:`one_prediction` has them.
+        before: what is to stand before each answer.
+    """
+    rows = np.arange(len(estimates))
+    indices = estimates.probabilities.argmax(axis=1)
+    bins = {index: orjson.dumps(_bin(estimates.bins, index))[1:-1] for index in np.unique(indices).tolist()}
+    requests, limits = np.ceil(estimates.expected_bytes / MIB), np.ceil(estimates.safe_bytes / MIB)
+    # Floats hold these whole numbers exactly, and %d writes all their digits.
+    columns: list[Sequence[Any]] = [
+        list(map(str.encode, identities)),
+        list(map(bins.__getitem__, indices.tolist())),
+        _numbers(estimates.probabilities[rows, indices]),
+        requests.tolist(),
+        limits.tolist(),
+        (limits - requests).tolist(),
+        estimates.expected_bytes.tolist(),
+        requests.tolist(),
+        estimates.safe_bytes.tolist(),
+        limits.tolist(),
+        orjson.dumps(np.ascontiguousarray(estimates.probabilities), option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],["),
+    ]
+    if found is not None:
+        columns.append([orjson.dumps([fit_document(fit) for fit in fits]) for fits in found])
+    values = zip(*columns, strict=True)
+    inside = before + _template(estimates, ending, is_inside=True, has_fits=found is not None)
+    if not estimates.reasons:
+        return list(map(inside.__mod__, values))
+    outside = before + _template(estimates, ending, is_inside=False, has_fits=found is not None)
+    reasons = {row: orjson.dumps(sentences) for row, sentences in estimates.reasons.items()}
+    return [
+        outside % (*row[:4], *row[6:8], reasons[at], *row[10:]) if at in reasons else inside % row
+        for at, row in enumerate(values)
+    ]
+
+
+def _template(estimates: Estimates, ending: bytes, *, is_inside: bool, has_fits: bool) -> bytes:
+    """An answer with gaps for the columns of :func:`many_predictions`; outside the support the reasons take the limits' place."""
+    number = _gap(b"\0d")
+    document = _document(
+        identity=_gap(b'"\0b"'),
+        bin=_gap(b'{\0b,"probability":\0b}'),
+        request_mib=number,
+        limit_mib=number if is_inside else None,
+        margin_mib=number,
+        expected_bytes=number,
+        safe_bytes=number if is_inside else None,
+        coverage=estimates.coverage,
+        reasons=() if is_inside else _gap(b"\0b"),
+        bins=estimates.bins,
+        probabilities=_gap(b"[\0b]"),
+    )
+    if has_fits:
+        document["fits"] = _gap(b"\0b")
+    return (orjson.dumps(document)[:-1] + ending).replace(b"%", b"%%").replace(b"\0", b"%")
+
+
+def _numbers(values: Array) -> list[bytes]:
+    """Each of the numbers, shape ``[B]``, as JSON."""
+    return orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+
+
+def _bin(bins: BinScheme, index: int) -> dict[str, int | None]:
+    lower_bytes, upper_bytes = bins.bounds_bytes(index)
+    return {
+        "index": index,
+        "lower_bytes": lower_bytes,
+        "upper_bytes": upper_bytes,
+        "lower_mib": lower_bytes // MIB,
+        "upper_mib": None if upper_bytes is None else upper_bytes // MIB,
+    }
+
+
+def fit_document(fit: Fit) -> dict[str, Any]:
+    """One verdict as an answer holds it."""
+    return {
+        "gpu": fit.gpu,
+        "mig": fit.mig,
+        "device": fit.device,
+        "available_mib": fit.available_mib,
+        "request_mib": integer(fit.request_mib),
+        "limit_mib": fit.limit_mib,
+        "verdict": fit.verdict,
+        "probability": fit.probability,
+    }
+
+
+def integer(number: int) -> int | orjson.Fragment:
+    """``number`` for orjson, which stops at 64 bits; far outside the support the closed form does not."""
+    return number if number <= _LARGEST_PLAIN_INTEGER else orjson.Fragment(str(number))
+
+
+def _document(
+    *,
+    identity: object,
+    bin: object,
+    request_mib: object,
+    limit_mib: object,
+    margin_mib: object,
+    expected_bytes: object,
+    safe_bytes: object,
+    coverage: float,
+    reasons: object,
+    bins: BinScheme,
+    probabilities: object,
+) -> dict[str, Any]:
+    """What an answer holds, in the order in which it is written; ``limit_mib`` is ``None`` outside the support."""
+    return {
+        "prediction_id": identity,
+        "bin": bin,
+        "request_mib": request_mib,
+        "limit_mib": limit_mib,
+        "margin": None if limit_mib is None else {"name": MARGIN, "coverage": coverage, "mib": margin_mib},
+        "expected_bytes": expected_bytes,
+        "expected_mib": request_mib,
+        "safe_bytes": safe_bytes,
+        "safe_mib": limit_mib,
+        "coverage": coverage,
+        "in_support": limit_mib is not None,
+        "reasons": reasons,
+        "bins": {
+            "name": bins.name,
+            "width_bytes": bins.width_bytes,
+            "width_mib": bins.width_bytes // MIB,
+            "count": bins.count,
+            "probabilities": probabilities,
+        },
+    }
