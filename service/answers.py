@@ -11,25 +11,30 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from gpumemnet.bundle import Bundle
 from gpumemnet.devices import device_profiles
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import Estimate
+from gpumemnet.estimates import Estimates
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.fits import Fit, fits, fits_many, target
 from gpumemnet.inverse import batch_sizes, smallest_gpu
 from gpumemnet.job import MAX_LAYERS, TrainingJob
+from gpumemnet.job_batch import some_of
 from gpumemnet.job_json import job_from_dict
+from gpumemnet.job_reader import read_jobs
 from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
-from gpumemnet.units import MIB, ceil_mib
+from gpumemnet.units import MIB
 from service.limits import MAX_PROBABILITIES
-from service.prediction_id import prediction_id
+from service.prediction_id import prediction_id, prediction_ids
+from service.prediction_json import fit_document, integer, many_predictions, one_prediction
 from service.problems import field_problem, located
 from service.questions import Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
-from service.records import PredictionRecord, Recorder
+from service.records import PredictionRecord, RecordBatch, Recorder
 from service.serving.golden import check_golden
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
@@ -38,12 +43,7 @@ TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "lic
 MAX_FITS: Final = 2**15
 """Most verdicts in one answer (jobs times targets): bounds the memory of a batch that asks what each job fits."""
 
-MARGIN: Final = "conformal"
-"""Name of the margin between request and limit: split conformal prediction, by which bundles calibrate their bounds."""
-
 SHIPPED_RELEASE: Final = "shipped"
-
-_LARGEST_PLAIN_INTEGER: Final = 2**63 - 1
 
 
 class Answerer:
@@ -138,23 +138,43 @@ class Answerer:
         documents = check_jobs(content, self._max_jobs)
         _check_size(len(documents), options)
         results: list[bytes] = [b""] * len(documents)
-        jobs: dict[int, TrainingJob] = {}
-        for index, document in enumerate(documents):
+        # Nearly all jobs are read in columns; those that are odd, or that no model answers for, are read one by one.
+        read = read_jobs(documents, self._max_layers)
+        unanswered = self._predictor.unanswered(read.jobs, options.encoder)
+        careful: dict[int, TrainingJob] = {}
+        failed = 0
+        for index in sorted((*read.odd_rows, *(read.rows[row] for row in unanswered))):
             try:
-                jobs[index] = self._job(document, f"jobs[{index}]", options.encoder)
+                careful[index] = self._job(documents[index], f"jobs[{index}]", options.encoder)
             except FieldError as error:
                 results[index] = b'{"problem":%b}' % orjson.dumps(field_problem(error))
-        estimates = self._predictor.estimate(
-            list(jobs.values()), bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
+                failed += 1
+        jobs, rows = read.jobs, read.rows
+        if unanswered:
+            left = np.setdiff1d(np.arange(len(jobs)), unanswered, assume_unique=True)
+            jobs, rows = jobs.take(left), [rows[row] for row in left.tolist()]
+        self._predict_many(jobs, rows, options, results)
+        self._predict_many(list(careful.values()), list(careful), options, results)
+        return b'{"failed":%d,"results":[%b]}' % (failed, b",".join(results))
+
+    def _predict_many(self, jobs: Sequence[TrainingJob], rows: Sequence[int], options: Options, results: list[bytes]) -> None:
+        """Put the predictions of ``jobs`` into the ``rows`` of ``results``."""
+        if not rows:
+            return
+        parts = self._predictor.parts(
+            jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
         )
-        found: Sequence[tuple[Fit, ...] | None] = [None] * len(jobs)
+        found: Sequence[tuple[Fit, ...]] | None = None
         if options.targets is not None:
-            found = fits_many(
-                self._predictor, list(jobs.values()), options.targets, coverage=options.coverage, encoder=options.encoder
+            found = fits_many(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
+        for part in parts:
+            identities = self._noted_many(some_of(jobs, part.rows), part.estimates)
+            verdicts = None if found is None else [found[row] for row in part.rows]
+            answers = many_predictions(
+                identities, part.estimates, verdicts, self._ending(part.estimates) + b"}", b'{"prediction":'
             )
-        for (index, job), estimate, of_job in zip(jobs.items(), estimates, found, strict=True):
-            results[index] = b'{"prediction":%b}' % self._answer(job, estimate, of_job)
-        return b'{"failed":%d,"results":[%b]}' % (len(documents) - len(jobs), b",".join(results))
+            for row, answer in zip(part.rows, answers, strict=True):
+                results[rows[row]] = answer
 
     def batch_sizes(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
@@ -174,7 +194,7 @@ class Answerer:
             max_batch=asked.max_batch,
         )
         curve = [
-            {"batch_size": point.batch_size, "request_mib": _integer(point.request_mib), "limit_mib": point.limit_mib}
+            {"batch_size": point.batch_size, "request_mib": integer(point.request_mib), "limit_mib": point.limit_mib}
             for point in found.curve
         ]
         return orjson.dumps(
@@ -205,8 +225,8 @@ class Answerer:
         return orjson.dumps(
             {
                 "coverage": found.coverage,
-                "safe": None if found.safe is None else _fit(found.safe),
-                "likely": None if found.likely is None else _fit(found.likely),
+                "safe": None if found.safe is None else fit_document(found.safe),
+                "likely": None if found.likely is None else fit_document(found.likely),
                 "reasons": found.reasons,
                 "release": self._release,
                 "feature_schema": FEATURE_SCHEMA,
@@ -221,6 +241,16 @@ class Answerer:
             sha256 = self._bundles[estimate.estimator].sha256
             self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256, self._release))
         return identity
+
+    def _noted_many(self, jobs: Sequence[TrainingJob], estimates: Estimates) -> list[str]:
+        """The ids of new predictions, all by one model; the recorder takes note of them as :meth:`noted` has it."""
+        now_nanoseconds = time.time_ns()
+        identities = prediction_ids(now_nanoseconds, len(jobs))
+        if self._recorder is not None:
+            sha256 = self._bundles[estimates.estimator].sha256
+            records = RecordBatch(identities, now_nanoseconds / 1e9, jobs, estimates, sha256, self._release)
+            self._recorder.record_many(records)
+        return identities
 
     def models(self) -> bytes:
         """The answer to ``GET /v1/models``."""
@@ -244,47 +274,9 @@ class Answerer:
 
     def _answer(self, job: TrainingJob, estimate: Estimate, found: tuple[Fit, ...] | None) -> bytes:
         """One prediction as JSON; what is the same in all answers of a model is taken from where it was put the first time."""
-        identity = self.noted(job, estimate)
-        index, bins = estimate.bin_index, estimate.bins
-        lower_bytes, upper_bytes = bins.bounds_bytes(index)
-        request_mib = ceil_mib(estimate.expected_bytes)
-        limit_mib = margin = None
-        if estimate.safe_bytes is not None:
-            limit_mib = ceil_mib(estimate.safe_bytes)
-            margin = {"name": MARGIN, "coverage": estimate.coverage, "mib": limit_mib - request_mib}
-        document: dict[str, Any] = {
-            "prediction_id": identity,
-            "bin": {
-                "index": index,
-                "lower_bytes": lower_bytes,
-                "upper_bytes": upper_bytes,
-                "lower_mib": lower_bytes // MIB,
-                "upper_mib": None if upper_bytes is None else upper_bytes // MIB,
-                "probability": float(estimate.probabilities[index]),
-            },
-            "request_mib": _integer(request_mib),
-            "limit_mib": limit_mib,
-            "margin": margin,
-            "expected_bytes": _integer(estimate.expected_bytes),
-            "expected_mib": _integer(request_mib),
-            "safe_bytes": estimate.safe_bytes,
-            "safe_mib": limit_mib,
-            "coverage": estimate.coverage,
-            "in_support": estimate.in_support,
-            "reasons": estimate.reasons,
-            "bins": {
-                "name": bins.name,
-                "width_bytes": bins.width_bytes,
-                "width_mib": bins.width_bytes // MIB,
-                "count": bins.count,
-                "probabilities": estimate.probabilities,
-            },
-        }
-        if found is not None:
-            document["fits"] = [_fit(fit) for fit in found]
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + self._ending(estimate)
+        return one_prediction(self.noted(job, estimate), estimate, found, self._ending(estimate))
 
-    def _ending(self, estimate: Estimate) -> bytes:
+    def _ending(self, estimate: Estimate | Estimates) -> bytes:
         """The last members of an answer, and its closing brace."""
         key = estimate.estimator, estimate.gpu
         ending = self._endings.get(key)
@@ -345,19 +337,6 @@ def _gpus() -> bytes:
     )
 
 
-def _fit(fit: Fit) -> dict[str, Any]:
-    return {
-        "gpu": fit.gpu,
-        "mig": fit.mig,
-        "device": fit.device,
-        "available_mib": fit.available_mib,
-        "request_mib": _integer(fit.request_mib),
-        "limit_mib": fit.limit_mib,
-        "verdict": fit.verdict,
-        "probability": fit.probability,
-    }
-
-
 def _model_summary(bundle: Bundle) -> dict[str, Any]:
     card = bundle.card
     training_data = card.document.get("training_data", {})
@@ -374,8 +353,3 @@ def _model_summary(bundle: Bundle) -> dict[str, Any]:
 def _model_details(bundle: Bundle) -> dict[str, Any]:
     card = bundle.card
     return {**_model_summary(bundle), "gpu": card.gpu, "coverages": card.coverages, "card": card.document}
-
-
-def _integer(number: int) -> int | orjson.Fragment:
-    """``number`` for orjson, which stops at 64 bits; far outside the support the closed form does not."""
-    return number if number <= _LARGEST_PLAIN_INTEGER else orjson.Fragment(str(number))
