@@ -37,9 +37,10 @@ from models.retrain.request import Request
 from models.training import train_classifier
 
 DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"
-BASE, NEW, UNSEEN = 150, 360, 600
+BASE, NEW, UNSEEN = 150, 500, 600
 EPOCHS = 20
 MB_FOR_MIB = 1000**2 / 1024**2
+FIGURES = ("error", "above safe", "waste")
 POISONS = ("units", "swapped columns", "family missing", "shifted context")
 
 
@@ -105,14 +106,14 @@ def mlps(registry: Registry, release: str) -> list[Bundle]:
     return [bundle for bundle in registry.load(release) if bundle.card.family == "mlp"]
 
 
-def figures(registry: Registry, release: str, rows: Sequence[Measurement]) -> tuple[float, int]:
-    """Mean error in log-bytes, and how many lie above their safe bytes."""
+def figures(registry: Registry, release: str, rows: Sequence[Measurement]) -> tuple[float, int, float]:
+    """Mean error in log-bytes, how many lie above their safe bytes, mean waste; as the gate counts them."""
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     estimates = Predictor(registry.load(release)).estimate(jobs, gpu="A100", encoder="mlp")
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     answers = np.array([(one.expected_bytes, one.safe_bytes or 2**60) for one in estimates], dtype=np.float64).T
     found = losses(labels, answers)
-    return float(found["error"].mean()), int(found["above safe"].sum())
+    return float(found["error"].mean()), int(found["above safe"].sum()), float(found["waste"].mean())
 
 
 def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) -> dict[str, object]:
@@ -157,7 +158,8 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         "worse": is_worse,
         "better": after[0] < before[0],
         "error": [before[0], after[0]],
-        "above_safe": [before[1] / len(unseen), after[1] / len(unseen)],
+        "above safe": [before[1] / len(unseen), after[1] / len(unseen)],
+        "waste": [before[2], after[2]],
         "seconds": time.monotonic() - start,
         "reason": reasons[0] if reasons else "",
         "reasons": reasons,
@@ -177,23 +179,22 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 found.append(run(Path(folder), kind, seed, published))
             one = found[-1]
+            changes = [f"{name} {one[name][0]:.2%} -> {one[name][1]:.2%}" for name in FIGURES]
+            said = "promoted" if one["promoted"] else "kept out"
+            said += ", WORSE" if one["promoted"] and one["worse"] else ""
             print(
-                f"{kind:20} seed {seed:2} {'promoted' if one['promoted'] else 'kept out':9}"
-                f"{'WORSE ' if one['worse'] and one['promoted'] else ''}"
-                f"error {one['error'][0]:.2%} -> {one['error'][1]:.2%}, above safe {one['above_safe'][0]:.1%} -> "
-                f"{one['above_safe'][1]:.1%}, {one['seconds']:.0f} s: {one['reason']}",
+                f"{kind} {seed}: {said}; {', '.join(changes)}; {one['seconds']:.0f} s; {one['reason']}",
                 file=sys.stderr,
                 flush=True,
             )
-    print("| new data | runs | promoted | promoted and worse | mean error before | after | above safe before | after |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    headings = ("new data", "runs", "promoted", "promoted and worse", *(f"{name}: before | after" for name in FIGURES))
+    print(f"| {' | '.join(headings)} |\n| --- |{' ---: |' * (3 + 2 * len(FIGURES))}")
     for kind in given.kinds:
         runs = [one for one in found if one["kind"] == kind]
         promoted = sum(bool(one["promoted"]) for one in runs)
         worse = sum(bool(one["promoted"] and one["worse"]) for one in runs)
-        means = [np.mean([one[name][side] for one in runs]) for name in ("error", "above_safe") for side in (0, 1)]
-        cells = " | ".join(f"{mean:.2%}" for mean in means)
-        print(f"| {kind} | {len(runs)} | {promoted} | {worse} | {cells} |")
+        means = [np.mean([one[name][side] for one in runs]) for name in FIGURES for side in (0, 1)]
+        print(f"| {kind} | {len(runs)} | {promoted} | {worse} | {' | '.join(f'{mean:.2%}' for mean in means)} |")
     if given.out:
         digest = hashlib.sha256((DATASETS / "published_mlp_a100.parquet").read_bytes()).hexdigest()
         given.out.write_text(json.dumps({"data_sha256": digest, "runs": found}, indent=2) + "\n", "utf-8")

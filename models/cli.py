@@ -188,7 +188,7 @@ def retrain(
     Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 for what you can mend, 1 for a failure.
     """
     from models.retrain.pipeline import retrain as run_retraining
-    from models.retrain.request import FAILED, RETRAINED, Request
+    from models.retrain.request import FAILED, RETRAINED, Request, RetrainingError
 
     if registry is None and not dry_run:
         raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
@@ -212,9 +212,9 @@ def retrain(
     try:
         with _progress("retraining") as progress:
             outcome = run_retraining(request, progress)
-    except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
-        typer.echo(f"error: {error.strerror or error}{place}: the champion is as it was; run it again to go on", err=True)
+    except (OSError, RetrainingError) as error:
+        said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) and error.filename else str(error)
+        typer.echo(f"error: {said}: the champion is as it was; run it again to go on", err=True)
         raise typer.Exit(FAILED) from None
     if as_json:
         typer.echo(json.dumps(outcome.document, indent=2))

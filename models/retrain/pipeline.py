@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gpumemnet.bundle import Bundle, shipped_bundles
 from gpumemnet.durable import locked
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.measurement import OBSERVED
 from gpumemnet.registry import SHIPPED, Registry
 from models.data import LabelledJobs, labelled_jobs
@@ -25,7 +25,7 @@ from models.retrain.gate import Rule
 from models.retrain.judging import judge_candidate, may_have_seen, parts_of, slot_of
 from models.retrain.release import put_into_service
 from models.retrain.report import write_report
-from models.retrain.request import Outcome, Request
+from models.retrain.request import Outcome, Request, RetrainingError
 from models.retrain.steps import (
     JUDGING_CODE,
     TRAINING_CODE,
@@ -41,17 +41,13 @@ Progress = Callable[[str, float], None]
 RULE: Final = Rule()
 
 
-class BusyError(OSError):
-    """Another retraining works in the same folder."""
-
-
 def retrain(request: Request, progress: Progress = lambda what, share: None) -> Outcome:
     """Retrain as ``request`` says.
 
     Raises:
         DatasetError: when a file is missing, damaged or of another schema, or all of them hold nothing to learn from.
         RegistryError: when the registry is damaged or cannot be written to.
-        BusyError: when another retraining works in the same folder.
+        RetrainingError: when another retraining works in the same folder, or the release could not be made.
         OSError: when the work folder cannot be written to.
     """
     request.work.mkdir(parents=True, exist_ok=True)
@@ -68,7 +64,10 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         if was_there:
             progress("nothing has changed since this report was made", 1.0)
         report = write_report(folder / "report.md", document)
-        return put_into_service(request, document, report, champion)
+        try:
+            return put_into_service(request, document, report, champion)
+        except BundleError as error:  # the registry could be read before
+            raise RetrainingError(str(error)) from None
 
 
 def _judged_tracks(request: Request, champion: str, bundles: Sequence[Bundle], key: str, progress: Progress) -> dict[str, Any]:
@@ -307,4 +306,4 @@ def _alone(work: Path) -> Iterator[None]:
                 left.unlink(missing_ok=True)
             yield
     except TimeoutError:
-        raise BusyError(f"another retraining works in {work}: wait for it, or give another --work") from None
+        raise RetrainingError(f"another retraining works in {work}: wait for it, or give another --work") from None

@@ -14,6 +14,10 @@ NOTHING_BETTER: Final = 10
 """Exit codes; 2 is the user's error, as everywhere."""
 
 
+class RetrainingError(Exception):
+    """A failure that is nobody's input: its text is one sentence.  The champion is as it was."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One retraining.
