@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -52,10 +53,16 @@ class Estimates(Sequence[Estimate]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
+        return self._estimate(row, self.expected_bytes[row], self.safe_bytes[row])
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return map(self._estimate, count(), self.expected_bytes.tolist(), self.safe_bytes.tolist())
+
+    def _estimate(self, row: int, expected_bytes: float, safe_bytes: float) -> Estimate:
         reasons = self.reasons.get(row, ())
         return Estimate(
-            expected_bytes=int(self.expected_bytes[row]),
-            safe_bytes=None if reasons else int(self.safe_bytes[row]),
+            expected_bytes=int(expected_bytes),
+            safe_bytes=None if reasons else int(safe_bytes),
             coverage=self.coverage,
             bins=self.bins,
             probabilities=self.probabilities[row],
@@ -80,11 +87,11 @@ class Part(NamedTuple):
     estimates: Estimates
 
 
-def in_order(parts: Sequence[Part], count: int) -> list[Estimate]:
-    """The estimates of all ``count`` jobs, one by one."""
+def in_order(parts: Sequence[Part], job_count: int) -> list[Estimate]:
+    """The estimates of all ``job_count`` jobs, one by one."""
     if len(parts) == 1:
         return list(parts[0].estimates)
     estimates: dict[int, Estimate] = {}
     for part in parts:
         estimates |= zip(part.rows, part.estimates, strict=True)
-    return [estimates[row] for row in range(count)]
+    return [estimates[row] for row in range(job_count)]

@@ -168,7 +168,7 @@ def fits_many(
 ) -> list[tuple[Fit, ...]]:
     """:func:`fits` of many jobs, in order, with few runs of the models."""
     wanted = catalogue_targets() if targets is None else tuple(targets)
-    found: list[dict[int, Fit]] = [{} for _ in jobs]
+    found: list[dict[int, Fit]] = [{} for _ in range(len(jobs))]
     for gpu, positions in alike(predictor, wanted).items():
         amounts = sorted({wanted[position].available_mib for position in positions})
         for at in range(0, len(amounts), MAX_BINS - 1):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain, compress, repeat
-from operator import is_, itemgetter
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidJobError
@@ -111,20 +111,19 @@ def _has_keys(document: Any, count: int) -> bool:
     for _ in range(_DEPTH):
         if not count or not level:
             break
-        objects, lists = _of_types(level, dict, list)
+        kinds = list(map(type, level))
+        objects, lists = _of_type(level, kinds, dict), _of_type(level, kinds, list)
         count -= sum(map(len, objects))
         level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)] if count else []
     return not count
 
 
-def _of_types(values: list[Any], *wanted: type) -> list[list[Any]]:
-    """The values of each type; most lists hold values of one, or none of one."""
-    kinds = list(map(type, values))
-    counts = [kinds.count(kind) for kind in wanted]
-    return [
-        (values if count == len(values) else [*compress(values, map(is_, kinds, repeat(kind)))]) if count else []
-        for kind, count in zip(wanted, counts, strict=True)
-    ]
+def _of_type(values: list[Any], kinds: list[type], wanted: type) -> list[Any]:
+    """The values of one type; most lists hold no others, or none of it."""
+    count = kinds.count(wanted)
+    if not count:
+        return []
+    return values if count == len(values) else [value for value in values if type(value) is wanted]
 
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class BundleModel:
             scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
-        if self.card.traced_peak is not None and (traced := _traced(jobs)).any():
+        if self.card.traced_peak is not None and (traced := _traced(jobs)) is not None:
             distribution, expected, safe, reasons = self._with_traces(jobs, traced, distribution, expected, safe, reasons, level)
         if place.context_bytes or place.context_bound_bytes:
             expected = np.maximum(expected + place.context_bytes, 1.0)
@@ -201,9 +201,10 @@ class BundleModel:
         if place.context_bytes:
             log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
         probabilities = distribution.bin_probabilities(log_edges)
-        outside_reasons = {row: row_reasons for row, row_reasons in enumerate(reasons) if row_reasons}
+        outside_reasons = {}
         safe = np.ceil(np.maximum(safe, expected))
-        if outside_reasons:
+        if any(reasons):
+            outside_reasons = {row: row_reasons for row, row_reasons in enumerate(reasons) if row_reasons}
             safe[list(outside_reasons)] = np.nan
         return Estimates(
             expected_bytes=np.rint(expected),
@@ -391,6 +392,8 @@ class Predictor:
 
 def _rows_of_families(jobs: Sequence[TrainingJob]) -> dict[str, Sequence[int]]:
     """The families, and the positions of their jobs."""
+    if len(jobs) == 1:
+        return {jobs[0].family: range(1)}
     if isinstance(jobs, JobBatch):
         names = jobs.options("family")
         families: Iterable[str] = [names[code] for code in np.unique(jobs.option_codes).tolist()]
@@ -443,11 +446,13 @@ def _cascade(
     return parts
 
 
-def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
-    """What traces found, in bytes; 0 for jobs that nobody traced."""
+def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64] | None:
+    """What traces found, in bytes, and 0 for jobs that nobody traced; nothing where nobody traced any."""
     if isinstance(jobs, JobBatch):
-        return jobs.column("traced_peak_bytes")
-    return np.array([job.traced_peak_bytes or 0 for job in jobs], dtype=np.float64)
+        column = jobs.column("traced_peak_bytes")
+        return column if column.any() else None
+    amounts = [job.traced_peak_bytes or 0 for job in jobs]
+    return np.array(amounts, dtype=np.float64) if any(amounts) else None
 
 
 def _trust(bundle: Bundle) -> int:
