@@ -36,6 +36,9 @@ TRUST: Final = ("observed", "measured", "published", "traced")
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
+_EVEN_ROWS: Final = 4
+"""Feature vectors go through a graph in multiples of so many, the last one repeated.  onnxruntime's kernels work on so many rows
+at a time and on the rest in another way, with other last bits; filled up, a job's answer does not depend on its company."""
 
 
 class GraphAnswer(NamedTuple):
@@ -129,25 +132,30 @@ class BundleModel:
 
     def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
         """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
-        rows = features.astype(np.float32)
         step = self._rows_at_once
-        if len(rows) <= step:
-            weights, locations, scales, amounts = self._run(jobs, rows)
+        if len(features) <= step:
+            weights, locations, scales, amounts = self._run(jobs, features)
         else:
-            parts = [self._run(jobs[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
+            parts = [self._run(jobs[at : at + step], features[at : at + step]) for at in range(0, len(features), step)]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         amounts_bytes = np.exp(amounts, dtype=np.float64)
         return GraphAnswer(
             MemoryDistribution(weights, locations, scales), amounts_bytes[:, 0], amounts_bytes[:, 1], amounts_bytes[:, 2:]
         )
 
-    def _run(self, jobs: Sequence[TrainingJob], rows: NDArray[np.float32]) -> list[Any]:
-        inputs = {"features": rows}
+    def _run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[Any]:
+        answer: list[Any]
         if self.needs_layers:
             sequences, mask = layer_sequence(jobs)
-            inputs |= {"sequences": sequences, "mask": mask.astype(np.float32)}
-        answer: list[Any] = self._session.run(GRAPH_OUTPUTS, inputs)
-        return answer
+            inputs = {"features": features.astype(np.float32), "sequences": sequences, "mask": mask.astype(np.float32)}
+            answer = self._session.run(GRAPH_OUTPUTS, inputs)
+            return answer
+        count = len(features)
+        rows = np.empty((count + -count % _EVEN_ROWS, features.shape[1]), dtype=np.float32)
+        rows[:count] = features
+        rows[count:] = features[-1]
+        answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
+        return answer if len(rows) == count else [output[:count] for output in answer]
 
     def level(self, coverage: float) -> int:
         """Position of the smallest calibrated coverage that is at least ``coverage``.

@@ -7,9 +7,10 @@ the same in all answers of a model is serialised once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import orjson
@@ -29,11 +30,11 @@ from gpumemnet.job_reader import read_jobs
 from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
-from service.limits import MAX_PROBABILITIES
+from service.limits import LEAST_TOGETHER, MAX_PROBABILITIES
 from service.prediction_id import prediction_id, prediction_ids
 from service.prediction_json import fit_document, integer, many_predictions, one_prediction
 from service.problems import field_problem, located
-from service.questions import Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
+from service.questions import PLAIN_OPTIONS, Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
 from service.records import PredictionRecord, RecordBatch, Recorder
 from service.serving.golden import check_golden
 
@@ -118,15 +119,35 @@ class Answerer:
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
         """
-        document, options = read_question(body, "job")
-        job = self._job(document, "job", options.encoder)
-        estimate = self._predictor.predict(
-            job, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
-        )
-        if options.targets is None:
-            return self._answer(job, estimate, None)
-        found = fits(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
-        return self._answer(job, estimate, found)
+        return self._predict_one(*read_question(body, "job"))
+
+    def predict_together(self, bodies: Sequence[bytes]) -> list[bytes | FieldError]:
+        """The answers to several ``POST /v1/predict``, as :meth:`predict` gives them one by one, or what it would raise."""
+        answers: list[bytes | FieldError] = [b""] * len(bodies)
+        plain: dict[int, Any] = {}
+        single: list[tuple[int, Any, Options]] = []
+        for row, body in enumerate(bodies):
+            try:
+                document, options = read_question(body, "job")
+            except FieldError as error:
+                answers[row] = error
+                continue
+            if options is PLAIN_OPTIONS and type(document) is dict and type(document.get("family")) is str:
+                plain[row] = document
+            else:
+                single.append((row, document, options))
+        counts = Counter(document["family"] for document in plain.values())
+        single += [(row, plain.pop(row), PLAIN_OPTIONS) for row in list(plain) if counts[plain[row]["family"]] < LEAST_TOGETHER]
+        for row, document, options in single:
+            try:
+                answers[row] = self._predict_one(document, options)
+            except FieldError as error:
+                answers[row] = error
+        for row, answer in zip(
+            plain, self._predict_documents(list(plain.values()), PLAIN_OPTIONS, lambda row: "job"), strict=True
+        ):
+            answers[row] = answer
+        return answers
 
     def predict_batch(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
@@ -137,44 +158,69 @@ class Answerer:
         content, options = read_question(body, "jobs")
         documents = check_jobs(content, self._max_jobs)
         _check_size(len(documents), options)
-        results: list[bytes] = [b""] * len(documents)
+        results = self._predict_documents(documents, options, "jobs[{}]".format, (b'{"prediction":', b"}"))
+        problems = {row: result for row, result in enumerate(results) if isinstance(result, FieldError)}
+        for row, problem in problems.items():
+            results[row] = b'{"problem":%b}' % orjson.dumps(field_problem(problem))
+        return b'{"failed":%d,"results":[%b]}' % (len(problems), b",".join(cast(list[bytes], results)))
+
+    def _predict_one(self, document: Any, options: Options) -> bytes:
+        job = self._job(document, "job", options.encoder)
+        estimate = self._predictor.predict(
+            job, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
+        )
+        if options.targets is None:
+            return self._answer(job, estimate, None)
+        found = fits(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
+        return self._answer(job, estimate, found)
+
+    def _predict_documents(
+        self, documents: Sequence[Any], options: Options, place: Callable[[int], str], around: tuple[bytes, bytes] = (b"", b"")
+    ) -> list[bytes | FieldError]:
+        """For every job its answer, or what is wrong with it.
+
+        Args:
+            documents: the jobs, unread.
+            options: how all of them are to be answered.
+            place: where the job with a number stands in the request.
+            around: what stands before and behind each answer.
+        """
+        results: list[bytes | FieldError] = [b""] * len(documents)
         # Nearly all jobs are read in columns; those that are odd, or that no model answers for, are read one by one.
         read = read_jobs(documents, self._max_layers)
         unanswered = self._predictor.unanswered(read.jobs, options.encoder)
         careful: dict[int, TrainingJob] = {}
-        failed = 0
         for index in sorted((*read.odd_rows, *(read.rows[row] for row in unanswered))):
             try:
-                careful[index] = self._job(documents[index], f"jobs[{index}]", options.encoder)
+                careful[index] = self._job(documents[index], place(index), options.encoder)
             except FieldError as error:
-                results[index] = b'{"problem":%b}' % orjson.dumps(field_problem(error))
-                failed += 1
+                results[index] = error
         jobs, rows = read.jobs, read.rows
         if unanswered:
             left = np.setdiff1d(np.arange(len(jobs)), unanswered, assume_unique=True)
             jobs, rows = jobs.take(left), [rows[row] for row in left.tolist()]
-        self._predict_many(jobs, rows, options, results)
-        self._predict_many(list(careful.values()), list(careful), options, results)
-        return b'{"failed":%d,"results":[%b]}' % (failed, b",".join(results))
+        for some, theirs in ((jobs, rows), (list(careful.values()), list(careful))):
+            for row, answer in zip(theirs, self._predict_many(some, options, around) if theirs else (), strict=True):
+                results[row] = answer
+        return results
 
-    def _predict_many(self, jobs: Sequence[TrainingJob], rows: Sequence[int], options: Options, results: list[bytes]) -> None:
-        """Put the predictions of ``jobs`` into the ``rows`` of ``results``."""
-        if not rows:
-            return
+    def _predict_many(self, jobs: Sequence[TrainingJob], options: Options, around: tuple[bytes, bytes]) -> list[bytes]:
+        """The answers for ``jobs``, of which there is one at least."""
+        results = [b""] * len(jobs)
         parts = self._predictor.parts(
             jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
         )
         found: Sequence[tuple[Fit, ...]] | None = None
         if options.targets is not None:
             found = fits_many(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
+        before, behind = around
         for part in parts:
             identities = self._noted_many(some_of(jobs, part.rows), part.estimates)
             verdicts = None if found is None else [found[row] for row in part.rows]
-            answers = many_predictions(
-                identities, part.estimates, verdicts, self._ending(part.estimates) + b"}", b'{"prediction":'
-            )
+            answers = many_predictions(identities, part.estimates, verdicts, self._ending(part.estimates) + behind, before)
             for row, answer in zip(part.rows, answers, strict=True):
-                results[rows[row]] = answer
+                results[row] = answer
+        return results
 
     def batch_sizes(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from service.limits import INLINE_BODY_BYTES
+from service.together import Together
 
 JSON: Final = "application/json"
 
@@ -24,11 +25,15 @@ class JsonEndpoint:
     Args:
         answer: does it.
         inline_bytes: longer bodies are answered in a thread; 0 where every question takes long.
+        together: answers the short ones, several at once where several are there; they are answered one by one unless given.
     """
 
-    def __init__(self, answer: Callable[[bytes], bytes], inline_bytes: int = INLINE_BODY_BYTES) -> None:
+    def __init__(
+        self, answer: Callable[[bytes], bytes], inline_bytes: int = INLINE_BODY_BYTES, together: Together | None = None
+    ) -> None:
         self.answer = answer
         self.inline_bytes = inline_bytes
+        self.together = together
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -40,7 +45,12 @@ class JsonEndpoint:
         body = await read_json_body(scope, receive)
         if body is None:
             return
-        content = self.answer(body) if len(body) <= self.inline_bytes else await run_in_threadpool(self.answer, body)
+        if len(body) > self.inline_bytes:
+            content = await run_in_threadpool(self.answer, body)
+        elif self.together is None:
+            content = self.answer(body)
+        else:
+            content = await self.together.answer(body)
         await send_answer(send, 200, JSON, content)
 
 

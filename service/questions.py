@@ -75,7 +75,8 @@ class BatchSizesQuestion:
     max_batch: int
 
 
-_PLAIN_OPTIONS: Final = Options()
+PLAIN_OPTIONS: Final = Options()
+"""Those of a question that states none."""
 
 
 def read_question(body: bytes, content: str) -> tuple[Any, Options]:
@@ -85,7 +86,7 @@ def read_question(body: bytes, content: str) -> tuple[Any, Options]:
         InvalidRequestError: when the body is no JSON, or the envelope is wrong.
     """
     document = _envelope(body, content, OPTION_FIELDS)
-    return document[content], _PLAIN_OPTIONS if len(document) == 1 else _options(document)
+    return document[content], PLAIN_OPTIONS if len(document) == 1 else _options(document)
 
 
 def read_batch_sizes(body: bytes) -> BatchSizesQuestion:

@@ -20,14 +20,20 @@ from service.endpoint import JSON, JsonEndpoint
 from service.openapi import describe_answer
 from service.plain import NegotiatedEndpoint
 from service.serving.champion import Serving
+from service.together import Together
 
 logger = logging.getLogger("gpumemnet.service")
 
 
 def prediction_routes(serving: Serving) -> list[BaseRoute]:
     """The hot routes; :mod:`service.openapi` describes them."""
+
+    def predict(body: bytes) -> bytes:
+        return serving.answerer.predict(body)
+
+    together = Together(predict, lambda bodies: serving.answerer.predict_together(bodies))
     return [
-        Route("/v1/predict", NegotiatedEndpoint(lambda body: serving.answerer.predict(body)), methods=["POST"]),
+        Route("/v1/predict", NegotiatedEndpoint(predict, together=together), methods=["POST"]),
         Route("/v1/predict/batch", JsonEndpoint(lambda body: serving.answerer.predict_batch(body)), methods=["POST"]),
         Route("/v1/batch-sizes", JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0), methods=["POST"]),
         Route(

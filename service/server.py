@@ -44,7 +44,7 @@ def serve(
     import uvicorn
 
     from service.app import create_app
-    from service.operation.gate import LOAD
+    from service.operation.load import LOAD
     from service.operation.logs import current_log
     from service.operation.metrics import Vitals, resident_memory_bytes
 

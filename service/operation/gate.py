@@ -20,6 +20,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.operation.keys import ApiKey, KeyRing
+from service.operation.load import LOAD, Load
 from service.operation.logs import REQUEST_ID, LogWriter, current_log
 from service.operation.metrics import REFUSED, RequestMetrics
 from service.operation.paths import ANY_KEY, PathRule, rule_of
@@ -39,16 +40,6 @@ _IPV6_SITE: Final = ~((1 << 64) - 1)
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 logger = logging.getLogger("gpumemnet.service")
-
-
-class Load:
-    """How many requests are in work in this process."""
-
-    def __init__(self) -> None:
-        self.in_work = 0
-
-
-LOAD: Final = Load()
 
 
 class Gate:

@@ -42,12 +42,9 @@ def test_a_batch_is_answered_as_its_jobs_alone(options: dict[str, object]) -> No
         ours_read = result["prediction"]
         assert ours_read["bin"]["probability"] == max(ours_read["bins"]["probabilities"])
         assert list(ours_read) == list(theirs_read)
-        for number in ("request_mib", "limit_mib", "expected_bytes", "safe_bytes"):  # single precision, in another order
-            assert (ours_read[number] is None) == (theirs_read[number] is None), number
-            assert (ours_read[number] or 0) == pytest.approx(theirs_read[number] or 0, rel=1e-4, abs=1), number
-        for same in ("coverage", "in_support", "reasons", "gpu", "label_source", "release", "feature_schema", "model"):
+        for same in ours_read.keys() - {"prediction_id", "bin", "bins", "fits"}:
             assert ours_read[same] == theirs_read[same], same
-        assert ours_read["bins"]["probabilities"] == pytest.approx(theirs_read["bins"]["probabilities"], abs=1e-3)
+        assert ours_read["bins"]["probabilities"] == pytest.approx(theirs_read["bins"]["probabilities"], abs=1e-9)
         assert {**ours_read["bins"], "probabilities": None} == {**theirs_read["bins"], "probabilities": None}
         assert ours_read["bin"].keys() == theirs_read["bin"].keys()
         assert [fit["device"] for fit in ours_read.get("fits", ())] == [fit["device"] for fit in theirs_read.get("fits", ())]
