@@ -15,12 +15,13 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION, TrainingJob
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Array, Indices, JobBatch
 from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 
-_DEFAULTS: Final[dict[str, Any]] = {
+DEFAULTS: Final[dict[str, Any]] = {
     field.name: None if field.name in REQUIRED_FIELDS else field.default for field in fields(TrainingJob)
 }
 """What stands where a document says nothing; of a field that it must state, what no check lets pass."""
@@ -49,7 +50,7 @@ class ReadJobs(NamedTuple):
     odd_rows: Sequence[int]
 
 
-class _Layers(NamedTuple):
+class LayerColumns(NamedTuple):
     """The layers of all jobs, with the attributes of :class:`~gpumemnet.job_batch.JobBatch`."""
 
     counts: Indices
@@ -88,21 +89,21 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
 
 def _read(documents: Sequence[dict[Any, Any]], max_layers: int) -> JobBatch | _Odd:
     names = set(REQUIRED_FIELDS).union(*set(map(tuple, documents)))
-    if not names <= _DEFAULTS.keys():
-        return {row for row, document in enumerate(documents) if not document.keys() <= _DEFAULTS.keys()}
-    columns = {name: list(map(dict.get, documents, repeat(name), repeat(_DEFAULTS[name]))) for name in names}
+    if not names <= DEFAULTS.keys():
+        return {row for row, document in enumerate(documents) if not document.keys() <= DEFAULTS.keys()}
+    columns = {name: list(map(dict.get, documents, repeat(name), repeat(DEFAULTS[name]))) for name in names}
     layers = _read_layers(columns.get("layers") or [()] * len(documents), max_layers)
     if isinstance(layers, set):
         return layers
     numbers, odd = _read_numbers(columns, len(documents))
     odd |= _odd_options(columns)
     if not odd:
-        odd = _settle(numbers, layers)
+        odd = set(np.flatnonzero(settle_totals(numbers, layers)).tolist())
     if odd:
         return odd
     codes: dict[tuple[Any, ...], int] = {}
     option_sets = zip(
-        *(columns[name] if name in columns else repeat(_DEFAULTS[name], len(documents)) for name in OPTION_FIELDS), strict=True
+        *(columns[name] if name in columns else repeat(DEFAULTS[name], len(documents)) for name in OPTION_FIELDS), strict=True
     )
     option_codes = np.array([codes.setdefault(options, len(codes)) for options in option_sets], dtype=np.int64)
     return JobBatch(
@@ -124,7 +125,7 @@ def _read_numbers(columns: Mapping[str, Sequence[Any]], count: int) -> tuple[dic
     for name, minimum, maximum in FIELD_RANGES:
         values = columns.get(name)
         if values is None:
-            default = _DEFAULTS[name]
+            default = DEFAULTS[name]
             numbers[name] = np.full(count, np.nan if default is None else default, dtype=np.float64)
             continue
         allowed: set[type] = {int, NoneType} if name in NULLABLE_FIELDS else {int}
@@ -158,8 +159,13 @@ def _odd_options(columns: Mapping[str, Sequence[Any]]) -> _Odd:
     return odd
 
 
-def _settle(numbers: dict[str, Array], layers: _Layers) -> _Odd:
-    """Derive the totals that are not stated; returns where those that are cannot be."""
+def settle_totals(numbers: dict[str, Array], layers: LayerColumns) -> NDArray[np.bool_]:
+    """Derive the totals that are not stated; returns which jobs state some that cannot be, shape ``[B]``.
+
+    Args:
+        numbers: field → counts, not a number where a job does not state one; the totals are filled in.
+        layers: of the same jobs.
+    """
     has_layers = layers.counts > 0
     is_odd = np.zeros(len(has_layers), dtype=np.bool_)
     for name, amounts in (("total_activations", layers.activations), ("total_parameters", layers.parameters)):
@@ -172,10 +178,10 @@ def _settle(numbers: dict[str, Array], layers: _Layers) -> _Odd:
     numbers["trainable_parameters"] = np.where(np.isnan(trainable), total, trainable)
     for name in UNSTATED_AS_ZERO:
         numbers[name][np.isnan(numbers[name])] = 0.0
-    return set(np.flatnonzero(is_odd).tolist())
+    return is_odd
 
 
-def _read_layers(values: Sequence[Any], max_layers: int) -> _Layers | _Odd:
+def _read_layers(values: Sequence[Any], max_layers: int) -> LayerColumns | _Odd:
     """The layers in columns, or the positions of the jobs whose layers are odd."""
     if set(map(type, values)) != {list}:
         odd = {row for row, value in enumerate(values) if not (type(value) is list or value is None or value == ())}
@@ -193,7 +199,7 @@ def _read_layers(values: Sequence[Any], max_layers: int) -> _Layers | _Odd:
     kinds, activations, parameters, strange = read
     codes = {**CODE_OF_KIND, **{kind: len(KINDS) + place for place, kind in enumerate(strange)}} if strange else CODE_OF_KIND
     codes_of_layers = np.fromiter(map(codes.__getitem__, kinds), np.int64, len(kinds))
-    return _Layers(counts, codes_of_layers, activations, parameters, strange)
+    return LayerColumns(counts, codes_of_layers, activations, parameters, strange)
 
 
 def _layer_columns(layers: Sequence[Any]) -> tuple[list[str], Array, Array, tuple[str, ...]] | None:
