@@ -14,6 +14,7 @@
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
     ├── MissingExtraError       an optional package that is not installed
+    ├── TrackingError           a store of MLflow that cannot be reached, or that refuses
     └── ServiceError            a service that cannot be reached or that answered with a problem
 """
 
@@ -93,6 +94,10 @@ class ServiceError(GpumemnetError):
         super().__init__(message)
         self.status = status
         self.problem = problem or {}
+
+
+class TrackingError(GpumemnetError):
+    """A store of MLflow cannot be reached, is damaged, or refuses what was asked of it."""
 
 
 class MissingExtraError(GpumemnetError):

@@ -55,7 +55,7 @@ class Release:
         name: its name, which no other release has or will have.
         bundles: SHA-256 of each bundle, as :attr:`gpumemnet.bundle.Bundle.sha256`.
         created: when, in ISO 8601; ``None`` for the shipped one.
-        parent: the release that it was made from.
+        parent: the release that it was made from; ``None`` where it was made from none.
         lineage: what made it, as its maker says: hashes of data, version of code, seeds.
         note: a sentence for people.
     """
@@ -224,12 +224,12 @@ class Registry:
         name: str,
         bundles: Iterable[str],
         *,
-        parent: str = SHIPPED,
+        parent: str | None = SHIPPED,
         lineage: Mapping[str, Any] | None = None,
         note: str = "",
     ) -> Release:
         """Make a release of the bundles of ``parent``, in which ``bundles`` (SHA-256 of bundles in the registry) take the place
-        of those with the same family, encoder and provenance.
+        of those with the same family, encoder and provenance; without a parent, of ``bundles`` alone.
 
         The shipped bundles that it keeps are copied into the registry: it answers the same after the package is upgraded.
 
@@ -247,10 +247,12 @@ class Registry:
             path = self._release_file(name)
             if path.exists():
                 raise RegistryError(f"there is a release {name!r} already, and releases do not change: choose another name")
-            chosen = {_slot(bundle): bundle for bundle in self.load(parent)}
+            chosen = {} if parent is None else {_slot(bundle): bundle for bundle in self.load(parent)}
             added = [self._load_bundle(sha256) for sha256 in bundles]
             if not added:
                 raise RegistryError(f"the release {name!r} would be the same as {parent!r}: name at least one bundle")
+            if parent is None and len({_slot(bundle) for bundle in added}) < len(added):
+                raise RegistryError(f"two bundles of the release {name!r} answer for the same: name one of them")
             chosen |= {_slot(bundle): bundle for bundle in added}
             Predictor(chosen.values())
             release = Release(
@@ -266,16 +268,24 @@ class Registry:
             sync_folder(self.folder)
             return release
 
-    def set_champion(self, name: str, *, by: str, reason: str) -> Aliases:
+    def set_champion(self, name: str, *, by: str, reason: str, instead_of: str | None = None) -> Aliases:
         """Let the release ``name`` answer from now on; one that was the challenger is that no longer.
+
+        Args:
+            name: the release.
+            by, reason: for the history.
+            instead_of: the champion that the decision was about: while another one is champion, nothing changes.
 
         Raises:
             UnknownReleaseError: when there is no such release.
+            RegistryError: when another than ``instead_of`` is champion.
             BundleError: when one of its bundles is missing or altered.
         """
         with self._writing():
             self.load(name)
             aliases = self.aliases()
+            if instead_of is not None and aliases.champion not in (instead_of, name):
+                raise RegistryError(f"{aliases.champion!r} has become champion in place of {instead_of!r} meanwhile: try again")
             return aliases if aliases.champion == name else self._appoint(aliases, name, by, reason)
 
     def set_challenger(self, name: str | None) -> Aliases:
@@ -371,7 +381,7 @@ class Registry:
         return self._load_bundle(bundle.sha256)
 
     def _load_bundle(self, sha256: str) -> Bundle:
-        if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        if not is_bundle_hash(sha256):
             raise RegistryError(f"{describe(sha256)} is no SHA-256 of a bundle, which is 64 hexadecimal digits")
         folder = self._bundle_folder(sha256)
         if not folder.is_dir():
@@ -417,6 +427,11 @@ def release_digest(bundles: Collection[Bundle]) -> str:
 def is_release_name(name: object) -> bool:
     """Whether ``name`` is a text that a release may be called; no such name leads out of the registry's folder."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def is_bundle_hash(value: object) -> bool:
+    """Whether ``value`` is a SHA-256 as bundles are named by; no such name leads out of the registry's folder."""
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def _slot(bundle: Bundle) -> tuple[str, str, object]:

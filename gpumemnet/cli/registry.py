@@ -13,14 +13,12 @@ from rich.console import Console
 
 from gpumemnet.bundle import load_bundle
 from gpumemnet.cli.output import print_facts, print_table
+from gpumemnet.cli.registry_mlflow import Folder, pull, push
 from gpumemnet.errors import RegistryError
 from gpumemnet.registry import SHIPPED, Aliases, Registry
 
 registry: Final = typer.Typer(no_args_is_help=True)
 
-Folder = Annotated[
-    Path, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder.", show_default=False)
-]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")]
 Name = Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stays in the registry's history.")]
@@ -105,6 +103,10 @@ def challenger(
 def rollback(registry: Folder, reason: Reason = "") -> None:
     """Let the champion before this one answer again."""
     _say(Registry(registry).rollback(by=_user(), reason=reason))
+
+
+registry.command("push")(push)
+registry.command("pull")(pull)
 
 
 @registry.command("verify")

@@ -1,0 +1,78 @@
+"""``gpumemnet registry push`` and ``pull``: releases go to an MLflow store and come from one."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from gpumemnet.errors import BundleError, InvalidRequestError, TrackingError
+from gpumemnet.registry import Registry
+
+ROLES: Final = ("champion", "challenger")
+
+Folder = Annotated[
+    Path, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder.", show_default=False)
+]
+Store = Annotated[
+    str,
+    typer.Option("--mlflow", envvar="MLFLOW_TRACKING_URI", metavar="URI", help="sqlite:///mlflow.db or a server, https://…"),
+]
+Model = Annotated[str, typer.Option("--model", help="Name of the registered model.")]
+
+
+def push(registry: Folder, mlflow: Store, model: Model = "gpumemnet") -> None:
+    """Let champion and challenger of a model in MLflow be what they are in the registry."""
+    from gpumemnet.mlflow_releases import push as push_releases
+    from gpumemnet.mlflow_store import MlflowStore
+
+    moved = push_releases(Registry(registry), MlflowStore(mlflow, model))
+    for alias, version in moved.items():
+        typer.echo(f"{alias} is version {version} of {model}" if version != "none" else f"{model} has no {alias}")
+    if not moved:
+        typer.echo("nothing has changed")
+
+
+def pull(
+    registry: Folder,
+    mlflow: Store,
+    alias: Annotated[str, typer.Option("--alias", help="Alias of the model in MLflow.")] = "champion",
+    role: Annotated[
+        str | None,
+        typer.Option("--as", metavar="champion|challenger", help="What it becomes here; the alias itself unless it is another."),
+    ] = None,
+    model: Model = "gpumemnet",
+    every: Annotated[float | None, typer.Option("--every", metavar="SECONDS", help="Look again and again, for ever.")] = None,
+) -> None:
+    """Let the registry's champion be the release that an alias in MLflow points to; services on the registry follow.
+
+    Bundles are checked before the registry hears of them. What was taken back here stays so, until the alias is moved again.
+    """
+    from gpumemnet.mlflow_releases import pull as pull_release
+    from gpumemnet.mlflow_store import MlflowStore, check_alias, check_store
+
+    role = role or (alias if alias in ROLES else ROLES[0])
+    if role not in ROLES:
+        raise InvalidRequestError(f"must be {' or '.join(ROLES)}, not {role}", "as")
+    if every is not None and not (math.isfinite(every) and every >= 1.0):
+        raise InvalidRequestError("must be at least 1 second", "every")
+    check_alias(alias, "alias")
+    check_store(mlflow)
+    store, said = Registry(registry), ""
+    while True:
+        try:
+            answer = pull_release(store, MlflowStore(mlflow, model, must_exist=True), alias, role)
+            sentence, is_error = answer.sentence, False
+        except (BundleError, TrackingError) as error:
+            if every is None:
+                raise
+            sentence, is_error = f"warning: {error}", True
+        if sentence != said:
+            typer.echo(sentence, err=is_error)
+        said = sentence
+        if every is None:
+            return
+        time.sleep(every)

@@ -1,0 +1,28 @@
+"""MLflow stores in a folder, for tests that ask a real one; they skip where MLflow is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.mlflow_store import MlflowStore
+
+needs_mlflow = pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed: pip install 'gpumemnet[mlflow]'"
+)
+
+
+def empty_store(folder: Path) -> Path:
+    """An SQLite file with MLflow's tables, which take seconds to make."""
+    file = folder / "empty.db"
+    MlflowStore(f"sqlite:///{file}")
+    return file
+
+
+def store_in(folder: Path, empty: Path) -> str:
+    """The address of a store of its own in ``folder``."""
+    folder.mkdir(exist_ok=True)
+    return f"sqlite:///{shutil.copyfile(empty, folder / 'mlflow.db')}"
