@@ -27,7 +27,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, request: bytes, count: int, seconds: list[float], done: asyncio.Future[None]) -> None:
         self.request, self.remaining, self.seconds, self.done = request, count, seconds, done
-        self.received = b""
+        self.received = bytearray()
+        self.whole_bytes = 0  # of head and body together, once the head is there
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -42,15 +43,19 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Wait for the whole answer, then ask again."""
         self.received += data
-        head, end, content = self.received.partition(b"\r\n\r\n")
-        if not end or len(content) < int(re.search(rb"(?i)content-length: (\d+)", head)[1]):
+        if not self.whole_bytes:
+            end = self.received.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self.whole_bytes = end + 4 + int(re.search(rb"(?i)content-length: (\d+)", self.received[:end])[1])
+        if len(self.received) < self.whole_bytes:
             return
         self.seconds.append(time.perf_counter() - self.started)
         self.remaining -= 1
-        if not head.startswith(b"HTTP/1.1 200"):
+        if not self.received.startswith(b"HTTP/1.1 200"):
             self.done.set_exception(RuntimeError(self.received.decode()))
         elif self.remaining:
-            self.received = b""
+            self.received, self.whole_bytes = bytearray(), 0
             self.send()
         else:
             self.transport.close()

@@ -40,6 +40,7 @@ from service.observations.tables import (
     write_observations,
     write_predictions,
 )
+from service.operation.load import LOAD
 from service.prediction_id import prediction_id
 from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from service.records import PredictionRecord, RecordBatch
@@ -63,6 +64,8 @@ SWEEP_SECONDS: Final = 60.0
 _SLICE: Final = 32
 _PAUSE_SECONDS: Final = 0.0005
 """After every slice of records the thread rests, or it would hold the interpreter's lock for milliseconds on end."""
+_PAUSES_WHEN_BUSY: Final = 4
+"""Times that a slice took, for which the thread rests after it while requests are in work: answers come first."""
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -391,11 +394,14 @@ class ObservationStore:
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
         records = chain.from_iterable(islice(one.records, one.kept) for one in held)
+        began = time.thread_time()
         while part := list(islice(records, _SLICE)):
             for record in part:
                 rows.append(prediction_row(record, self._known.hash_of(record.job, jobs, now)))
             if not hurried:
-                time.sleep(_PAUSE_SECONDS)
+                took = time.thread_time() - began
+                time.sleep(max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took) if LOAD.in_work else _PAUSE_SECONDS)
+            began = time.thread_time()
         return jobs, rows
 
     def _put_back(self, held: list[_Held], challenges: list[ChallengeRecord]) -> None:
