@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
@@ -33,7 +34,13 @@ _SHOWN_JOBS: Final = 1000
 
 
 def predict(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A job (.json), or many (.json list, .jsonl, .parquet).")],
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOBS...",
+            help="A job (.json), or many (.json, .jsonl, .parquet). With --out files, globs or URLs (.parquet, .csv, .jsonl).",
+        ),
+    ],
     bundle: Annotated[
         list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
     ] = None,
@@ -54,12 +61,43 @@ def predict(
         str | None, typer.Option(metavar="GPU", help="Find the largest batch that fits it, such as A100 or A100/3g.20gb.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object a job and line.")] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Stream the answers into this file or URL (.parquet, .csv, .jsonl); a killed run goes on."
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="With --out: this machine's cores, or a Ray cluster.")
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(help="With --out: processes; one for each core unless given.")] = None,
+    id_column: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id unless given.")
+    ] = None,
 ) -> None:
     """Predict how much GPU memory jobs will take."""
+    scheme = _scheme(bin_width, bins)
+    if out is not None:
+        if fits or largest_batch is not None or as_json:
+            raise InvalidRequestError("--fits, --largest-batch and --json do not go with --out", "out")
+        predict_into_file(
+            jobs,
+            out,
+            bundles=bundle or (),
+            bins=scheme,
+            coverage=coverage,
+            gpu=gpu,
+            encoder=encoder,
+            id_column=id_column,
+            engine=engine,
+            workers=workers,
+        )
+        return
+    if engine != "local" or workers is not None or id_column is not None:
+        raise InvalidRequestError("--engine, --workers and --id need --out FILE", "out")
+    batches = read_jobs_file(only_file(jobs))
     from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
-    scheme = _scheme(bin_width, bins)
-    batches = read_jobs_file(jobs)
     predictor = Predictor.load(*bundle) if bundle else Predictor.default()
     answers = _answers(predictor, batches, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)
 

@@ -1,0 +1,272 @@
+"""Reads jobs from Arrow columns straight into the arrays of a :class:`~gpumemnet.job_batch.JobBatch`: no object for any row.
+
+A row in which anything is out of the ordinary is left to :func:`gpumemnet.job_json.job_from_dict`, which says what is wrong with
+it; what is read here, that one reads alike.  As in a dataset, null means that a job does not state the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.errors import DatasetError
+from gpumemnet.job import (
+    FIELD_CHOICES,
+    FIELD_RANGES,
+    JOB_FIELDS,
+    MAX_LAYERS,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+)
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices, JobBatch
+from gpumemnet.job_reader import DEFAULTS, LayerColumns, ReadJobs, settle_totals
+from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Flags = NDArray[np.bool_]
+
+WORD_FIELDS: Final = tuple(FIELD_CHOICES)
+SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)
+COUNT_FIELDS: Final = (*NUMBER_FIELDS, "schema_version")
+LAYER_FIELDS: Final = ("kind", "activations", "parameters")
+
+_CHOICES: Final[dict[str, tuple[Any, ...]]] = {
+    name: (*choices, None) if name in NULLABLE_FIELDS else choices for name, choices in FIELD_CHOICES.items()
+} | dict.fromkeys(SWITCH_FIELDS, (False, True))
+"""What each field of an option set may hold; its code is the position."""
+_NO_CODE: Final = -1
+_NO_LAYERS: Final = LayerColumns(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ())
+
+
+def check_columns(schema: pa.Schema, where: str) -> None:
+    """Refuse a table whose columns cannot be those of jobs, before any row is read.
+
+    Raises:
+        DatasetError: names the column that is missing or of another type.
+    """
+    import pyarrow.types as types
+
+    for name in REQUIRED_FIELDS:
+        if name not in schema.names:
+            raise DatasetError(f"{where} holds no jobs: the column '{name}' is missing")
+    for name in JOB_FIELDS:
+        if name not in schema.names:
+            continue
+        if schema.names.count(name) > 1:
+            raise DatasetError(f"{where}: there are two columns called '{name}'")
+        kind = schema.field(name).type
+        if types.is_null(kind):
+            continue
+        if name in COUNT_FIELDS:
+            fits, wanted = types.is_integer(kind), "whole numbers"
+        elif name in SWITCH_FIELDS:
+            fits, wanted = types.is_boolean(kind), "true or false"
+        elif name in WORD_FIELDS:
+            fits, wanted = _is_text(kind.value_type if types.is_dictionary(kind) else kind), "text"
+        else:
+            fits, wanted = _is_layers(kind), "lists of structures of kind, activations and parameters"
+        if not fits:
+            raise DatasetError(f"{where}: the column '{name}' is {str(kind)[:200]}, and must hold {wanted}")
+
+
+def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
+    """The ordinary rows of ``batch``, whose columns have passed :func:`check_columns`."""
+    count = batch.num_rows
+    is_odd = np.zeros(count, dtype=np.bool_)
+    columns = {
+        name: batch.column(place)
+        for place, name in enumerate(batch.schema.names)
+        if name in DEFAULTS and batch.column(place).null_count < count
+    }
+    layers = _read_layers(columns.get("layers"), count, is_odd)
+    numbers = {
+        name: _read_counts(columns.get(name), name, minimum, maximum, count, is_odd) for name, minimum, maximum in FIELD_RANGES
+    }
+    _read_counts(columns.get("schema_version"), "schema_version", SCHEMA_VERSION, SCHEMA_VERSION, count, is_odd)
+    option_sets, option_codes = _read_options(columns, count, is_odd)
+    is_odd |= settle_totals(numbers, layers)
+    jobs = JobBatch(
+        numbers=np.stack([numbers[name] for name in NUMBER_FIELDS]),
+        option_sets=option_sets,
+        option_codes=option_codes,
+        layer_counts=layers.counts,
+        layer_kinds=layers.kinds,
+        layer_activations=layers.activations,
+        layer_parameters=layers.parameters,
+        strange_kinds=layers.strange_kinds,
+    )
+    if not is_odd.any():
+        return ReadJobs(jobs, range(count), ())
+    rows = np.flatnonzero(~is_odd)
+    return ReadJobs(jobs.take(rows), rows.tolist(), np.flatnonzero(is_odd).tolist())
+
+
+def row_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows as :func:`gpumemnet.job_json.job_from_dict` takes them, without what they do not state."""
+    import pyarrow as pa
+
+    names = [name for name in batch.schema.names if name in DEFAULTS]
+    table = batch.select(names).take(pa.array(rows, pa.int64()))
+    return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+
+
+def _read_counts(column: pa.Array | None, name: str, minimum: int, maximum: int, count: int, is_odd: Flags) -> Array:
+    """The counts as floats, not a number where a job does not state one; marks the rows where they are odd."""
+    default = np.nan if DEFAULTS[name] is None else float(DEFAULTS[name])
+    if column is None:
+        if name in REQUIRED_FIELDS:
+            is_odd |= True
+        return np.full(count, default)
+    values, is_null = _whole_numbers(column)
+    if is_null is not None:
+        values[is_null] = default
+        if name in REQUIRED_FIELDS:
+            is_odd |= is_null
+    if not minimum <= values.min() <= values.max() <= maximum:  # also where one is not a number
+        is_odd |= (values < minimum) | (values > maximum)
+    return values
+
+
+def _whole_numbers(column: pa.Array) -> tuple[Array, Flags | None]:
+    """The numbers as floats, which hold all that is in range exactly, and where there are none, if anywhere."""
+    if not column.null_count:
+        return column.to_numpy().astype(np.float64), None
+    is_null = column.is_null().to_numpy(zero_copy_only=False)
+    return column.fill_null(0).to_numpy().astype(np.float64), is_null
+
+
+def _read_options(columns: Mapping[str, pa.Array], count: int, is_odd: Flags) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
+    """The distinct sets of options, and which each row has; marks the rows where one is odd."""
+    place: int | Indices = 0
+    size = 1
+    for name in OPTION_FIELDS:
+        choices = _CHOICES[name]
+        codes = _option_codes(columns.get(name), name, choices)
+        if isinstance(codes, int):
+            if codes == _NO_CODE:
+                is_odd |= True
+                codes = 0
+        elif codes.min() == _NO_CODE:
+            is_odd |= codes == _NO_CODE
+            codes = np.maximum(codes, 0)
+        place = place * len(choices) + codes
+        size *= len(choices)
+    if isinstance(place, int):
+        return (_option_set(place),), np.zeros(count, dtype=np.int64)
+    is_there = np.zeros(size, dtype=np.bool_)
+    is_there[place] = True
+    places = np.flatnonzero(is_there)
+    position = np.empty(size, dtype=np.int64)
+    position[places] = np.arange(len(places))
+    return tuple(map(_option_set, places.tolist())), position[place]
+
+
+def _option_set(place: int) -> tuple[Any, ...]:
+    values = []
+    for name in reversed(OPTION_FIELDS):
+        place, code = divmod(place, len(_CHOICES[name]))
+        values.append(_CHOICES[name][code])
+    return tuple(reversed(values))
+
+
+def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) -> int | Indices:
+    """Positions of the values among ``choices``, one for all rows where they are alike."""
+    default = _NO_CODE if name in REQUIRED_FIELDS else choices.index(DEFAULTS[name])
+    if column is None:
+        return default
+    if name in SWITCH_FIELDS:
+        if not column.null_count and column.true_count in (0, len(column)):
+            return int(column.true_count > 0)
+        filled = column.fill_null(DEFAULTS[name]) if column.null_count else column
+        return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=np.int64)
+    words, indices = _dictionary(column)
+    codes = [default if word is None else choices.index(word) if word in choices else _NO_CODE for word in words]
+    if indices.null_count:
+        codes.append(default)
+        indices = indices.fill_null(len(words))
+    if len(codes) == 1:
+        return codes[0]
+    positions: Indices = np.array(codes, dtype=np.int64)[indices.to_numpy()]
+    return positions
+
+
+def _dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
+    """The distinct texts of a column, and each row's position among them."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_encode()
+    return column.dictionary.to_pylist(), column.indices.cast(pa.int64())
+
+
+def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> LayerColumns:
+    if column is None:
+        return _NO_LAYERS._replace(counts=np.zeros(count, dtype=np.int64))
+    counts = column.value_lengths()
+    counts = np.asarray((counts.fill_null(0) if counts.null_count else counts).to_numpy(), dtype=np.int64)
+    layers = column.flatten()  # without those of null lists, and of the slice alone
+    if not len(layers):
+        return _NO_LAYERS._replace(counts=counts)
+    kinds, strange, is_bad = _read_kinds(layers.field(layers.type.get_field_index("kind")))
+    amounts = []
+    for name in LAYER_FIELDS[1:]:
+        place = layers.type.get_field_index(name)
+        if place < 0:  # only the parameters may be left out
+            amounts.append(np.zeros(len(layers)))
+            continue
+        values, is_null = _whole_numbers(layers.field(place))
+        if is_null is not None:
+            is_bad = is_null if is_bad is None else is_bad | is_null
+        if not 0 <= values.min() <= values.max() <= MAX_ELEMENTS:
+            is_beyond = (values < 0) | (values > MAX_ELEMENTS)
+            is_bad = is_beyond if is_bad is None else is_bad | is_beyond
+        amounts.append(values)
+    if layers.null_count:
+        is_null = layers.is_null().to_numpy(zero_copy_only=False)
+        is_bad = is_null if is_bad is None else is_bad | is_null
+    if is_bad is not None:
+        is_odd[np.repeat(np.arange(count), counts)[is_bad]] = True
+    if counts.max(initial=0) > MAX_LAYERS:
+        is_odd |= counts > MAX_LAYERS
+    return LayerColumns(counts, kinds, amounts[0], amounts[1], strange)
+
+
+def _read_kinds(column: pa.Array) -> tuple[Indices, tuple[str, ...], Flags | None]:
+    """Codes of the layers' kinds, the kinds that are not among the known ones, and where there are no kinds, if anywhere."""
+    words, indices = _dictionary(column)
+    strange = tuple(sorted({word for word in words if word not in CODE_OF_KIND and is_kind(word)}))
+    codes_of = CODE_OF_KIND | {word: len(KINDS) + place for place, word in enumerate(strange)}
+    codes = np.array([*(codes_of.get(word, _NO_CODE) for word in words), _NO_CODE], dtype=np.int64)
+    if indices.null_count:
+        indices = indices.fill_null(len(words))
+    kinds = codes[indices.to_numpy()]
+    if codes[:-1].min(initial=0) >= 0 and not column.null_count:
+        return kinds, strange, None
+    return kinds, strange, kinds == _NO_CODE
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_layers(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    layer = kind.value_type
+    if not types.is_struct(layer):
+        return False
+    parts = {field.name: field.type for field in layer}
+    if len(parts) != layer.num_fields or not {"kind", "activations"} <= parts.keys() <= set(LAYER_FIELDS):
+        return False
+    word = parts.pop("kind")
+    return _is_text(word.value_type if types.is_dictionary(word) else word) and all(map(types.is_integer, parts.values()))

@@ -1,0 +1,322 @@
+"""Reads the chunks of a part: rows of Parquet, lines of CSV or JSON, as jobs in columns and the odd ones one by one."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from gpumemnet.batch.arrow_jobs import COUNT_FIELDS, SWITCH_FIELDS, read_arrow_jobs, row_documents
+from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.opening import csv_header, open_parquet, reading, require_pyarrow
+from gpumemnet.batch.plan import CHUNK_ROWS, Part
+from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job import JOB_FIELDS, TrainingJob
+from gpumemnet.job_batch import Indices
+from gpumemnet.job_json import job_from_dict, parse_json
+from gpumemnet.job_reader import ReadJobs, read_jobs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ID_COLUMNS: Final = ("job_id", "id")
+"""Where a job's own id is looked for, unless a column is named."""
+_SWITCH_WORDS: Final = {word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")}
+_WHOLE_NUMBER: Final = r"^-?[0-9]{1,18}$"
+_LEAST_BLOCK_BYTES: Final = 2**16
+
+
+class Chunk(NamedTuple):
+    """Some rows of a file.
+
+    Attributes:
+        numbers: number of each row in its file, the first is 1; of lines, those that are not empty.
+        read: the ordinary ones, by their positions among ``numbers``.
+        odd: position → the job that another row is, or what is wrong with it.
+        identities: the jobs' own ids as text, where there are any.
+        row_count: rows or lines of the file that it covers.
+    """
+
+    numbers: Indices
+    read: ReadJobs
+    odd: dict[int, TrainingJob | InvalidJobError]
+    identities: pa.Array | None
+    row_count: int
+
+
+def read_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+    """The chunks of ``part``, in order.
+
+    Raises:
+        DatasetError: when the file is damaged, has changed, or has no column ``id_column``.
+    """
+    reader = {"parquet": _parquet_chunks, "csv": _csv_chunks, "jsonl": _json_chunks}[file.format]
+    return reader(file, part, id_column)
+
+
+def id_column_of(names: Sequence[str], asked: str | None, where: str) -> str | None:
+    """The column that holds the jobs' own ids.
+
+    Raises:
+        DatasetError: when the one asked for is not there.
+    """
+    if asked is None:
+        return next((name for name in ID_COLUMNS if name in names), None)
+    if asked not in names:
+        raise DatasetError(f"{where} has no column '{asked}' for the jobs' ids")
+    return asked
+
+
+def _parquet_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+    import pyarrow as pa
+
+    with open_parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        identity = id_column_of(names, id_column, file.location)
+        columns = [name for name in JOB_FIELDS if name in names]
+        columns += [identity] if identity is not None and identity not in columns else []
+        groups, before = _row_groups(parquet.metadata, part)
+        batches = parquet.iter_batches(CHUNK_ROWS, row_groups=groups, columns=columns, use_threads=False)
+        first = part.first_row
+        for batch in _even(batches, part.first_row - before, part.row_count):
+            read = read_arrow_jobs(batch)
+            documents = row_documents(batch, read.odd_rows) if read.odd_rows else []
+            odd = {row: _job(document) for row, document in zip(read.odd_rows, documents, strict=True)}
+            identities = None
+            if identity is not None:
+                try:
+                    identities = batch.column(identity).cast(pa.string())
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                    raise DatasetError(f"{file.location}: the column '{identity}' cannot be written as text") from None
+            yield Chunk(np.arange(first + 1, first + 1 + len(batch)), read, odd, identities, len(batch))
+            first += len(batch)
+        if first != part.first_row + part.row_count:
+            raise DatasetError(f"{file.location} is damaged after row {first}: it holds fewer rows than it says")
+
+
+def _row_groups(metadata: Any, part: Part) -> tuple[list[int], int]:
+    """The row groups that hold the part, and the rows before the first of them."""
+    groups: list[int] = []
+    start = before = 0
+    for number in range(metadata.num_row_groups):
+        stop = start + metadata.row_group(number).num_rows
+        if start < part.first_row + part.row_count and stop > part.first_row:
+            if not groups:
+                before = start
+            groups.append(number)
+        start = stop
+    return groups, before
+
+
+def _even(batches: Iterator[pa.RecordBatch], skip: int, count: int) -> Iterator[pa.RecordBatch]:
+    """The ``count`` rows behind the first ``skip``, cut anew into batches of :data:`CHUNK_ROWS`."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for each in batches:
+        batch = each
+        if skip >= len(batch):
+            skip -= len(batch)
+            continue
+        batch = batch.slice(skip, count)
+        skip = 0
+        count -= len(batch)
+        while size + len(batch) >= CHUNK_ROWS:
+            wanted = CHUNK_ROWS - size
+            yield _joined([*held, batch.slice(0, wanted)])
+            batch = batch.slice(wanted)
+            held, size = [], 0
+        if len(batch):
+            held.append(batch)
+            size += len(batch)
+        if not count:
+            break
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]
+
+
+def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+    names = ID_COLUMNS if id_column is None else (id_column,)
+    for first, lines in _lines(file, part):
+        numbers: list[int] = []
+        documents: list[Any] = []
+        identities: list[str | None] = []
+        broken: dict[int, InvalidJobError] = {}
+        for number, line in enumerate(lines, start=first + 1):
+            if line.isspace():
+                continue
+            identity = None
+            try:
+                document = parse_json(line)
+            except InvalidJobError as error:
+                broken[len(numbers)] = error
+                document = None
+            if isinstance(document, dict):
+                found = next((name for name in names if name in document), None)
+                if found is not None:
+                    identity = document[found] if found in JOB_FIELDS else document.pop(found)
+            numbers.append(number)
+            documents.append(document)
+            identities.append(None if identity is None else identity if isinstance(identity, str) else json.dumps(identity))
+        read = read_jobs(documents)
+        odd = {row: broken.get(row) or _job(documents[row]) for row in read.odd_rows}
+        texts = None
+        if any(identity is not None for identity in identities):
+            texts = require_pyarrow("predicting into a file").array(identities, "string")
+        yield Chunk(np.array(numbers, dtype=np.int64), read, odd, texts, len(lines))
+
+
+def _lines(file: InputFile, part: Part) -> Iterator[tuple[int, list[bytes]]]:
+    """Lines before, and the lines of, each chunk."""
+    with reading(file) as stream:
+        stream.seek(part.start)
+        for first in range(part.first_row, part.first_row + part.row_count, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, part.first_row + part.row_count - first)
+            lines = list(islice(stream, count))
+            if len(lines) != count:
+                raise DatasetError(f"{file.location} has changed since it was first read: run the same command again")
+            yield first, lines
+
+
+def _csv_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+    header, names = csv_header(file)
+    identity = id_column_of(names, id_column, file.location)
+    for first, lines in _lines(file, part):
+        yield _csv_chunk(header, names, identity, first, lines)
+
+
+def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int, lines: list[bytes]) -> Chunk:
+    rows = [row for row, line in enumerate(lines) if not line.isspace()]
+    texts = [lines[row] for row in rows]
+    tables = _csv_tables(header, names, texts, 0)
+    good = [place for start, table in tables for place in range(start, start + table.num_rows)]
+    odd: dict[int, TrainingJob | InvalidJobError] = {
+        place: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
+        for place in set(range(len(texts))).difference(good)
+    }
+    numbers = first + 1 + np.array(rows, dtype=np.int64)
+    if not good:
+        return Chunk(numbers, read_jobs([]), odd, None, len(lines))
+    pa = require_pyarrow("reading CSV")
+    batch = pa.concat_tables([table for _, table in tables]).combine_chunks().to_batches()[0]
+    read = _read_csv(batch)
+    documents = _csv_documents(batch, read.odd_rows)
+    odd |= {good[row]: _job(document) for row, document in zip(read.odd_rows, documents, strict=True)}
+    identities = None
+    if identity is not None:
+        identities = batch.column(identity)
+        if len(good) < len(texts):
+            place_of = dict(zip(good, range(len(good)), strict=True))
+            identities = identities.take(pa.array([place_of.get(place) for place in range(len(texts))], pa.int64()))
+    return Chunk(numbers, ReadJobs(read.jobs, [good[row] for row in read.rows], ()), odd, identities, len(lines))
+
+
+def _csv_tables(header: bytes, names: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
+    """The lines as tables of texts, each with the position of its first line; lines that are no rows are left out."""
+    table = _parsed_csv(header, names, lines)
+    if table is not None:
+        return [(start, table)]
+    if len(lines) < 2:
+        return []
+    half = len(lines) // 2
+    return _csv_tables(header, names, lines[:half], start) + _csv_tables(header, names, lines[half:], start + half)
+
+
+def _parsed_csv(header: bytes, names: list[str], lines: list[bytes]) -> pa.Table | None:
+    """The lines as one table of texts; nothing where one of them is no row."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    content = header + b"".join(lines) + b"\n"
+    try:
+        table = csv.read_csv(
+            io.BytesIO(content),
+            read_options=csv.ReadOptions(use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)),
+            convert_options=csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == len(lines) else None
+
+
+def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
+    """The ordinary rows: without layers from the columns, else as documents; a cell that is odd makes an odd row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
+        return read_jobs(_csv_documents(batch, range(len(batch))))
+    arrays, names = [], []
+    is_odd = np.zeros(len(batch), dtype=np.bool_)
+    for name in batch.schema.names:
+        if name not in JOB_FIELDS or name == "layers":
+            continue
+        column = batch.column(name)
+        if name in COUNT_FIELDS:
+            column = _cast(column, pa.int64(), lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER), is_odd)
+        elif name in SWITCH_FIELDS:
+            column = _cast(column, pa.bool_(), lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))), is_odd)
+        arrays.append(column)
+        names.append(name)
+    read = read_arrow_jobs(pa.RecordBatch.from_arrays(arrays, names))
+    if not is_odd.any():
+        return read
+    rows = np.array(read.rows, dtype=np.int64)
+    keep = np.flatnonzero(~is_odd[rows])
+    is_odd[list(read.odd_rows)] = True
+    return ReadJobs(read.jobs.take(keep), rows[keep].tolist(), np.flatnonzero(is_odd).tolist())
+
+
+def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa.Array], is_odd: Any) -> pa.Array:
+    """The texts as ``kind``, null where one is not plain; marks where that is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    plain = is_plain(column)
+    if pc.all(plain, min_count=0).as_py() is not False:
+        return column.cast(kind)
+    plain = plain.fill_null(True)
+    is_odd |= ~plain.to_numpy(zero_copy_only=False)
+    return pc.if_else(plain, column, pa.scalar(None, column.type)).cast(kind)
+
+
+def _csv_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows as :func:`gpumemnet.job_json.job_from_dict` takes them; a cell that is not what its column holds stays text."""
+    documents = row_documents(batch, rows)
+    for document in documents:
+        for name, text in document.items():
+            if name in COUNT_FIELDS:
+                document[name] = _whole(text)
+            elif name in SWITCH_FIELDS:
+                document[name] = _SWITCH_WORDS.get(text, text)
+            elif name == "layers":
+                try:
+                    document[name] = parse_json(text)
+                except InvalidJobError:
+                    document[name] = text
+    return documents
+
+
+def _whole(text: str) -> int | str:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else text
+
+
+def _job(document: object) -> TrainingJob | InvalidJobError:
+    try:
+        return job_from_dict(document)
+    except InvalidJobError as error:
+        return error

@@ -1,0 +1,189 @@
+"""Answers parts on a Ray cluster with Ray Data: the parts are the rows of a data set, and its actors hold the models.
+
+Each part is read where it is answered, so every node must see the inputs: URLs, or a folder that all of them have.  Answers come
+back to this process, which alone writes; they are those of the local engine, bit for bit, as chunks are cut the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import gpumemnet
+from gpumemnet.batch.answers import Rejected, answer_schema
+from gpumemnet.batch.plan import Part
+from gpumemnet.batch.scratch import Scratch, Tally
+from gpumemnet.batch.work import Work, answer_part, keep_batches
+from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
+
+_PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop")
+
+
+def answer_on_ray(
+    work: Work,
+    scratch: Scratch,
+    workers: int | None,
+    parts: Iterator[Part],
+    on_rows: Callable[[int], None],
+    done: Callable[[Part, Tally], None],
+) -> None:
+    """Answer the parts on the Ray cluster that ``RAY_ADDRESS`` names, on the one running here, or on a new one on this machine.
+
+    Args:
+        work: what the parts have in common.
+        scratch: where finished parts are kept.
+        workers: actors; as many as the cluster has cores unless given.
+        parts: what is to be answered.
+        on_rows: hears of rows that were gone through.
+        done: hears of finished parts.
+
+    Raises:
+        MissingExtraError: when Ray is not installed.
+        DatasetError: when the cluster cannot be reached or loses a part, a file is damaged, or answers cannot be written.
+    """
+    ray = _ray()
+    left = list(parts)
+    if not left:
+        return
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        _connect(ray)
+    try:
+        _answer(ray, work, scratch, workers, left, on_rows, done)
+    finally:
+        if is_ours:
+            ray.shutdown()
+
+
+def _answer(
+    ray: Any,
+    work: Work,
+    scratch: Scratch,
+    workers: int | None,
+    parts: list[Part],
+    on_rows: Callable[[int], None],
+    done: Callable[[Part, Tally], None],
+) -> None:
+    import ray.data as ray_data
+
+    context = ray_data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.max_errored_blocks = 0
+    count = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1))), len(parts))
+    rows = ray_data.from_items([asdict(part) for part in parts], override_num_blocks=len(parts))
+    answers = rows.map_batches(
+        _Answerer,
+        fn_constructor_args=(work,),
+        batch_size=1,
+        batch_format="pyarrow",
+        zero_copy_batch=True,
+        compute=ray_data.ActorPoolStrategy(size=count),
+        num_cpus=1,
+    )
+    try:
+        for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+            for row in range(len(block)):
+                part, tally = _keep(work, scratch, block.slice(row, 1))
+                on_rows(part.row_count)
+                done(part, tally)
+    except ray.exceptions.RayError as error:
+        raise DatasetError(
+            f"the Ray cluster lost a part ({_reason(error)}); finished parts are kept: the same command, run again, goes on"
+        ) from None
+
+
+def _keep(work: Work, scratch: Scratch, row: Any) -> tuple[Part, Tally]:
+    import pyarrow as pa
+
+    document = {name: row.column(name)[0].as_py() for name in (*_PART_FIELDS, "error", "rejected")}
+    if document["error"]:
+        raise DatasetError(document["error"])
+    part = Part(**{name: document[name] for name in _PART_FIELDS})
+    reader = pa.ipc.open_stream(row.column("answers")[0].as_buffer())
+    rejected = [Rejected(**each) for each in document["rejected"]]
+    return part, keep_batches(work, scratch, part, list(reader), rejected)
+
+
+class _Answerer:
+    """The actor: it has the models loaded, and turns rows that are parts into rows that hold their answers."""
+
+    def __init__(self, work: Work) -> None:
+        import pyarrow as pa
+
+        pa.set_cpu_count(1)
+        pa.set_io_thread_count(1)
+        self._work = work
+        self._predictor = work.question.predictor()
+        hashes = {bundle.card.name: bundle.sha256 for bundle in self._predictor.bundles}
+        self._trouble = ""
+        if hashes != dict(zip(work.names.models, work.names.hashes, strict=True)):
+            self._trouble = "a node of the Ray cluster has other models: install the same gpumemnet and bundles everywhere"
+
+    def __call__(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        answers, rejected, errors = [], [], []
+        for document in table.select(_PART_FIELDS).to_pylist():
+            error, batches, refused = self._trouble, [], []
+            if not error:
+                try:
+                    answered = answer_part(self._work, self._predictor, Part(**document), lambda _: None)
+                    batches = [each.batch for each in answered]
+                    refused = [row._asdict() for each in answered for row in each.rejected]
+                except GpumemnetError as trouble:
+                    error = str(trouble)
+            answers.append(_bytes(batches))
+            rejected.append(refused)
+            errors.append(error)
+        refusal = pa.struct([("row", pa.int64()), ("field", pa.string()), ("reason", pa.string())])
+        columns = [table.column(name) for name in _PART_FIELDS]
+        return pa.table(
+            [
+                *columns,
+                pa.array(errors, pa.string()),
+                pa.array(rejected, pa.list_(refusal)),
+                pa.array(answers, pa.large_binary()),
+            ],
+            names=[*_PART_FIELDS, "error", "rejected", "answers"],
+        )
+
+
+def _bytes(batches: list[Any]) -> Any:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, answer_schema()) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _connect(ray: Any) -> None:
+    package = str(Path(str(gpumemnet.__file__)).parent)
+    address = os.environ.get("RAY_ADDRESS")
+    environment = {"env_vars": {"OMP_NUM_THREADS": "1"}, **({"py_modules": [package]} if address else {})}
+    try:
+        ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise DatasetError(
+            f"the Ray cluster cannot be reached ({_reason(error)}): RAY_ADDRESS names it, and a cluster with token authentication "
+            "wants its token on this machine too"
+        ) from None
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "--engine ray") from None
+    return ray

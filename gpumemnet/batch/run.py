@@ -1,0 +1,176 @@
+"""Predicts files into a file: plans the parts, has them answered, joins them as they are finished, and counts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpumemnet.batch.inputs import InputFile, find_inputs, format_of, is_url, local_path
+from gpumemnet.batch.local_engine import answer_here, answer_in_processes
+from gpumemnet.batch.opening import require_pyarrow
+from gpumemnet.batch.outputs import Output, check_writable, rejected_location
+from gpumemnet.batch.plan import Part, check_input, plan
+from gpumemnet.batch.progress import Meter
+from gpumemnet.batch.question import Question, checked_names
+from gpumemnet.batch.scratch import Scratch, Tally, batch_key, scratch_of
+from gpumemnet.batch.work import Work
+from gpumemnet.errors import DatasetError, InvalidRequestError
+
+ENGINES: Final = ("local", "ray")
+_FEW_ROWS: Final = 20_000
+_FEW_BYTES: Final = 4 * 2**20
+"""So little is answered in this process: others would take longer to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch.
+
+    Attributes:
+        tally: the counts.
+        seconds: how long it took.
+        rate: rows a second, those left out that an earlier run had done.
+        rejected: where the rejected rows are, if there are any.
+    """
+
+    tally: Tally
+    seconds: float
+    rate: float
+    rejected: str | None
+
+
+def predict_files(
+    patterns: Sequence[str], out: str, question: Question, *, engine: str = "local", workers: int | None = None
+) -> Outcome:
+    """Answer every job in the files that ``patterns`` name, into the file ``out``, which appears when it is whole.
+
+    Args:
+        patterns: paths, globs or URLs of ``.parquet``, ``.csv``, ``.jsonl`` or ``.ndjson`` files.
+        out: path or URL; its suffix says the format.
+        question: what is asked about each job.
+        engine: ``local`` for processes of this machine, ``ray`` for a cluster.
+        workers: processes; as many as there are cores unless given.
+
+    Raises:
+        InvalidRequestError: on options that cannot be.
+        DatasetError: when a file is damaged or cannot be written, or none of the rows is a job.
+        MissingExtraError: when a package is not installed.
+    """
+    require_pyarrow("predicting into a file")
+    if engine not in ENGINES:
+        raise InvalidRequestError(f"must be one of {', '.join(ENGINES)}, not {engine!r}", "engine")
+    if workers is not None and workers < 1:
+        raise InvalidRequestError(f"must be at least 1, not {workers}", "workers")
+    output_format = format_of(out, "out")
+    out = out if is_url(out) else str(local_path(out))
+    inputs = find_inputs(patterns)
+    check_writable(out, [file.location for file in inputs])
+    rows = [check_input(file) for file in inputs]
+    predictor = question.predictor()
+    work = Work(question, checked_names(predictor, question), tuple(inputs), output_format)
+    key = batch_key(inputs, work.names, question, output_format)
+    folder, name = _scratch_place(out)
+    with scratch_of(folder, name, key, output_format) as scratch, Meter(_total(rows)) as meter:
+        batch = _Batch(work, scratch, rows, meter, Output(out, output_format, scratch))
+        try:
+            if engine == "ray":
+                from gpumemnet.batch.ray_engine import answer_on_ray
+
+                answer_on_ray(work, scratch, workers, batch.unfinished(), meter.advance, batch.done)
+            elif workers == 1 or _is_small(inputs, rows) or any(map(_is_in_memory, inputs)):
+                answer_here(work, scratch, predictor, batch.unfinished(), meter.advance, batch.done)
+            else:
+                del predictor
+                count = workers or len(os.sched_getaffinity(0))
+                answer_in_processes(work, scratch, count, batch.unfinished(), meter.advance, batch.done)
+            tally = batch.finish()
+        finally:
+            batch.output.close()
+        scratch.remove()
+    rejected = rejected_location(out) if tally.rejected else None
+    if rejected and not tally.answered:
+        raise DatasetError(f"none of the {tally.rejected:,} rows is a job that can be answered: {rejected} says why")
+    return Outcome(tally, meter.seconds, meter.rate, rejected)
+
+
+class _Batch:
+    """Parts on their way from plan to output."""
+
+    def __init__(self, work: Work, scratch: Scratch, rows: Sequence[int | None], meter: Meter, output: Output) -> None:
+        self._work = work
+        self._scratch = scratch
+        self._rows = rows
+        self._meter = meter
+        self.output = output
+        self._planned: list[Part] = []
+        self._finished: dict[Part, Tally] = {}
+        self._joined = 0
+        self._tally = Tally()
+
+    def unfinished(self) -> Iterator[Part]:
+        """The parts that are to be answered."""
+        for number, (file, rows) in enumerate(zip(self._work.inputs, self._rows, strict=True)):
+            for part in plan(number, file, rows):
+                self._planned.append(part)
+                self._expect()
+                tally = self._scratch.tally(part)
+                if tally is None:
+                    yield part
+                else:
+                    self._meter.skip(part.row_count)
+                    self.done(part, tally)
+
+    def done(self, part: Part, tally: Tally) -> None:
+        """A part is finished: join those that are next."""
+        self._finished[part] = tally
+        while self._joined < len(self._planned) and self._planned[self._joined] in self._finished:
+            following = self._planned[self._joined]
+            self.output.add(following)
+            self._tally += self._finished.pop(following)
+            self._joined += 1
+
+    def finish(self) -> Tally:
+        """Let the output appear; returns the counts."""
+        is_empty = not self._tally.answered and self._tally.rejected > 0
+        self.output.publish(is_empty, self._tally.rejected > 0)
+        return self._tally
+
+    def _expect(self) -> None:
+        """Rows in all: lines that nobody has counted yet are taken to be as long as those that have been."""
+        if None not in self._rows:
+            return
+        lines = [part for part in self._planned if part.stop]
+        size_bytes = sum(part.stop - part.start for part in lines)
+        counted = sum(part.row_count for part in lines)
+        all_bytes = sum(file.size_bytes for file, rows in zip(self._work.inputs, self._rows, strict=True) if rows is None)
+        if size_bytes:
+            known = sum(rows for rows in self._rows if rows is not None)
+            self._meter.expect(known + max(counted, round(all_bytes * counted / size_bytes)))
+
+
+def _total(rows: Sequence[int | None]) -> int | None:
+    known = [count for count in rows if count is not None]
+    return sum(known) if len(known) == len(rows) else None
+
+
+def _is_small(inputs: Sequence[InputFile], rows: Sequence[int | None]) -> bool:
+    size_bytes = sum(file.size_bytes for file, count in zip(inputs, rows, strict=True) if count is None)
+    return sum(count or 0 for count in rows) <= _FEW_ROWS and size_bytes <= _FEW_BYTES
+
+
+def _is_in_memory(file: InputFile) -> bool:
+    """Whether only this process can see the file."""
+    return file.location.startswith("memory://")
+
+
+def _scratch_place(out: str) -> tuple[Path, str]:
+    """Folder and name of the scratch folder: beside the output; for one in a store, in the user's cache."""
+    if not is_url(out):
+        path = local_path(out)
+        return path.parent, path.name
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "gpumemnet" / "batch", hashlib.sha256(out.encode()).hexdigest()[:16]

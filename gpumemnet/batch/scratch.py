@@ -1,0 +1,173 @@
+"""Finished parts of a batch, kept in a hidden folder until all are there: what a killed run need not do again.
+
+The folder's name holds a hash of everything that the answers depend on: the inputs as they are, the models, the options.  A part
+is finished when its tally is there; the tally is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Final
+
+from gpumemnet.batch.answers import Rejected
+from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
+from gpumemnet.batch.question import Names, Question
+from gpumemnet.durable import locked, replace_file
+from gpumemnet.errors import DatasetError, InvalidRequestError
+
+_VERSION: Final = 1
+"""Raised when the parts on disk change their form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of a part, or of a batch.
+
+    Attributes:
+        rows: rows or lines gone through.
+        answered: jobs with an answer.
+        outside: those among them that lie outside the models' support.
+        rejected: rows without an answer.
+    """
+
+    rows: int = 0
+    answered: int = 0
+    outside: int = 0
+    rejected: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows + other.rows,
+            self.answered + other.answered,
+            self.outside + other.outside,
+            self.rejected + other.rejected,
+        )
+
+
+def batch_key(inputs: Iterable[InputFile], names: Names, question: Question, output_format: str) -> str:
+    """Identifies a batch by all that its answers depend on; for an input these are its place, size and time of change."""
+    facts = {
+        "form": (_VERSION, CHUNK_ROWS, PART_ROWS, output_format),
+        "versions": [version(name) for name in ("gpumemnet", "numpy", "onnxruntime", "pyarrow")],
+        "inputs": [asdict(file) for file in inputs],
+        "models": names.hashes,
+        "gpus": names.gpus,
+        "question": asdict(question) | {"bundles": None},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Scratch:
+    """The hidden folder of one batch."""
+
+    def __init__(self, folder: Path, output_format: str) -> None:
+        self.folder = folder
+        self._suffix = "arrow" if output_format == "parquet" else output_format
+
+    def answers(self, part: Part) -> Path:
+        """Where the answers of a part are: Arrow's file format, or the lines of CSV or JSON."""
+        return self.folder / f"{part.name}.{self._suffix}"
+
+    def rejected(self, part: Part) -> Path:
+        """Where the rejected rows of a part are, if it has any."""
+        return self.folder / f"{part.name}.rejected.jsonl"
+
+    def tally(self, part: Part) -> Tally | None:
+        """The counts of a finished part; ``None`` of another."""
+        try:
+            return Tally(**json.loads(self._marker(part).read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def keep(
+        self, part: Part, write: Callable[[IO[bytes]], object], rejected: Iterable[Rejected], location: str, tally: Tally
+    ) -> None:
+        """Keep what was answered for a part.
+
+        Raises:
+            DatasetError: when it cannot be written.
+        """
+        try:
+            self._write(self.answers(part), write)
+            lines = [json.dumps({"input": location, **row._asdict()}, ensure_ascii=False).encode() + b"\n" for row in rejected]
+            if lines:
+                self._write(self.rejected(part), lambda stream: stream.writelines(lines))
+            replace_file(self._marker(part), json.dumps(asdict(tally)).encode())
+        except OSError as error:
+            raise no_room(self.folder, error) from None
+
+    def clear_partial(self) -> None:
+        """Remove what a killed run left unfinished."""
+        for path in (*self.folder.glob("*.partial"), *self.folder.glob(".staging-*")):
+            with suppress(OSError):
+                path.unlink()
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _marker(self, part: Part) -> Path:
+        return self.folder / f"{part.name}.json"
+
+    @staticmethod
+    def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+
+@contextmanager
+def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterator[Scratch]:
+    """The scratch folder in ``folder`` of the output called ``name``, held against other runs; those of other batches go.
+
+    Raises:
+        InvalidRequestError: when another run writes the same output.
+        DatasetError: when the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f".{name}.lock", 0.0):
+            own = folder / f".{name}.parts-{key}"
+            for other in folder.glob(f".{glob_escape(name)}.parts-*"):
+                if other != own:
+                    shutil.rmtree(other, ignore_errors=True)
+            own.mkdir(exist_ok=True)
+            scratch = Scratch(own, output_format)
+            scratch.clear_partial()
+            yield scratch
+            with suppress(OSError):
+                (folder / f".{name}.lock").unlink()
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"another run is writing {name} in {folder}: wait for it, or choose another file", "out"
+        ) from None
+    except OSError as error:
+        raise no_room(folder, error) from None
+
+
+def no_room(where: Path | str, error: OSError) -> DatasetError:
+    """What is said when something cannot be written."""
+    reason = error.strerror or str(error).splitlines()[0][:200]
+    return DatasetError(f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on")
+
+
+def glob_escape(name: str) -> str:
+    """``name`` as a pattern that matches itself."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -1,0 +1,90 @@
+"""Answers one part: reads its chunks, asks the models, and keeps what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, TYPE_CHECKING
+
+from gpumemnet.batch.answers import Answered, Rejected, answer, answer_schema
+from gpumemnet.batch.chunks import read_chunks
+from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.lines import LINES
+from gpumemnet.batch.plan import Part
+from gpumemnet.batch.question import Names, Question
+from gpumemnet.batch.scratch import Scratch, Tally
+from gpumemnet.predictor import Predictor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What all parts of a batch have in common.
+
+    Attributes:
+        question: what is asked.
+        names: the texts that answers repeat.
+        inputs: the files.
+        output_format: ``parquet``, ``csv`` or ``jsonl``.
+    """
+
+    question: Question
+    names: Names
+    inputs: tuple[InputFile, ...]
+    output_format: str
+
+
+def answer_part(work: Work, predictor: Predictor, part: Part, on_rows: Callable[[int], None]) -> list[Answered]:
+    """What the models say of the rows of ``part``, chunk by chunk; ``on_rows`` hears of the rows of each.
+
+    Raises:
+        DatasetError: when the file is damaged.
+    """
+    file = work.inputs[part.file]
+    answered = []
+    for chunk in read_chunks(file, part, work.question.id_column):
+        answered.append(answer(predictor, work.question, work.names, file.location, chunk))
+        on_rows(chunk.row_count)
+    return answered
+
+
+def keep_part(work: Work, scratch: Scratch, part: Part, answered: Sequence[Answered]) -> Tally:
+    """Keep the answers of a part, and return its counts.
+
+    Raises:
+        DatasetError: when they cannot be written.
+    """
+    return keep_batches(
+        work, scratch, part, [each.batch for each in answered], [row for each in answered for row in each.rejected]
+    )
+
+
+def keep_batches(
+    work: Work, scratch: Scratch, part: Part, batches: Sequence[pa.RecordBatch], rejected: Sequence[Rejected]
+) -> Tally:
+    """The same of the answers as they come from elsewhere."""
+    tally = Tally(
+        rows=part.row_count,
+        answered=sum(len(batch) for batch in batches),
+        outside=sum(len(batch) - batch.column("in_distribution").true_count for batch in batches),
+        rejected=len(rejected),
+    )
+    write = _write_arrow if work.output_format == "parquet" else partial(_write_lines, LINES[work.output_format])
+    scratch.keep(part, partial(write, batches), rejected, work.inputs[part.file].location, tally)
+    return tally
+
+
+def _write_arrow(batches: Sequence[pa.RecordBatch], stream: IO[bytes]) -> None:
+    import pyarrow as pa
+
+    with pa.ipc.new_file(stream, answer_schema()) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _write_lines(lines: Callable[[pa.RecordBatch], bytes], batches: Sequence[pa.RecordBatch], stream: IO[bytes]) -> None:
+    for batch in batches:
+        stream.write(lines(batch))

@@ -1,0 +1,85 @@
+"""One process of a local batch: ``python -m gpumemnet.batch.worker`` takes parts from its input, line by line, until that ends.
+
+Messages are lines of JSON.  It hears the work first and then parts; it says how many rows it went through since it last spoke,
+and at the end of each part its counts, or the sentence that says what is wrong.  When nobody hears it any more it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.plan import Part
+from gpumemnet.batch.question import Names, Question
+from gpumemnet.batch.scratch import Scratch
+from gpumemnet.batch.work import Work, answer_part, keep_part
+from gpumemnet.bins import BinScheme
+from gpumemnet.errors import GpumemnetError
+
+
+def work_document(work: Work, scratch: Scratch) -> dict[str, Any]:
+    """The work as a worker hears it."""
+    return {"work": asdict(work), "scratch": str(scratch.folder)}
+
+
+def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
+    """The work as :func:`work_document` wrote it."""
+    work = document["work"]
+    question = work["question"]
+    question["bundles"] = tuple(question["bundles"])
+    if question["bins"] is not None:
+        question["bins"] = BinScheme(**question["bins"])
+    made = Work(
+        Question(**question),
+        Names(**{name: tuple(values) for name, values in work["names"].items()}),
+        tuple(InputFile(**file) for file in work["inputs"]),
+        work["output_format"],
+    )
+    return made, Scratch(Path(document["scratch"]), made.output_format)
+
+
+def main() -> int:
+    """Answer parts until the input ends; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    say = _Voice(os.dup(1))
+    try:
+        work, scratch = work_from(json.loads(sys.stdin.readline()))
+        _one_thread()
+        predictor = work.question.predictor()
+        say.message("ready", True)
+        for line in sys.stdin:
+            part = Part(**json.loads(line))
+            answered = answer_part(work, predictor, part, lambda rows: say.message("rows", rows))
+            say.message("tally", asdict(keep_part(work, scratch, part, answered)))
+    except GpumemnetError as error:
+        say.message("error", str(error))
+    return 0
+
+
+class _Voice:
+    def __init__(self, descriptor: int) -> None:
+        self._stream = os.fdopen(descriptor, "w", buffering=1)
+
+    def message(self, name: str, value: object) -> None:
+        try:
+            self._stream.write(json.dumps({name: value}) + "\n")
+        except BrokenPipeError:
+            os._exit(1)  # nobody is there any more
+
+
+def _one_thread() -> None:
+    """One core each: the processes share the machine."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""``gpumemnet predict JOBS… --out FILE``: answers for whole files of jobs, streamed into a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpumemnet.bins import BinScheme
+from gpumemnet.errors import InvalidRequestError
+
+
+def predict_into_file(
+    jobs: Sequence[str],
+    out: str,
+    *,
+    bundles: Sequence[Path],
+    bins: BinScheme | None,
+    coverage: float,
+    gpu: str | None,
+    encoder: str | None,
+    id_column: str | None,
+    engine: str,
+    workers: int | None,
+) -> None:
+    """Answer the jobs into ``out``, and say on standard error what became of them."""
+    from gpumemnet.batch.question import Question
+    from gpumemnet.batch.run import predict_files
+
+    question = Question(
+        bundles=tuple(str(folder.resolve()) for folder in bundles),
+        bins=bins,
+        coverage=coverage,
+        gpu=gpu,
+        encoder=encoder,
+        id_column=id_column,
+    )
+    outcome = predict_files(jobs, out, question, engine=engine, workers=workers)
+    tally = outcome.tally
+    lines = [f"{tally.answered:,} jobs answered in {outcome.seconds:.1f} s, {outcome.rate:,.0f} rows a second: {out}"]
+    if tally.outside:
+        lines.append(f"{tally.outside:,} of them lie outside what the models were trained on, and have no limit")
+    if outcome.rejected:
+        lines.append(f"{tally.rejected:,} rows were rejected: {outcome.rejected} says why")
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+def only_file(jobs: Sequence[str]) -> Path:
+    """The one file that is asked about without ``--out``.
+
+    Raises:
+        InvalidRequestError: when there are several.
+    """
+    if len(jobs) > 1:
+        raise InvalidRequestError("several files need --out FILE for the answers", "jobs")
+    return Path(jobs[0])
