@@ -1,0 +1,31 @@
+"""The loop from observation to swap by its public commands, and small: few jobs, a short plan, no dataset beside the reports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def loop(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "benchmarks" / "learning_loop.py", "--alone", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=180, check=False)
+
+
+def test_another_context_is_noticed_learnt_and_served():
+    done = loop("--jobs", 200, "--new", 40, "--epochs", 4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in done.stdout.splitlines()}
+    before, after = (float(cell.split(" MiB")[0].replace(",", "")) for cell in cells["median error"])
+    assert 850 < before < 950
+    assert after < 100
+    assert cells["release"][0] == "shipped"
+    assert cells["release"][1].startswith("retrain-")
+    assert f"the running service answers from {cells['release'][1]}" in done.stdout
+
+
+def test_where_nothing_has_changed_the_loop_says_that_drift_is_quiet():
+    done = loop("--shift-mib", 0, "--jobs", 40, "--new", 10)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ended with 0 instead of 10" in done.stderr
+    assert "Traceback" not in done.stderr
