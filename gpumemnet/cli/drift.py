@@ -53,12 +53,18 @@ def drift(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document with every test.")] = False,
+    metrics: Annotated[
+        Path | None, typer.Option(metavar="FILE.prom", help="Also for Prometheus: a file for node_exporter's textfile collector.")
+    ] = None,
 ) -> None:
     """Test recent jobs for drift: exit code 10 when a retraining is due, 0 when not, 2 when it cannot be said."""
     from gpumemnet.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
+    from gpumemnet.drift_metrics import write_drift_metrics
     from gpumemnet.predictor import Predictor
     from gpumemnet.registry import Registry
 
+    if metrics is not None and metrics.suffix != ".prom":
+        raise InvalidRequestError(f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics")
     if bundle and release:
         raise InvalidRequestError("cannot stand beside --bundle: a release is of a registry", "release")
     if release and registry is None:
@@ -83,6 +89,8 @@ def drift(
         coverage=coverage,
         kinds=on or None,
     )
+    if metrics is not None:
+        write_drift_metrics(metrics, report)
     if as_json:
         typer.echo(json.dumps(_document(report, found.files, found.left_out), indent=2))
     else:
