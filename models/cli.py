@@ -19,6 +19,7 @@ from gpumemnet.job import FAMILIES
 
 if TYPE_CHECKING:
     from models.data import LabelledJobs
+    from models.retrain.request import Outcome, Request
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -181,6 +182,19 @@ def retrain(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, and leave the registry alone.")] = False,
     challenger: Annotated[bool, typer.Option("--challenger", help="What is better becomes challenger, not champion.")] = False,
+    tracking: Annotated[
+        str | None, typer.Option("--tracking", metavar="mlflow", help="Log the run and register the release in MLflow, too.")
+    ] = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            "--tracking-uri",
+            envvar="MLFLOW_TRACKING_URI",
+            metavar="URI",
+            help="sqlite:///mlflow.db or a server, https://…; an SQLite file in the work folder unless given.",
+        ),
+    ] = None,
+    tracking_model: Annotated[str, typer.Option("--tracking-model", help="Name of the model registered there.")] = "gpumemnet",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Train on datasets and observations, and promote what is better than the champion.
@@ -198,6 +212,7 @@ def retrain(
     files = (*(sorted(COMMITTED.glob("*.parquet")) if committed else ()), *(dataset or ()))
     if not files and not observations:
         raise DatasetError(f"no dataset: {COMMITTED} holds none, and neither --dataset nor --observations was given")
+    store = _tracking_store(tracking, tracking_uri, tracking_model, work)
     request = Request(
         datasets=files,
         observations=tuple(observations or ()),
@@ -219,6 +234,8 @@ def retrain(
     if as_json:
         typer.echo(json.dumps(outcome.document, indent=2))
     typer.echo(f"{outcome.sentence}\nreport: {outcome.report}", err=as_json)
+    if store is not None:
+        _track(request, outcome, store, tracking_model)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -232,6 +249,31 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     return 0
+
+
+def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Path) -> str | None:
+    """The address of the MLflow store, refused before any work is done if it cannot be one; ``None`` where none is asked for."""
+    if tracking is None:
+        return None
+    if tracking != "mlflow":
+        raise InvalidRequestError(f"must be mlflow, not '{tracking}'", "tracking")
+    from gpumemnet.mlflow_store import check_name, check_store
+    from models.tracking import default_store
+
+    uri = uri or default_store(work)
+    check_store(uri, "tracking_uri")
+    check_name(model, "tracking_model")
+    return uri
+
+
+def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
+    """Log what came of a retraining; a failure here is told, and changes neither the champion nor the exit code."""
+    from models.tracking import track
+
+    try:
+        typer.echo(f"tracking: {track(request, outcome, uri, model)}", err=True)
+    except (OSError, GpumemnetError) as error:
+        typer.echo(f"warning: not tracked: {error}: what was decided stands, and the next run logs it", err=True)
 
 
 def _load(dataset: Path, family: str) -> LabelledJobs:

@@ -15,11 +15,16 @@ needs_mlflow = pytest.mark.skipif(
 )
 
 
-def empty_store(folder: Path) -> Path:
-    """An SQLite file with MLflow's tables, which take seconds to make."""
-    file = folder / "empty.db"
-    MlflowStore(f"sqlite:///{file}")
-    return file
+_MADE: list[Path] = []
+
+
+def empty_store(folders: pytest.TempPathFactory) -> Path:
+    """An SQLite file with MLflow's tables, which take seconds to make: once in a process."""
+    if not _MADE:
+        file = folders.mktemp("mlflow") / "empty.db"
+        MlflowStore(f"sqlite:///{file}")
+        _MADE.append(file)
+    return _MADE[0]
 
 
 def store_in(folder: Path, empty: Path) -> str:
