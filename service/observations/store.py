@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
@@ -35,7 +34,7 @@ from service.observations.tables import (
     Stored,
     UnknownPrediction,
     challenge_row,
-    prediction_row,
+    prediction_rows,
     sweep,
     write_observations,
     write_predictions,
@@ -61,7 +60,7 @@ RETRY_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
-_SLICE: Final = 32
+_SLICE: Final = 64
 _PAUSE_SECONDS: Final = 0.0005
 """After every slice of records the thread rests, or it would hold the interpreter's lock for milliseconds on end."""
 _PAUSES_WHEN_BUSY: Final = 4
@@ -393,15 +392,16 @@ class ObservationStore:
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        records = chain.from_iterable(islice(one.records, one.kept) for one in held)
-        began = time.thread_time()
-        while part := list(islice(records, _SLICE)):
-            for record in part:
-                rows.append(prediction_row(record, self._known.hash_of(record.job, jobs, now)))
-            if not hurried:
-                took = time.thread_time() - began
-                time.sleep(max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took) if LOAD.in_work else _PAUSE_SECONDS)
-            began = time.thread_time()
+        since_rest, began = 0, time.thread_time()
+        for one in held:
+            for start in range(0, one.kept, _SLICE):
+                part = slice(start, min(start + _SLICE, one.kept))
+                rows += prediction_rows(one.records, part, self._known, jobs, now)
+                since_rest += part.stop - part.start
+                if since_rest >= _SLICE and not hurried:
+                    took = time.thread_time() - began
+                    time.sleep(max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took) if LOAD.in_work else _PAUSE_SECONDS)
+                    since_rest, began = 0, time.thread_time()
         return jobs, rows
 
     def _put_back(self, held: list[_Held], challenges: list[ChallengeRecord]) -> None:

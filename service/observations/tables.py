@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-import orjson
 from sqlalchemy import Connection, Table, delete, exists, select, text
 
 from gpumemnet.errors import FieldError
 from gpumemnet.job import TrainingJob
 from gpumemnet.observation import Observation, check_capacity
+from service.observations.job_documents import job_document, job_documents
 from service.observations.schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
-from service.records import PredictionRecord
+from service.records import PredictionRecord, RecordBatch
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000
@@ -150,8 +150,40 @@ class KnownJobs:
 
 def job_content(job: TrainingJob) -> tuple[str, bytes]:
     """The hash of a job and its JSON document."""
-    document = orjson.dumps(job, default=list)  # a layer is a tuple of its own type
+    document = job_document(job)
     return hashlib.sha256(document).hexdigest(), document
+
+
+def prediction_rows(
+    records: Sequence[PredictionRecord], rows: slice, known: KnownJobs, jobs: dict[str, Row], now: float
+) -> list[Row]:
+    """The rows of some predictions; those of their jobs are put into ``jobs`` as :meth:`KnownJobs.add_missing` does."""
+    if not isinstance(records, RecordBatch):
+        return [prediction_row(record, known.hash_of(record.job, jobs, now)) for record in records[rows]]
+    hashes, family = [], records.family
+    for document in job_documents(records.jobs[rows]):
+        digest = hashlib.sha256(document).hexdigest()
+        known.add_missing(jobs, digest, family, document, now)
+        hashes.append(digest)
+    estimates = records.estimates
+    of_all = (
+        records.model_sha256,
+        estimates.estimator[:200],
+        records.release[:200],
+        estimates.gpu[:100],
+        float(estimates.coverage),
+    )
+    expected, safe = (amounts[rows].tolist() for amounts in (estimates.expected_bytes, estimates.safe_bytes))
+    return [
+        (
+            *(identity, records.made_at_seconds, digest, *of_all, min(int(expected_bytes), _LARGEST)),
+            None if row in estimates.reasons else min(int(safe_bytes), _LARGEST),
+            row not in estimates.reasons,
+        )
+        for row, identity, digest, expected_bytes, safe_bytes in zip(
+            range(len(records))[rows], records.prediction_ids[rows], hashes, expected, safe, strict=True
+        )
+    ]
 
 
 def prediction_row(record: PredictionRecord, job_hash: str) -> Row:
