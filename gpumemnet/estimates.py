@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, overload
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme
+from gpumemnet.distribution import Indices, MemoryDistribution
 from gpumemnet.estimate import Estimate
 
 Array = NDArray[np.float64]
@@ -23,14 +24,16 @@ class Estimates(Sequence[Estimate]):
     Attributes:
         expected_bytes: whole numbers, shape ``[B]``.
         safe_bytes: whole numbers; not a number outside the model's support, shape ``[B]``.
-        probabilities: shape ``[B, bins.count]``.
+        distribution: what the model predicts, less a shift of the amounts that is in ``log_edges``.
+        log_edges: edges between neighbouring bins, for ``distribution``, in log-bytes, shape ``[bins.count - 1]``.
         reasons: job outside the support → why; jobs inside are not in it.
         coverage, bins, gpu, estimator, version, label_source: the same for all.
     """
 
     expected_bytes: Array
     safe_bytes: Array
-    probabilities: Array
+    distribution: MemoryDistribution
+    log_edges: Array
     reasons: Mapping[int, tuple[str, ...]]
     coverage: float
     bins: BinScheme
@@ -38,6 +41,22 @@ class Estimates(Sequence[Estimate]):
     estimator: str
     version: str
     label_source: str
+    _known: list[Array] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def probabilities(self) -> Array:
+        """Probability of every bin, shape ``[B, bins.count]``; worked out where somebody asks."""
+        if not self._known:
+            self._known.append(self.distribution.bin_probabilities(self.log_edges))
+        return self._known[0]
+
+    @property
+    def bin_indices(self) -> Indices:
+        """The most probable bin of each job, shape ``[B]``."""
+        if self._known:
+            indices: Indices = self._known[0].argmax(axis=1)
+            return indices
+        return self.distribution.most_probable_bins(self.log_edges, self.bins.index(self.expected_bytes))
 
     def __len__(self) -> int:
         return len(self.expected_bytes)

@@ -39,7 +39,8 @@ from gpumemnet.saved_tensors import KIND_RULES
 _FEW: Final = 12
 """Up to so many jobs the loop over plain floats is quicker than the arrays."""
 _LAYERS_AT_ONCE: Final = 4096
-"""The arrays of so many layers still fit the processor's cache."""
+_JOBS_AT_ONCE: Final = 2048
+"""The arrays of so many layers, or jobs, still fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,18 @@ def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> N
     while start < len(jobs):
         before = ends[start - 1] if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + _LAYERS_AT_ONCE, side="right")))
-        _fill(matrix[start:end], jobs[start:end], blas_workspace_bytes)
+        end = min(end, start + _JOBS_AT_ONCE)
+        fill = _fill if ends[end - 1] > before else _fill_totals
+        fill(matrix[start:end], jobs[start:end], blas_workspace_bytes)
         start = end
     return matrix
+
+
+def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:
+    """The rows of jobs of which none states its layers."""
+    for place, column in enumerate(_totals(job_table(jobs))):
+        matrix[:, place] = column
+    matrix[:, len(TOTAL_COLUMNS) :] = 0.0
 
 
 def _fill(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:

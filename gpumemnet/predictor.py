@@ -7,7 +7,7 @@ distribution into an :class:`~gpumemnet.estimate.Estimate`.  It holds no state t
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,8 +24,9 @@ from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.estimates import Estimates, Part, in_order
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_batch import JobBatch, layer_counts, some_of
+from gpumemnet.job_batch import Indices, JobBatch, layer_counts, some_of
 from gpumemnet.layers import describe
+from gpumemnet.reasons import Reasons
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
 from gpumemnet.support import Support, option_reasons
@@ -60,12 +61,16 @@ class Looked(NamedTuple):
     """
 
     features: NDArray[np.float64]
-    reasons: list[tuple[str, ...]]
-    has_unseen_option: list[bool]
+    reasons: Sequence[tuple[str, ...]]
+    has_unseen_option: Sequence[bool] | NDArray[np.bool_]
 
-    def take(self, rows: list[int]) -> Looked:
-        """The same of the jobs in ``rows``."""
-        return Looked(self.features[rows], [self.reasons[row] for row in rows], [self.has_unseen_option[row] for row in rows])
+    def take(self, rows: Sequence[int] | Indices) -> Looked:
+        """The same of the jobs in ``rows``, which rise."""
+        at = np.asarray(rows, dtype=np.int64)
+        if isinstance(self.reasons, Reasons):
+            reasons = self.reasons.take(at)
+            return Looked(self.features[at], reasons, reasons.has_unseen_option)
+        return Looked(self.features[at], [self.reasons[row] for row in rows], [self.has_unseen_option[row] for row in rows])
 
 
 class Place(NamedTuple):
@@ -136,7 +141,8 @@ class BundleModel:
         if len(features) <= step:
             weights, locations, scales, amounts = self._run(jobs, features)
         else:
-            parts = [self._run(jobs[at : at + step], features[at : at + step]) for at in range(0, len(features), step)]
+            starts = range(0, len(features), step)
+            parts = [self._run(jobs[at : at + step] if self.needs_layers else jobs, features[at : at + step]) for at in starts]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         amounts_bytes = np.exp(amounts, dtype=np.float64)
         return GraphAnswer(
@@ -195,8 +201,8 @@ class BundleModel:
         features, reasons, has_unseen_option = looked or self.look(jobs, place)
         distribution, reference, expected, bounds = self.run(jobs, features)
         safe = bounds[:, level] if place.site is None else place.site.bounds(expected, bounds)[:, level]
-        if any(reasons):
-            outside = np.array([bool(row) for row in reasons])
+        if _outside(reasons):
+            outside = reasons.counts > 0 if isinstance(reasons, Reasons) else np.array([bool(row) for row in reasons])
             scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
@@ -208,16 +214,17 @@ class BundleModel:
         log_edges = bins.log_inner_edges
         if place.context_bytes:
             log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
-        probabilities = distribution.bin_probabilities(log_edges)
         outside_reasons = {}
         safe = np.ceil(np.maximum(safe, expected))
-        if any(reasons):
-            outside_reasons = {row: row_reasons for row, row_reasons in enumerate(reasons) if row_reasons}
-            safe[list(outside_reasons)] = np.nan
+        outside_rows = _outside(reasons)
+        if outside_rows:
+            outside_reasons = {row: reasons[row] for row in outside_rows}
+            safe[outside_rows] = np.nan
         return Estimates(
             expected_bytes=np.rint(expected),
             safe_bytes=safe,
-            probabilities=probabilities,
+            distribution=distribution,
+            log_edges=log_edges,
             reasons=outside_reasons,
             coverage=coverage,
             bins=bins,
@@ -234,9 +241,9 @@ class BundleModel:
         distribution: MemoryDistribution,
         expected: NDArray[np.float64],
         safe: NDArray[np.float64],
-        reasons: list[tuple[str, ...]],
+        reasons: Sequence[tuple[str, ...]],
         level: int,
-    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], list[tuple[str, ...]]]:
+    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], Sequence[tuple[str, ...]]]:
         """Answers in which jobs with a traced peak are answered from it: it has seen what a feature vector cannot."""
         calibration = self.card.traced_peak
         assert calibration is not None
@@ -428,8 +435,13 @@ def _cascade(
     """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
     place = models[0].place(gpu)
     looked = models[0].look(jobs, place)
-    if len(models) == 1 or not any(looked.reasons):
+    if len(models) == 1 or not _outside(looked.reasons):
         return [Part(range(len(jobs)), models[0].estimate(jobs, bins, coverage, place, looked))]
+    if isinstance(jobs, JobBatch) and isinstance(looked.reasons, Reasons):
+        return [
+            Part(rows.tolist(), models[number].estimate(own, bins, coverage, models[number].place(gpu), seen))
+            for number, rows, own, seen in _shares(models, jobs, looked, gpu)
+        ]
     views = [(list(range(len(jobs))), looked)]
     left = [row for row, reasons in enumerate(looked.reasons) if reasons]
     for model in models[1:]:
@@ -452,6 +464,45 @@ def _cascade(
             seen = looked if len(mine) == len(rows) else looked.take(mine)
             parts.append(Part(answered, model.estimate(some_of(jobs, answered), bins, coverage, model.place(gpu), seen)))
     return parts
+
+
+def _shares(
+    models: Sequence[BundleModel], jobs: JobBatch, first: Looked, gpu: str | None
+) -> Iterator[tuple[int, Indices, JobBatch, Looked]]:
+    """Which model answers for which jobs of a batch, by the same rule, and what it sees of them; the first one has looked."""
+    left = np.arange(len(jobs))
+    own, looked, counts = jobs, first, _counts(first.reasons)
+    views = []
+    choice = np.zeros(len(jobs), dtype=np.int64)
+    fewest = np.full(len(jobs), np.iinfo(np.int64).max)
+    for number in range(len(models)):
+        if number:
+            own = own.take(np.flatnonzero(counts))
+            looked = models[number].look(own, models[number].place(gpu))
+            counts = _counts(looked.reasons)
+        views.append((left, own, looked))
+        is_nearer = counts < fewest[left]
+        nearer = left[is_nearer]
+        choice[nearer], fewest[nearer] = number, counts[is_nearer]
+        left = left[counts > 0]
+        if not len(left):
+            break
+    for number, (rows, own, looked) in enumerate(views):
+        mine = np.flatnonzero(choice[rows] == number)
+        if len(mine):
+            whole = len(mine) == len(rows)
+            yield number, rows[mine], own if whole else own.take(mine), looked if whole else looked.take(mine)
+
+
+def _outside(reasons: Sequence[tuple[str, ...]]) -> list[int]:
+    """The jobs that have reasons against them."""
+    if isinstance(reasons, Reasons):
+        return np.flatnonzero(reasons.counts).tolist()
+    return [row for row, words in enumerate(reasons) if words]
+
+
+def _counts(reasons: Sequence[tuple[str, ...]]) -> Indices:
+    return reasons.counts if isinstance(reasons, Reasons) else np.array(list(map(len, reasons)), dtype=np.int64)
 
 
 def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64] | None:

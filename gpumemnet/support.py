@@ -6,9 +6,9 @@ options and of the feature ranges seen in training; whoever asks beyond it gets 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from operator import attrgetter, contains, itemgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from gpumemnet.bundle import BundleCard
 from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.job import TrainingJob
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, JobBatch
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
 from gpumemnet.layers import describe
+from gpumemnet.reasons import Reasons
 from gpumemnet.saved_tensors import ALIASES
 from gpumemnet.units import format_bytes
 
 RANGE_TOLERANCE: Final = 1.05
 """A value this much beyond the largest (or below the smallest) seen still counts as inside."""
 
+_BATCH_FIELDS: Final = frozenset({*OPTION_FIELDS, *NUMBER_FIELDS})
 _KIND: Final = itemgetter(0)
 _LISTED: Final = 8
 """More numbers than this are told as their range."""
@@ -39,26 +41,34 @@ class Support:
         self._seen_options = ({card.family}, *map(frozenset, card.options.values()))
         self._kinds = card.kinds
         self._inside_kinds = card.kinds | ALIASES
-        self._ranges = card.ranges
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
         self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
         self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
+        self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
+        self._seen_words = {field: _listed(seen) for field, seen in card.options.items()}
 
-    def reasons(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> tuple[list[tuple[str, ...]], list[bool]]:
+    def reasons(
+        self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]
+    ) -> tuple[Sequence[tuple[str, ...]], Sequence[bool] | NDArray[np.bool_]]:
         """For each job the reasons why it lies outside (none for jobs inside), and whether an option or a kind is among them.
 
         Args:
-            jobs: ``B`` jobs.
+            jobs: ``B`` jobs; those of a batch have :class:`~gpumemnet.reasons.Reasons`.
             features: their feature vectors, shape ``[B, F]``.
         """
         values = features.take(self._columns, axis=1)
         beyond = (values < self._low) | (values > self._high)
-        reasons = self._batch_reasons(jobs) if isinstance(jobs, JobBatch) else [self._job_reasons(job) for job in jobs]
+        if isinstance(jobs, JobBatch) and self._options.keys() <= _BATCH_FIELDS:
+            batch_reasons = self._batch_reasons(jobs, values, beyond)
+            return batch_reasons, batch_reasons.has_unseen_option
+        reasons = [self._job_reasons(job) for job in jobs]
         has_unseen_option = list(map(bool, reasons))
         if beyond.any():
             for row in np.flatnonzero(beyond.any(axis=1)):
-                reasons[row] += self._range_reasons(values[row], beyond[row])
+                reasons[row] += tuple(
+                    self._range_reason(column, values[row, column]) for column in np.flatnonzero(beyond[row]).tolist()
+                )
         return reasons, has_unseen_option
 
     def _job_reasons(self, job: TrainingJob) -> tuple[str, ...]:
@@ -67,53 +77,61 @@ class Support:
             return ()
         return option_reasons(job, self._options) + self._kind_reasons({layer.kind for layer in job.layers})
 
-    def _batch_reasons(self, jobs: JobBatch) -> list[tuple[str, ...]]:
+    def _batch_reasons(self, jobs: JobBatch, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> Reasons:
         """The same for every job of a batch: looked at once for each set of options, kind of layer and number."""
-        if not self._options.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}:
-            return [self._job_reasons(job) for job in jobs]
-        is_unseen_set = [
-            any(value not in self._options.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
+        unseen_options = [
+            sum(value not in self._options.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
             for options in jobs.option_sets
         ]
-        is_outside = np.array(is_unseen_set, dtype=np.bool_)[jobs.option_codes]
+        option_counts = np.array(unseen_options, dtype=np.int64)[jobs.option_codes]
         for name, seen in self._options.items():
             if name in NUMBER_FIELDS:
-                is_outside |= ~np.isin(jobs.column(name), [0 if value is None else value for value in seen])
-        reasons: list[tuple[str, ...]] = [()] * len(jobs)
-        rows = np.flatnonzero(is_outside).tolist()
-        if rows:
-            numbers = [jobs.column(name).tolist() for name in self._options if name in NUMBER_FIELDS]
-            codes = jobs.option_codes.tolist()
-            known: dict[tuple[float, ...], tuple[str, ...]] = {}
-            for row in rows:
-                key = (codes[row], *(column[row] for column in numbers))
-                if key not in known:
-                    known[key] = option_reasons(jobs[row], self._options)
-                reasons[row] = known[key]
+                option_counts += ~np.isin(jobs.column(name), [0 if value is None else value for value in seen])
+        counts = option_counts + beyond.sum(axis=1) if beyond.any() else option_counts.copy()
         names = jobs.kind_names
-        is_unseen_kind = np.array([name not in self._inside_kinds for name in names])[jobs.layer_kinds]
+        is_unseen_name = np.array([name not in self._inside_kinds for name in names])
+        is_unseen_kind = is_unseen_name[jobs.layer_kinds]
+        unseen: dict[int, set[str]] = {}
         if is_unseen_kind.any():
             owners = np.repeat(np.arange(len(jobs)), jobs.layer_counts)[is_unseen_kind]
-            unseen: dict[int, set[str]] = {}
             for row, kind in zip(owners.tolist(), jobs.layer_kinds[is_unseen_kind].tolist(), strict=True):
                 unseen.setdefault(row, set()).add(names[kind])
-            for row, kinds in unseen.items():
-                reasons[row] += self._kind_reasons(kinds)
-        return reasons
+            counts[list(unseen)] += 1
+        return Reasons(
+            jobs=jobs,
+            option_counts=option_counts,
+            strange_kinds={row: frozenset(kinds) for row, kinds in unseen.items()},
+            values=values,
+            is_beyond=beyond,
+            option_words=self._option_words,
+            kind_words=self._kind_reasons,
+            range_words=self._range_reason,
+            counts=counts,
+        )
 
-    def _kind_reasons(self, kinds: set[str]) -> tuple[str, ...]:
+    def _option_words(self, options: tuple[Any, ...], jobs: JobBatch, row: int) -> tuple[str, ...]:
+        """A sentence for each option of a job of a batch that is not among those seen."""
+        values = dict(zip(OPTION_FIELDS, options, strict=True))
+        words = []
+        for field, seen in self._options.items():
+            if field in values:
+                value = values[field]
+            else:
+                number = int(jobs.column(field)[row])
+                value = None if not number and field in UNSTATED_AS_ZERO else number
+            if value not in seen:
+                words.append(f"{field} is {describe(value)}; the model was trained on {self._seen_words[field]}")
+        return tuple(words)
+
+    def _kind_reasons(self, kinds: Set[str]) -> tuple[str, ...]:
         unseen = kinds - self._inside_kinds
         if not unseen:
             return ()
         return (f"layers of kind {', '.join(sorted(unseen))[:200]}; the model was trained on {', '.join(sorted(self._kinds))}",)
 
-    def _range_reasons(self, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> tuple[str, ...]:
-        names = tuple(self._ranges)
-        return tuple(
-            f"{names[index]} is {_amount(names[index], values[index])}; the model was trained on "
-            f"{_range(names[index], *self._ranges[names[index]])}"
-            for index in np.flatnonzero(beyond)
-        )
+    def _range_reason(self, column: int, value: float) -> str:
+        name, seen = self._range_words[column]
+        return f"{name} is {_amount(name, value)}; the model was trained on {seen}"
 
 
 def option_reasons(

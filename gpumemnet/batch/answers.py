@@ -117,7 +117,7 @@ class _Columns:
         places: Any = slice(None) if len(rows) == len(self._request) else rows
         self._request[places] = estimates.expected_bytes
         self._limit[places] = estimates.safe_bytes
-        indices = estimates.probabilities.argmax(axis=1)
+        indices = estimates.bin_indices
         self._bin[places] = indices
         self._width[places] = estimates.bins.width_bytes
         self._is_last[places] = indices == estimates.bins.count - 1

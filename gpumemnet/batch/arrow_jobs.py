@@ -202,7 +202,7 @@ def _dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
 
     if not isinstance(column, pa.DictionaryArray):
         column = column.dictionary_encode()
-    return column.dictionary.to_pylist(), column.indices.cast(pa.int64())
+    return column.dictionary.to_pylist(), column.indices
 
 
 def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> LayerColumns:

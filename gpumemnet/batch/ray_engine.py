@@ -171,8 +171,8 @@ def _connect(ray: Any) -> None:
         ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise DatasetError(
-            f"the Ray cluster cannot be reached ({_reason(error)}): RAY_ADDRESS names it, and a cluster with token authentication "
-            "wants its token on this machine too"
+            f"the Ray cluster cannot be reached ({_reason(error)}): RAY_ADDRESS names it, and a cluster with token "
+            "authentication wants its token on this machine too"
         ) from None
 
 
