@@ -6,7 +6,8 @@ For the whole time: predictions by every protocol, batches, bad bodies, floods o
 exchanged every two seconds, and a worker killed with SIGKILL every few seconds.  At the end the service is stopped, and every
 observation that was accepted with a 201 is looked for in the database.  Prints a summary as JSON and ends with 1 when a rule is
 broken: no 5xx but deliberate 503s with Retry-After, no lost observation, no connection cut but those of a killed worker, memory
-flat (the worker that lives through the run does not grow by more than a tenth from the middle third to the last).
+flat (the least that the worker which lives through the run needs does not grow by more than a tenth from the middle third to the
+last; judged from a minute on, as a shorter run is all warming up).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -237,10 +237,15 @@ async def clients(run: Run, supervisor: psutil.Process, releases: list[str], kil
 
 
 def growth(run: Run) -> float:
-    """By how much the longest-lived worker grew from the middle third of its life to the last."""
+    """By how much the longest-lived worker grew from the middle third of its life to the last, swaps and batches apart."""
     longest = max(run.resident_mib.values(), key=len)
     third = max(1, len(longest) // 3)
-    return statistics.median(longest[-third:]) / statistics.median(longest[third : 2 * third] or longest) - 1
+    return _low(longest[-third:]) / _low(longest[third : 2 * third] or longest) - 1
+
+
+def _low(amounts: list[float]) -> float:
+    """The first quarter's end: a swap holds two releases for a moment, and a batch takes what it gives back."""
+    return sorted(amounts)[len(amounts) // 4]
 
 
 def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
@@ -297,7 +302,7 @@ def main() -> int:
         ("the log holds a traceback", "Traceback" in log),
         (f"the service ended with {code}", code != 0),
         (f"{run.cut_connections} connections were cut by {run.kills} kills", run.cut_connections > 120 * (run.kills + 1)),
-        (f"memory grew by {growth(run):.1%}", growth(run) > 0.1),
+        (f"memory grew by {growth(run):.1%}", arguments.seconds >= 60 and growth(run) > 0.1),
     ):
         if is_broken:
             run.broken.append(text)
