@@ -156,6 +156,16 @@ def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> N
     return matrix
 
 
+def total_matrix(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
+    """The columns :data:`TOTAL_COLUMNS` alone, which hold for every GPU, shape ``[B, T]``."""
+    matrix = np.empty((len(jobs), len(TOTAL_COLUMNS)))
+    for start in range(0, len(jobs), _JOBS_AT_ONCE):
+        rows = slice(start, start + _JOBS_AT_ONCE)
+        for place, column in enumerate(_totals(job_table(jobs[rows]))):
+            matrix[rows, place] = column
+    return matrix
+
+
 def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:
     """The rows of jobs of which none states its layers."""
     for place, column in enumerate(_totals(job_table(jobs))):

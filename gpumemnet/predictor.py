@@ -22,7 +22,7 @@ from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.estimates import Estimates, Part, in_order
-from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.features import FEATURE_NAMES, feature_matrix, total_matrix
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import Indices, JobBatch, layer_counts, some_of
 from gpumemnet.layers import describe
@@ -184,6 +184,14 @@ class BundleModel:
         """What there is to see of the jobs on the GPU ``place``."""
         features = feature_matrix(jobs, place.blas_workspace_bytes)
         return Looked(features, *self.support.reasons(jobs, features))
+
+    def glance(self, jobs: JobBatch, place: Place) -> Reasons:
+        """The reasons against the jobs of a batch alone: without the layers' features, where the support is not about those."""
+        is_short = self.support.is_about_totals
+        features = total_matrix(jobs) if is_short else feature_matrix(jobs, place.blas_workspace_bytes)
+        reasons, _ = self.support.reasons(jobs, features)
+        assert isinstance(reasons, Reasons)
+        return reasons
 
     def estimate(
         self,
@@ -433,15 +441,12 @@ def _cascade(
     models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
 ) -> list[Part]:
     """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
+    if isinstance(jobs, JobBatch) and len(models) > 1 and all(model.support.takes_batches for model in models):
+        return list(_batch_cascade(models, jobs, bins, coverage, gpu))
     place = models[0].place(gpu)
     looked = models[0].look(jobs, place)
     if len(models) == 1 or not _outside(looked.reasons):
         return [Part(range(len(jobs)), models[0].estimate(jobs, bins, coverage, place, looked))]
-    if isinstance(jobs, JobBatch) and isinstance(looked.reasons, Reasons):
-        return [
-            Part(rows.tolist(), models[number].estimate(own, bins, coverage, models[number].place(gpu), seen))
-            for number, rows, own, seen in _shares(models, jobs, looked, gpu)
-        ]
     views = [(list(range(len(jobs))), looked)]
     left = [row for row, reasons in enumerate(looked.reasons) if reasons]
     for model in models[1:]:
@@ -466,32 +471,34 @@ def _cascade(
     return parts
 
 
-def _shares(
-    models: Sequence[BundleModel], jobs: JobBatch, first: Looked, gpu: str | None
-) -> Iterator[tuple[int, Indices, JobBatch, Looked]]:
-    """Which model answers for which jobs of a batch, by the same rule, and what it sees of them; the first one has looked."""
-    left = np.arange(len(jobs))
-    own, looked, counts = jobs, first, _counts(first.reasons)
+def _batch_cascade(
+    models: Sequence[BundleModel], jobs: JobBatch, bins: BinScheme | None, coverage: float, gpu: str | None
+) -> Iterator[Part]:
+    """The same of a batch: first who answers for which jobs, then the features of each job once."""
+    left, own = np.arange(len(jobs)), jobs
     views = []
     choice = np.zeros(len(jobs), dtype=np.int64)
     fewest = np.full(len(jobs), np.iinfo(np.int64).max)
-    for number in range(len(models)):
-        if number:
-            own = own.take(np.flatnonzero(counts))
-            looked = models[number].look(own, models[number].place(gpu))
-            counts = _counts(looked.reasons)
-        views.append((left, own, looked))
-        is_nearer = counts < fewest[left]
+    for number, model in enumerate(models):
+        reasons = model.glance(own, model.place(gpu))
+        views.append((left, own, reasons))
+        is_nearer = reasons.counts < fewest[left]
         nearer = left[is_nearer]
-        choice[nearer], fewest[nearer] = number, counts[is_nearer]
-        left = left[counts > 0]
-        if not len(left):
+        choice[nearer], fewest[nearer] = number, reasons.counts[is_nearer]
+        is_left = reasons.counts > 0
+        if not is_left.any():
             break
-    for number, (rows, own, looked) in enumerate(views):
+        if not is_left.all():
+            left, own = left[is_left], own.take(np.flatnonzero(is_left))
+    for number, (rows, own, reasons) in enumerate(views):
         mine = np.flatnonzero(choice[rows] == number)
-        if len(mine):
-            whole = len(mine) == len(rows)
-            yield number, rows[mine], own if whole else own.take(mine), looked if whole else looked.take(mine)
+        if not len(mine):
+            continue
+        if len(mine) < len(rows):
+            rows, own, reasons = rows[mine], own.take(mine), reasons.take(mine)
+        place = models[number].place(gpu)
+        looked = Looked(feature_matrix(own, place.blas_workspace_bytes), reasons, reasons.has_unseen_option)
+        yield Part(rows.tolist(), models[number].estimate(own, bins, coverage, place, looked))
 
 
 def _outside(reasons: Sequence[tuple[str, ...]]) -> list[int]:
@@ -499,10 +506,6 @@ def _outside(reasons: Sequence[tuple[str, ...]]) -> list[int]:
     if isinstance(reasons, Reasons):
         return np.flatnonzero(reasons.counts).tolist()
     return [row for row, words in enumerate(reasons) if words]
-
-
-def _counts(reasons: Sequence[tuple[str, ...]]) -> Indices:
-    return reasons.counts if isinstance(reasons, Reasons) else np.array(list(map(len, reasons)), dtype=np.int64)
 
 
 def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bundle import BundleCard
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features import FEATURE_NAMES, TOTAL_COLUMNS
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
 from gpumemnet.layers import describe
@@ -43,6 +43,10 @@ class Support:
         self._inside_kinds = card.kinds | ALIASES
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
+        self.is_about_totals = set(card.ranges) <= {column.name for column in TOTAL_COLUMNS}
+        """Whether the columns :data:`gpumemnet.features.TOTAL_COLUMNS` are all that it looks at."""
+        self.takes_batches = card.options.keys() <= _BATCH_FIELDS
+        """Whether it answers batches with :class:`~gpumemnet.reasons.Reasons`."""
         self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
         self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
         self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
@@ -55,11 +59,11 @@ class Support:
 
         Args:
             jobs: ``B`` jobs; those of a batch have :class:`~gpumemnet.reasons.Reasons`.
-            features: their feature vectors, shape ``[B, F]``.
+            features: their feature vectors, shape ``[B, F]``; where :attr:`is_about_totals`, the first columns are enough.
         """
         values = features.take(self._columns, axis=1)
         beyond = (values < self._low) | (values > self._high)
-        if isinstance(jobs, JobBatch) and self._options.keys() <= _BATCH_FIELDS:
+        if isinstance(jobs, JobBatch) and self.takes_batches:
             batch_reasons = self._batch_reasons(jobs, values, beyond)
             return batch_reasons, batch_reasons.has_unseen_option
         reasons = [self._job_reasons(job) for job in jobs]
