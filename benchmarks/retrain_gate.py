@@ -4,7 +4,7 @@ Each run is seeded: a champion that learnt from few of the published MLP reading
 that nobody has seen.  Twenty runs poison the further readings: a wrong unit, swapped columns, the family missing, a shifted
 context.  Twenty have genuine new data: more readings, or observations of a site whose driver takes less context.  A promoted
 model is worse if its mean error on the unseen readings is larger than the champion's, or more of them lie above its safe bytes
-than luck explains.
+than luck explains.  Each run's figures are added to a file as it ends, and a run that is there already is not made again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gpumemnet.bundle import Bundle
+from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.dataset import read_dataset, write_dataset
 from gpumemnet.layers import Layer
 from gpumemnet.measurement import OBSERVED, Measurement
@@ -34,13 +35,17 @@ from models.plans import mlp_plan
 from models.retrain.gate import binomial_tail, losses
 from models.retrain.pipeline import retrain
 from models.retrain.request import Request
+from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, code_hash
 from models.training import train_classifier
 
+Run = dict[str, Any]
 DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"
+PUBLISHED = DATASETS / "published_mlp_a100.parquet"
 BASE, NEW, UNSEEN = 150, 500, 600
 EPOCHS = 20
 MB_FOR_MIB = 1000**2 / 1024**2
 FIGURES = ("error", "above safe", "waste")
+GENUINE = ("more readings", "site's observations")
 POISONS = ("units", "swapped columns", "family missing", "shifted context")
 
 
@@ -91,13 +96,15 @@ def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]
 
 
 def first_champion(folder: Path, base: Path, seed: int) -> Registry:
-    """A registry whose champion learnt from ``base``, all of it."""
+    """A registry whose champion learnt from ``base``, all of it, and has the shipped models for the other families."""
     data = load_labelled_jobs(base, "mlp")
     plan = mlp_plan(data, seed, EPOCHS)
     trained = train_classifier(data, plan)
-    bundle = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
+    first = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
     registry = Registry(folder / "registry")
-    registry.create_release("first", [registry.add_bundle(bundle.source).sha256])
+    others = [bundle for bundle in shipped_bundles() if bundle.card.family != "mlp"]
+    hashes = [registry.add_bundle(bundle.source).sha256 for bundle in (first, *others)]
+    registry.create_release("first", hashes, parent=None)
     registry.set_champion("first", by="benchmark", reason="")
     return registry
 
@@ -106,18 +113,23 @@ def mlps(registry: Registry, release: str) -> list[Bundle]:
     return [bundle for bundle in registry.load(release) if bundle.card.family == "mlp"]
 
 
-def figures(registry: Registry, release: str, rows: Sequence[Measurement]) -> tuple[float, int, float]:
+def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[float, int, float]:
     """Mean error in log-bytes, how many lie above their safe bytes, mean waste; as the gate counts them."""
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
-    estimates = Predictor(registry.load(release)).estimate(jobs, gpu="A100", encoder="mlp")
+    estimates = Predictor(bundles).estimate(jobs, gpu="A100", encoder="mlp")
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     answers = np.array([(one.expected_bytes, one.safe_bytes or 2**60) for one in estimates], dtype=np.float64).T
     found = losses(labels, answers)
     return float(found["error"].mean()), int(found["above safe"].sum()), float(found["waste"].mean())
 
 
-def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) -> dict[str, object]:
-    start = time.monotonic()
+def is_worse(before: tuple[float, int, float], after: tuple[float, int, float], count: int) -> bool:
+    """Whether the mean error is larger, or the promise of the safe bytes is broken by more jobs than before."""
+    return after[0] > before[0] or (after[1] > before[1] and binomial_tail(after[1], count, 0.01) < 0.01)
+
+
+def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) -> Run:
+    start, cpu_start = time.monotonic(), time.process_time()
     order = np.random.default_rng([seed, len(kind)]).permutation(len(published))
     picked = [published[at] for at in order[: BASE + NEW + UNSEEN]]
     base, new, unseen = picked[:BASE], picked[BASE : BASE + NEW], picked[BASE + NEW :]
@@ -144,60 +156,108 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         epochs=EPOCHS,
     )
     outcome = retrain(request)
-    champion = registry.aliases().champion
-    is_changed = {one.sha256 for one in mlps(registry, "first")} != {one.sha256 for one in mlps(registry, champion)}
-    before, after = figures(registry, "first", unseen), figures(registry, champion, unseen)
-    is_worse = after[0] > before[0] or (after[1] > before[1] and binomial_tail(after[1], len(unseen), 0.01) < 0.01)
-    reasons = [reason for track in outcome.document["tracks"] for reason in track["reasons"]]
+    first, now = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
+    # what the gate decided on: the candidate in its place, promoted or not
+    trained = [track for track in outcome.document["tracks"] if track["bundle"] and track["family"] == "mlp"]
+    candidates = [load_bundle(request.work / track["folder"]) for track in trained]
+    before, after, offered = (figures(bundles, unseen) for bundles in (first, now, [*first, *candidates[-1:]]))
+    tracks = outcome.document["tracks"]
+    reasons = [f"{track['track']}: {reason}" for track in reversed(tracks) for reason in track["reasons"]]
     reasons += [refused["reason"] for refused in outcome.document["refused"]]
     return {
         "kind": kind,
         "seed": seed,
-        "promoted": is_changed,
+        "promoted": {one.sha256 for one in first} != {one.sha256 for one in now},
+        "promotions": [track["track"] for track in tracks if track["promote"]],
         "exit_code": outcome.exit_code,
-        "worse": is_worse,
-        "better": after[0] < before[0],
+        "worse": is_worse(before, after, UNSEEN),
+        "offered_better": bool(candidates) and offered != before and not is_worse(before, offered, UNSEEN),
+        "offered": offered,
         "error": [before[0], after[0]],
-        "above safe": [before[1] / len(unseen), after[1] / len(unseen)],
+        "above safe": [before[1] / UNSEEN, after[1] / UNSEEN],
         "waste": [before[2], after[2]],
         "seconds": time.monotonic() - start,
+        "cpu_seconds": time.process_time() - cpu_start,
         "reason": reasons[0] if reasons else "",
         "reasons": reasons,
     }
 
 
+def settings() -> dict[str, object]:
+    """What a finished run depends on beside its kind and seed: another run's line counts only where all of it is the same."""
+    code = code_hash((*TRAINING_CODE, *JUDGING_CODE, "benchmarks/retrain_gate.py"))
+    data = hashlib.sha256(PUBLISHED.read_bytes()).hexdigest()
+    return {"rows": [BASE, NEW, UNSEEN], "epochs": EPOCHS, "data": data[:12], "code": code[:12]}
+
+
+def finished(path: Path, under: dict[str, object]) -> dict[tuple[str, int], Run]:
+    """The runs in ``path`` that were made under these settings; a line that was cut off by a kill does not count."""
+    runs: dict[tuple[str, int], Run] = {}
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        if one["settings"] == under:
+            runs[one["kind"], one["seed"]] = one
+    return runs
+
+
+def sentence(one: Run) -> str:
+    changes = [f"{name} {one[name][0]:.2%} -> {one[name][1]:.2%}" for name in FIGURES]
+    said = "promoted" if one["promoted"] else "kept out"
+    said += ", WORSE" if one["promoted"] and one["worse"] else ""
+    said += ", though better" if one["offered_better"] and not one["promoted"] else ""
+    return f"{one['kind']} {one['seed']}: {said}; {', '.join(changes)}; {one['cpu_seconds']:.0f} s of CPU; {one['reason']}"
+
+
+def table(runs: Iterable[Run]) -> str:
+    by_kind: dict[str, list[Run]] = {}
+    for one in runs:
+        by_kind.setdefault(one["kind"], []).append(one)
+    headings = (
+        "new data",
+        "runs",
+        "better candidates",
+        "promoted",
+        "promoted and worse",
+        *(f"{name}: before → after" for name in FIGURES),
+    )
+    lines = [f"| {' | '.join(headings)} |", f"| --- |{' ---: |' * (len(headings) - 1)}"]
+    for kind, group in by_kind.items():
+        promoted = sum(bool(one["promoted"]) for one in group)
+        worse = sum(bool(one["promoted"] and one["worse"]) for one in group)
+        means = [" → ".join(f"{np.mean([one[name][side] for one in group]):.2%}" for side in (0, 1)) for name in FIGURES]
+        better = sum(bool(one["offered_better"]) for one in group)
+        lines.append(f"| {kind} | {len(group)} | {better} | {promoted} | {worse} | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5, help="runs of each poison; twice as many of each genuine kind")
-    parser.add_argument("--kinds", nargs="*", default=[*POISONS, "more readings", "site's observations"])
-    parser.add_argument("--out", type=Path, help="file for all figures, as JSON")
+    parser.add_argument("--kinds", nargs="*", default=[*POISONS, *GENUINE], choices=[*POISONS, *GENUINE])
+    parser.add_argument("--out", type=Path, default=Path("runs/retrain_gate.jsonl"), help="where each run's figures are added")
     given = parser.parse_args()
-    published = [one for one in read_dataset(DATASETS / "published_mlp_a100.parquet") if one.status == "ok"]
-    found = []
-    for kind in given.kinds:
-        for seed in range(given.seeds * (1 if kind in POISONS else 2)):
+    published = [one for one in read_dataset(PUBLISHED) if one.status == "ok"]
+    under = settings()
+    done = finished(given.out, under)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    # seed by seed through all kinds: what is there after half the time says something of each
+    wanted = [
+        (kind, seed)
+        for turn in range(given.seeds)
+        for kind in given.kinds
+        for seed in ((turn,) if kind in POISONS else (2 * turn, 2 * turn + 1))
+    ]
+    for at, (kind, seed) in enumerate(wanted, start=1):
+        if (kind, seed) not in done:
             with tempfile.TemporaryDirectory() as folder:
-                found.append(run(Path(folder), kind, seed, published))
-            one = found[-1]
-            changes = [f"{name} {one[name][0]:.2%} -> {one[name][1]:.2%}" for name in FIGURES]
-            said = "promoted" if one["promoted"] else "kept out"
-            said += ", WORSE" if one["promoted"] and one["worse"] else ""
-            print(
-                f"{kind} {seed}: {said}; {', '.join(changes)}; {one['seconds']:.0f} s; {one['reason']}",
-                file=sys.stderr,
-                flush=True,
-            )
-    headings = ("new data", "runs", "promoted", "promoted and worse", *(f"{name}: before | after" for name in FIGURES))
-    print(f"| {' | '.join(headings)} |\n| --- |{' ---: |' * (3 + 2 * len(FIGURES))}")
-    for kind in given.kinds:
-        runs = [one for one in found if one["kind"] == kind]
-        promoted = sum(bool(one["promoted"]) for one in runs)
-        worse = sum(bool(one["promoted"] and one["worse"]) for one in runs)
-        means = [np.mean([one[name][side] for one in runs]) for name in FIGURES for side in (0, 1)]
-        print(f"| {kind} | {len(runs)} | {promoted} | {worse} | {' | '.join(f'{mean:.2%}' for mean in means)} |")
-    if given.out:
-        digest = hashlib.sha256((DATASETS / "published_mlp_a100.parquet").read_bytes()).hexdigest()
-        given.out.write_text(json.dumps({"data_sha256": digest, "runs": found}, indent=2) + "\n", "utf-8")
+                done[kind, seed] = run(Path(folder), kind, seed, published) | {"settings": under}
+            with given.out.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(done[kind, seed]) + "\n")
+        print(f"{at} of {len(wanted)}: {sentence(done[kind, seed])}", file=sys.stderr, flush=True)
+    print(table(done[one] for one in sorted(wanted, key=lambda one: given.kinds.index(one[0]))))
     return 0
 
 

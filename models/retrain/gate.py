@@ -42,7 +42,9 @@ class Rule:
         most_share: so many of the jobs more may be above safe, in a wrong bin, or in one too low.
         luck: a larger loss stands against the candidate unless luck explains it with this chance.
         coverage: what safe bytes promise.
-        coverage_alpha: a share above safe that is less likely than this under the promise breaks it.
+        coverage_alpha: a share above safe that is less likely than this under the promise breaks it;
+        doubtful_coverage: one that is less likely than this, shared out among the parts, stands against a candidate if the
+            champion has fewer.
         fewest_rows, fewest_architectures: judged jobs that a track needs to be promoted.
         fewest_guard_rows: jobs from which on a part can stand against it.
         draws, seed: of the bootstrap.
@@ -58,11 +60,15 @@ class Rule:
     luck: float = 0.25
     coverage: float = 0.99
     coverage_alpha: float = 0.01
+    doubtful_coverage: float = 0.05
     fewest_rows: int = 20
     fewest_architectures: int = 10
     fewest_guard_rows: int = 15
     draws: int = 2000
     seed: int = 0
+
+
+RULE: Final = Rule()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,7 +154,8 @@ def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
         needed = f"{rule.fewest_rows} jobs of {rule.fewest_architectures} architectures"
         return Verdict(False, (f"too few jobs to judge by ({found}): one part needs {needed}",), ())
     level = rule.alpha / (len(deciding) * len(SUPERIOR))
-    verdicts = tuple(_part_verdict(part, part in deciding, level, rule) for part in (*deciding, *guards))
+    doubt = max(rule.doubtful_coverage / len((*deciding, *guards)), rule.coverage_alpha)
+    verdicts = tuple(_part_verdict(part, part in deciding, level, doubt, rule) for part in (*deciding, *guards))
     against = tuple(f"{verdict.name}: {sentence}" for verdict in verdicts for sentence in verdict.against)
     better = tuple(f"{verdict.name}: better {measure}" for verdict in verdicts for measure in verdict.better)
     if against:
@@ -179,7 +186,7 @@ def losses(label_bytes: Array, answers: Array) -> dict[str, Array]:
     }
 
 
-def _part_verdict(part: Judged, decides: bool, level: float, rule: Rule) -> PartVerdict:
+def _part_verdict(part: Judged, decides: bool, level: float, doubt: float, rule: Rule) -> PartVerdict:
     champion, candidate = losses(part.label_bytes, part.champion), losses(part.label_bytes, part.candidate)
     differences = np.stack([candidate[measure] - champion[measure] for measure in MEASURES])
     drawn = _bootstrap(differences, part.architectures, rule)
@@ -192,12 +199,14 @@ def _part_verdict(part: Judged, decides: bool, level: float, rule: Rule) -> Part
         )
         for row, measure in enumerate(MEASURES)
     }
-    keeps = [_keeps(losses_["above safe"], rule) for losses_ in (champion, candidate)]
+    keeps = [_chance(one["above safe"], rule) >= rule.coverage_alpha for one in (champion, candidate)]
     # safe bytes that broke their promise were too tight: what it costs to keep it is no loss
     ignored = {"waste"} if keeps[1] and not keeps[0] else set()
     if measures["wrong bin"].p_not_better <= rule.alpha:
         ignored.add("bin too low")  # a champion that errs upwards has few bins too low, and many wrong
     better = tuple(measure for measure in SUPERIOR if decides and _is_better(measure, measures[measure], level, keeps, rule))
+    if _chance(candidate["above safe"], rule) >= doubt:
+        ignored.add("above safe")  # within the promise: a champion with fewer has paid for it with waste
     against = [_loss(measure, measures[measure], rule) for measure in MEASURES if measure not in ignored]
     if not keeps[1] and (decides or keeps[0]):
         share = measures["above safe"].candidate
@@ -235,14 +244,12 @@ def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
         words = f"{measure} {found.candidate:.2%}, the champion {found.champion:.2%}"
     if found.candidate - found.champion <= allowed or found.p_not_worse > rule.luck:
         return None
-    if measure == "above safe" and found.candidate <= 1.0 - rule.coverage:
-        return None  # within the promise
     return f"{words}: worse by more than is allowed"
 
 
-def _keeps(above: Array, rule: Rule) -> bool:
-    """Whether so many jobs above their safe bytes are likely when the promise holds: exact binomial test."""
-    return binomial_tail(int(above.sum()), len(above), 1.0 - rule.coverage) >= rule.coverage_alpha
+def _chance(above: Array, rule: Rule) -> float:
+    """Chance of so many jobs above their safe bytes, or more, when the promise holds: exact binomial test."""
+    return binomial_tail(int(above.sum()), len(above), 1.0 - rule.coverage)
 
 
 def binomial_tail(count: int, trials: int, chance: float) -> float:

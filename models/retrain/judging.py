@@ -20,15 +20,13 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predictor import Predictor
 from models.retrain.collect import Row
 from models.retrain.gate import Judged, Rule, Verdict, judge
-from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.ground import slot_of
 from models.retrain.tracks import Track, moved, place_of
 
 HELD_OUT: Final = "held-out architectures"
 NEWEST: Final = "newest observations"
 COVERAGE: Final = 0.99
 
-Slot = tuple[str, str, str]
-"""Family, encoder and provenance: what a release holds one bundle for."""
 Learnt = Callable[[Bundle], Collection[str]]
 """Architectures, by their keys, among the held-out ones that a bundle of the champion has learnt from all the same."""
 StandIn = Callable[[Bundle], Bundle]
@@ -52,17 +50,6 @@ class Part:
     gpu: str
     decides: bool
     is_held_out: bool
-
-
-def slot_of(bundle: Bundle) -> Slot:
-    """What a release holds the bundle for."""
-    return bundle.card.family, bundle.card.encoder, str(bundle.card.document["training_data"].get("provenance"))
-
-
-def may_have_seen(bundle: Bundle) -> bool:
-    """Whether a bundle may have learnt from held-out architectures."""
-    retraining = bundle.card.document.get("retraining")
-    return not isinstance(retraining, dict) or retraining.get("held_out") != HELD_OUT_RULE
 
 
 def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file_names: dict[str, str], rule: Rule) -> list[Part]:
@@ -101,7 +88,7 @@ def judge_candidate(
     """The gate's verdict on a candidate beside the champion's bundles of the same family and encoder.
 
     Raises:
-        ValueError: when it cannot be known what the champion has learnt.
+        ValueError: when a stand-in cannot be trained.
     """
     views: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
 

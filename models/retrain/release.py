@@ -33,18 +33,18 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
         return outcome(NOTHING_BETTER, f"no candidate is better: {champion} stays champion")
     models = ", ".join(track["model"]["name"] for track in better)
     alias = "challenger" if request.as_challenger else "champion"
-    if request.is_dry_run or request.registry is None:
-        return outcome(PROMOTED, f"{models}: better; a dry run changes nothing, else {name} would be {alias}", name)
+    if request.registry is None:  # a dry run
+        return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {alias}", name)
     registry = Registry(request.registry)
     aliases = registry.aliases()
-    if aliases.champion != champion:
-        raise RegistryError(f"{aliases.champion} has become champion while {champion} was compared with: run it again")
     undone = [change for change in aliases.history if change.champion == name]
     if undone and not request.as_challenger:
         sentence = f"{name} was champion since {undone[-1].since} and was taken back: it is not promoted again by itself"
         return outcome(NOTHING_BETTER, sentence, name)
     if request.as_challenger and aliases.challenger == name:
         return outcome(NOTHING_BETTER, f"{name} is challenger already", name)
+    if request.is_dry_run:
+        return outcome(PROMOTED, f"{models}: better; a dry run changes nothing, else {name} would be {alias}", name)
     hashes = []
     for track in better:
         folder = request.work / track["folder"]
@@ -61,7 +61,7 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
     if request.as_challenger:
         registry.set_challenger(name)
     else:
-        registry.set_champion(name, by=BY, reason=reason)
+        registry.set_champion(name, by=BY, reason=reason, instead_of=champion)
     return outcome(PROMOTED, f"{name} is {alias}: {models}", name)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -16,20 +18,11 @@ from gpumemnet.errors import BundleError
 from gpumemnet.features import FEATURE_SCHEMA
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TRAINING_CODE: Final = (
-    *(f"models/{name}.py" for name in ("data", "export", "network", "physics_line", "plans", "sequence_network")),
-    *(f"models/{name}.py" for name in ("sequence_training", "splits", "traced_peak", "training")),
-    *("models/retrain/tracks.py", "models/retrain/training.py"),
-    *(f"gpumemnet/{name}.py" for name in ("bundle", "closed_form", "feature_row", "features", "layers", "physics")),
-    *(f"gpumemnet/{name}.py" for name in ("saved_tensors", "sequence", "training_reference")),
-    "gpumemnet/devices.json",
-)
-"""Files whose change makes another model of the same data."""
-JUDGING_CODE: Final = (
-    *(f"models/retrain/{name}.py" for name in ("collect", "gate", "holdout", "judging", "pipeline", "units_check")),
-    *(f"gpumemnet/{name}.py" for name in ("distribution", "estimates", "measurement", "predictor", "support", "validation")),
-)
-"""Files whose change may give another verdict on the same models."""
+TRAINING_CODE: Final = ("models.retrain.training",)
+"""Modules whose change, or that of one that they import, makes another model of the same data."""
+JUDGING_CODE: Final = ("models.retrain.pipeline", *TRAINING_CODE)
+"""Modules whose change, or that of one that they import, may give another verdict on the same models."""
+_OURS: Final = ("gpumemnet", "models")
 _PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")
 
 
@@ -38,10 +31,40 @@ def content_hash(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def code_hash(files: tuple[str, ...]) -> str:
-    """Hash of the code in ``files``, and of the versions of the packages that it calls; nothing of it is imported."""
-    sources = [[name, hashlib.sha256((ROOT / name).read_bytes()).hexdigest()] for name in files]
+@cache
+def code_hash(modules: tuple[str, ...]) -> str:
+    """Hash of the code of ``modules`` and of all of ours that it imports, and of the packages' versions; nothing is imported."""
+    sources = [[str(path.relative_to(ROOT)), hashlib.sha256(path.read_bytes()).hexdigest()] for path in code_files(modules)]
     return content_hash(sources, packages(), FEATURE_SCHEMA)
+
+
+def code_files(modules: Iterable[str]) -> list[Path]:
+    """The files of ``modules``, of those that they import from us wherever they do so, and the JSON beside each."""
+    found: set[Path] = set()
+    left = [path for name in modules for path in _file_of(name)]
+    while left:
+        path = left.pop()
+        if path not in found:
+            found.add(path)
+            names = (name for node in ast.walk(ast.parse(path.read_bytes())) for name in _imported(node))
+            left += [imported for name in names for imported in _file_of(name)]
+    return sorted({*found, *(data for path in found if (data := path.with_suffix(".json")).is_file())})
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def _file_of(module: str) -> list[Path]:
+    """The module's file where it is one of ours; a package's ``__init__`` counts, what else it holds does not."""
+    if module.split(".")[0] not in _OURS:
+        return []
+    path = ROOT.joinpath(*module.split("."))
+    return [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
 
 
 def packages() -> dict[str, str]:
@@ -89,15 +112,17 @@ def cached_bundle(folder: Path, make: Callable[[Path], Bundle]) -> tuple[Bundle,
         return make(folder), False
 
 
-def cached_document(path: Path, make: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
-    """The JSON object in ``path``, made first where there is none; and whether it was there."""
+def cached_document(
+    path: Path, make: Callable[[], dict[str, Any]], still_holds: Callable[[dict[str, Any]], bool] = lambda found: True
+) -> tuple[dict[str, Any], bool]:
+    """The JSON object in ``path``, made first where there is none that still holds; and whether it was there."""
     try:
         found = json.loads(path.read_bytes())
-        if isinstance(found, dict):
+        if isinstance(found, dict) and still_holds(found):
             return found, True
     except (OSError, ValueError):
         pass
     made = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(made, indent=2, ensure_ascii=False).encode() + b"\n")
+    replace_file(path, json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n")
     return made, False

@@ -62,9 +62,10 @@ class Track:
         return f"{self.family}-{_short(self.gpu)}-{self.provenance}"
 
     @property
-    def count(self) -> int:
-        """Number of its own rows."""
-        return len(self.training) + len(self.held_out) + len(self.newest)
+    def origins(self) -> tuple[str, ...]:
+        """SHA-256 of the datasets that its candidate learns from, in order; exports of observations are none."""
+        rows = (*self.training, *self.borrowed)
+        return tuple(sorted({row.origin for row in rows if row.measurement.provenance != OBSERVED}))
 
 
 def find_tracks(rows: Sequence[Row], champion_until: dict[str, float]) -> tuple[list[Track], list[str]]:
@@ -134,26 +135,25 @@ class TrainingData:
     shifts: dict[str, int]
 
 
-def training_data(track: Track) -> TrainingData:
-    """The rows of a track as its candidate learns from them.
+def too_few(track: Track) -> str | None:
+    """Why nothing can be learnt from a track; ``None`` when something can."""
+    labelled = [row.measurement for row in track.training if row.measurement.label_bytes is not None]
+    if track.borrowed and len(labelled) < FEWEST_MOVING:
+        return f"{len(labelled)} observed rows to learn from are too few: {FEWEST_MOVING} are needed"
+    borrowed = sum(row.measurement.label_bytes is not None for row in track.borrowed)
+    count = sum(one.job.has_layers for one in labelled) + borrowed
+    return f"{count} rows with layers to learn from are too few: {FEWEST_ROWS} are needed" if count < FEWEST_ROWS else None
 
-    Raises:
-        ValueError: says why there are too few.
-    """
+
+def training_data(track: Track) -> TrainingData:
+    """The rows of a track as its candidate learns from them; there must not be :func:`too_few`."""
     own = [row.measurement for row in track.training]
-    labelled = [one for one in own if one.label_bytes is not None]
     shifts: dict[str, int] = {}
     borrowed: list[Measurement] = []
-    if track.borrowed:
-        if len(labelled) < FEWEST_MOVING:
-            raise ValueError(f"{len(labelled)} observed rows to learn from are too few: {FEWEST_MOVING} are needed")
-        for place, group in _places(track.borrowed).items():
-            shifts[place] = context_shift([row.measurement for row in group], own, track.gpu)
-            borrowed += [moved(row.measurement, shifts[place], track) for row in group]
+    for place, group in _places(track.borrowed).items():
+        shifts[place] = context_shift([row.measurement for row in group], own, track.gpu)
+        borrowed += [moved(row.measurement, shifts[place], track) for row in group]
     usable = [one for one in own if one.job.has_layers]
-    labelled_rows = sum(one.label_bytes is not None for one in (*usable, *borrowed))
-    if labelled_rows < FEWEST_ROWS:
-        raise ValueError(f"{labelled_rows} rows with layers to learn from are too few: {FEWEST_ROWS} are needed")
     copies = max(1, min(MOST_COPIES, len(borrowed) // max(1, len(usable))))
     data = labelled_jobs([*usable, *borrowed], track.name, "")
     data = replace(data, capacity_bytes=_capacity_bytes(track.gpu, data.capacity_bytes), sha256=digest(track, shifts))

@@ -53,7 +53,7 @@ def train_candidate(
     traces = calibration if encoder == "mlp" else None
     retraining = {
         "held_out": HELD_OUT_RULE,
-        "origins": sorted({row.origin for row in (*track.training, *track.borrowed) if row.measurement.provenance != OBSERVED}),
+        "origins": list(track.origins),
         "learnt_until": track.learnt_until,
         "own_rows": len(track.training),
         "borrowed_rows": len(track.borrowed),
@@ -80,7 +80,13 @@ def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], 
     plan = _plan_of(champion)
     trained = _trained(data, plan)
     traces = calibration if champion.card.encoder == "mlp" else None
-    return save_classifier(folder, trained, data, plan, name=champion.card.name, version="stand-in", traces=traces)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
+        name = champion.card.name
+        bundle = save_classifier(Path(scratch) / "bundle", trained, data, plan, name=name, version="stand-in", traces=traces)
+    document = dict(bundle.card.document)
+    if champion.card.site_calibration is not None:
+        document["site_calibration"] = champion.card.document["site_calibration"]
+    return save_bundle(folder, bundle.model, document)
 
 
 def _trained(data: LabelledJobs, plan: Plan) -> TrainedClassifier:

@@ -63,13 +63,13 @@ def relabelled(one: Measurement, label_bytes: float) -> Measurement:
 
 
 def champion_of(folder: Path, base: Path) -> Registry:
-    """A registry whose champion learnt from the dataset ``base``."""
+    """A registry whose champion learnt from the dataset ``base``, and has no other model."""
     data = load_labelled_jobs(base, "mlp")
     plan = mlp_plan(data, 0, EPOCHS)
     trained = train_classifier(data, plan)
     bundle = save_classifier(folder / "first", trained, data, plan, name="mlp-a100-published", version="first")
     registry = Registry(folder / "registry")
-    registry.create_release("first", [registry.add_bundle(bundle.source).sha256])
+    registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
     registry.set_champion("first", by="test", reason="")
     return registry
 

@@ -1,4 +1,4 @@
-"""``python -m models retrain`` as cron runs it: child processes, real files, faults included."""
+"""``python -m models retrain`` as cron runs it: child processes, real files."""
 
 from __future__ import annotations
 
@@ -9,241 +9,241 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from gpumemnet.bundle import load_bundle, save_bundle
 from gpumemnet.dataset import VERSION_KEY, dataset_schema
+from gpumemnet.durable import locked
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
-from tests.models.retraining import EPOCHS, champion_of, dataset, measured, observed
+from tests.models.retraining import EPOCHS, dataset, measured, observed
+from tests.models.retraining_site import Forks, Promotion, Site, faulty_runs
 
-ROOT = Path(__file__).parents[2]
-FAULT = """
-import os, signal, sys
-import {module} as place
-original = place.{name}
-def dies(*arguments, **options):
-    if {before}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    original(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGKILL)
-place.{name} = dies
-from models.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-LITTLE_DISK = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-from models.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-Promotion = tuple["Site", Path, subprocess.CompletedProcess[str]]
-"""A site, the export of its observations, and the run that ended."""
-
-
-class Site:
-    """A base dataset, its champion, and a folder to work in."""
-
-    def __init__(self, base: Path, registry: Registry, work: Path) -> None:
-        self.base, self.registry, self.work = base, registry, work
-
-    def apart(self, folder: Path) -> Site:
-        """The same with a registry of its own, as it was before anybody challenged the champion; steps are shared."""
-        registry = shutil.copytree(self.base.parent / "registry", folder / "registry")
-        return Site(self.base, Registry(registry), self.work)
-
-    def run(self, *more: str | Path, code: str | None = None) -> subprocess.CompletedProcess[str]:
-        start = ["-c", code] if code else ["-m", "models"]
-        given = ("retrain", "--without-committed", "--dataset", self.base, "--epochs", EPOCHS, "--registry", self.registry.folder)
-        command = [sys.executable, *start, *map(str, (*given, "--work", self.work, *more))]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
-
-    @property
-    def champion(self) -> str:
-        return self.registry.aliases().champion
+pytestmark = pytest.mark.xdist_group("retraining")
+FAULTS = ("full disk", "killed after", "killed before", "killed after")
+"""One at each step and one after it."""
 
 
 @pytest.fixture(scope="module")
-def untouched(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """A site whose champion nobody has challenged."""
-    folder = tmp_path_factory.mktemp("base")
-    base = dataset(folder / "base.parquet", measured(160, 1))
-    return Site(base, champion_of(folder, base), folder / "work")
+def promotion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Promotion]:
+    """A site with another context than its champion learnt; the disk was full, or the run was killed, at every step."""
+    folder = tmp_path_factory.mktemp("site")
+    forks = Forks(folder)
+    before = shutil.copytree(folder / "registry", folder / "before")
+    export = dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
+    site = Site(forks, folder / "base.parquet", Registry(folder / "registry"), folder / "work")
+    faults = faulty_runs(site, FAULTS, "--observations", export)
+    yield Promotion(site, export, site.champion, before, faults)
+    forks.close()
 
 
 @pytest.fixture
-def first(untouched: Site, tmp_path: Path) -> Site:
-    return untouched.apart(tmp_path)
+def site(promotion: Promotion, tmp_path: Path) -> Site:
+    """A site whose champion nobody has challenged."""
+    return promotion.before(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def promoted(untouched: Site, tmp_path_factory: pytest.TempPathFactory) -> Promotion:
-    """A site with another context, whose observations have given a new champion, though the run was killed at each step."""
-    site = untouched.apart(tmp_path_factory.mktemp("site"))
-    export = dataset(site.registry.folder.parent / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
-    killed = (
-        ("models.retrain.training", "save_bundle", False),
-        ("models.retrain.steps", "replace_file", False),
-        ("gpumemnet.registry", "Registry.create_release", True),
-        ("gpumemnet.registry", "Registry.set_champion", True),
-    )
-    for module, name, before in killed:
-        done = site.run("--observations", export, code=FAULT.format(module=module, name=name, before=before))
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        assert site.champion == "first"
-        assert site.registry.verify() == ()
-    return site, export, site.run("--observations", export)
+def report_of(said: str) -> Path:
+    return Path(said.strip().splitlines()[-1].removeprefix("report: "))
 
 
 def refused(site: Site, *more: str | Path) -> str:
-    done = site.run(*more)
-    assert done.returncode == 2, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
+    status, said = site.run(*more)
+    assert status == 2, said
+    assert "Traceback" not in said
     assert site.champion == "first"
-    return done.stderr
+    return said
 
 
-def test_a_run_that_was_killed_at_every_step_goes_on_and_promotes(
-    promoted: Promotion,
-) -> None:
-    site, _, done = promoted
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "training " not in done.stderr  # every model was there
-    assert site.champion.startswith("retrain-")
-    assert f"{site.champion} is champion" in done.stdout
-    assert site.registry.verify() == ()
-    release = site.registry.release(site.champion)
+def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_nothing_by_halves(promotion: Promotion) -> None:
+    *cut_short, last = promotion.faults
+    assert {fault.status for fault in cut_short if fault.kind == "full disk"} == {1}
+    assert {fault.status for fault in cut_short if fault.kind != "full disk"} == {-signal.SIGKILL}
+    assert not [fault.problems for fault in promotion.faults if fault.problems]
+    for fault in cut_short:
+        if fault.kind == "full disk":
+            assert "File too large: the champion is as it was" in fault.said.replace("[Errno 27] ", "")
+            assert "Traceback" not in fault.said
+    steps = [Path(fault.step) for fault in cut_short if fault.kind == "killed after"]
+    assert len(steps) == len({*steps})  # none of them was done twice
+    promoted = [step.name for step in steps].index("aliases.json")
+    champions = [fault.champion for fault in cut_short if fault.kind == "killed after"]
+    assert set(champions[:promoted]) == {"first"}
+    assert set(champions[promoted:]) == {promotion.release}
+    assert {"candidates", "stand-ins", "verdicts", "bundles", "releases"} <= {step.parent.name for step in steps}
+    assert last.status == 10
+
+
+def test_what_is_better_is_promoted_with_its_lineage(promotion: Promotion) -> None:
+    site = promotion.site
+    release = site.registry.release(promotion.release)
+    assert site.champion == release.name
     assert release.parent == "first"
     lineage = release.lineage
     assert {file["name"] for file in lineage["files"]} == {"base.parquet", "site.parquet"}
     assert all(len(file["sha256"]) == 64 for file in lineage["files"])
     assert lineage["seed"] == 0
+    assert lineage["champion"] == "first"
     assert lineage["code"]["packages"]["torch"]
     taken = [track for track in lineage["tracks"] if track["promote"]]
     assert [track["track"] for track in taken] == ["mlp-a100-observed"]
     assert {part["name"] for part in taken[0]["verdict"]["parts"]} >= {"held-out architectures", "newest observations"}
-    card = next(bundle.card for bundle in site.registry.load(site.champion) if bundle.card.name == "mlp-a100-observed")
+    card = next(bundle.card for bundle in site.registry.load(release.name) if bundle.card.name == "mlp-a100-observed")
     assert abs(card.context_bytes - 700 * MIB) < 80 * MIB
 
 
-def test_the_same_again_takes_seconds_and_changes_nothing(
-    promoted: Promotion,
-) -> None:
-    site, export, _ = promoted
-    champion, files = site.champion, site.registry.aliases_file.read_bytes()
-    for _ in range(2):  # the first still looks at what it learnt of the new champion
-        start = time.monotonic()
-        done = site.run("--observations", export)
-        seconds = time.monotonic() - start
-        assert done.returncode == 10, done.stderr
-        assert "training " not in done.stderr
-        assert f"{champion} stays champion" in done.stdout
+def test_nothing_changed_takes_seconds_and_changes_nothing(promotion: Promotion) -> None:
+    site = promotion.site
+    files = site.registry.aliases_file.read_bytes()
+    command = [sys.executable, "-m", "models", *site.arguments("--observations", promotion.export)]
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    seconds = time.monotonic() - start
+    assert done.returncode == 10, done.stderr
+    assert "nothing has changed" in done.stderr
+    assert f"{promotion.release} stays champion" in done.stdout
     assert seconds < 10
     assert site.registry.aliases_file.read_bytes() == files
 
 
-def test_the_report_says_what_was_judged(promoted: Promotion) -> None:
-    _, _, done = promoted
-    path = Path(done.stdout.strip().splitlines()[-1].removeprefix("report: "))
+def test_the_report_says_what_was_judged(promotion: Promotion) -> None:
+    path = promotion.site.work / "runs" / promotion.release.removeprefix("retrain-") / "report.md"
     text = path.read_text("utf-8")
     assert "## mlp-a100-observed, mlp" in text
     assert "| newest observations | 40 |" in text
-    document = json.loads(path.with_suffix(".json").read_text("utf-8"))
-    assert document["promoted"]
+    assert json.loads(path.with_suffix(".json").read_text("utf-8"))["promoted"]
 
 
-def test_what_was_taken_back_is_not_promoted_again(promoted: Promotion) -> None:
-    site, export, _ = promoted
+def test_what_was_taken_back_is_not_promoted_again_and_a_dry_run_says_so(promotion: Promotion, tmp_path: Path) -> None:
+    site = promotion.after(tmp_path)
     site.registry.rollback(by="test", reason="")
+    for dry in ((), ("--dry-run",)):
+        status, said = site.run("--observations", promotion.export, *dry)
+        assert status == 10
+        assert "was taken back" in said
     assert site.champion == "first"
-    done = site.run("--observations", export)
-    assert done.returncode == 10
-    assert "was taken back" in done.stdout
+
+
+def test_a_dry_run_changes_nothing_and_a_challenger_leaves_the_champion_alone(promotion: Promotion, tmp_path: Path) -> None:
+    site = promotion.before(tmp_path)
+    status, said = site.run("--observations", promotion.export, "--dry-run")
+    assert status == 0, said
+    assert f"else {promotion.release} would be champion" in said
+    assert [release.name for release in site.registry.releases()] == ["shipped", "first"]
+    status, said = site.run("--observations", promotion.export, "--challenger")
+    assert status == 0, said
+    assert site.registry.aliases().challenger == promotion.release
+    assert site.champion == "first"
+    for dry in ((), ("--dry-run",)):
+        status, said = site.run("--observations", promotion.export, "--challenger", *dry)
+        assert status == 10
+        assert "challenger already" in said
+
+
+def test_a_champion_that_came_meanwhile_is_not_replaced(promotion: Promotion, tmp_path: Path) -> None:
+    site = promotion.before(tmp_path)
+    status, said = site.run("--observations", promotion.export, fault="another champion")
+    assert status == 1, said
+    assert "'shipped' has become champion in place of 'first'" in said
+    assert site.champion == "shipped"
+
+
+def test_a_candidate_that_is_gone_is_trained_again(promotion: Promotion, tmp_path: Path) -> None:
+    site = promotion.before(tmp_path)
+    folder = promotion.candidate(site)
+    sha256 = load_bundle(folder).sha256
+    (folder / "model.onnx").unlink()
+    status, said = site.run("--observations", promotion.export)
+    assert status == 0, said
+    assert load_bundle(folder).sha256 == sha256
+    assert site.champion == promotion.release
+
+
+def test_what_is_promoted_is_what_was_judged(promotion: Promotion, tmp_path: Path) -> None:
+    site = promotion.before(tmp_path)
+    judged = load_bundle(promotion.candidate(site))
+    another = save_bundle(promotion.candidate(site), judged.model, {**judged.card.document, "version": "another"})
+    status, said = site.run("--observations", promotion.export)
+    assert status == 0, said
+    assert "judging mlp-a100-observed" in said
+    assert another.sha256 in site.registry.release(site.champion).bundles
+
+
+def test_its_own_data_again_is_no_improvement(site: Site) -> None:
+    status, said = site.run()
+    assert status == 10, said
+    assert "first stays champion" in said
+    assert [release.name for release in site.registry.releases()] == ["shipped", "first"]
+
+
+def test_a_family_of_three_rows_leaves_its_model_alone(site: Site, tmp_path: Path) -> None:
+    cnn = [replace(one, job=replace(one.job, family="cnn"), architecture_key="") for one in measured(3, 7)]
+    status, said = site.run("--dataset", dataset(tmp_path / "cnn.parquet", cnn))
+    assert status == 10
+    text = report_of(said).read_text("utf-8")
+    assert "## cnn-a100-published, mlp" in text
+    assert "rows with layers to learn from are too few" in text
     assert site.champion == "first"
 
 
-@pytest.mark.xfail(reason="a dry run after a promotion that was taken back answers 10: which of the two is right is open")
-def test_a_dry_run_and_a_challenger_leave_the_champion_alone(
-    promoted: Promotion,
-) -> None:
-    site, export, _ = promoted
-    dry = site.run("--observations", export, "--dry-run", "--json")
-    assert dry.returncode == 0
-    assert json.loads(dry.stdout)["promoted"]
-    assert site.registry.aliases().challenger is None
-    done = site.run("--observations", export, "--challenger")
-    assert done.returncode == 0, done.stderr
-    assert site.registry.aliases().challenger == json.loads(dry.stdout)["release"]
+def test_without_the_champion_s_dataset_nothing_is_promoted(site: Site, tmp_path: Path) -> None:
+    export = dataset(tmp_path / "site.parquet", observed(measured(200, 3, context_bytes=700 * MIB)))
+    status, said = site.run("--observations", export, base=False)
+    assert status == 10
+    assert "learnt from a dataset that is not among the files" in report_of(said).read_text("utf-8")
     assert site.champion == "first"
-    assert site.run("--observations", export, "--challenger").returncode == 10
 
 
-def test_its_own_data_again_is_no_improvement(first: Site) -> None:
-    done = first.run()
-    assert done.returncode == 10, done.stderr + done.stdout
-    assert "first stays champion" in done.stdout
-    assert {release.name for release in first.registry.releases()} == {"shipped", "first"}
+def test_a_truncated_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "half.parquet").write_bytes(site.base.read_bytes()[:3000])
+    assert "half.parquet is no whole Parquet file" in refused(site, "--dataset", tmp_path / "half.parquet")
+    assert "half.parquet is no whole Parquet file" in refused(site, "--observations", tmp_path / "half.parquet")
 
 
-def test_a_family_of_three_rows_leaves_its_model_alone(first: Site, tmp_path: Path) -> None:
-    rows = measured(3, 7)
-    cnn = [replace(one, job=replace(one.job, family="cnn"), architecture_key="") for one in rows]
-    done = first.run("--dataset", dataset(tmp_path / "cnn.parquet", cnn))
-    assert done.returncode == 10
-    report = Path(done.stdout.strip().splitlines()[-1].removeprefix("report: ")).read_text("utf-8")
-    assert "## cnn-a100-published, mlp" in report
-    assert "too few" in report
-    assert first.champion == "first"
-
-
-def test_a_truncated_file_is_one_sentence(first: Site, tmp_path: Path) -> None:
-    (tmp_path / "half.parquet").write_bytes(first.base.read_bytes()[:3000])
-    assert "half.parquet is no whole Parquet file" in refused(first, "--dataset", tmp_path / "half.parquet")
-
-
-def test_a_schema_from_the_future_is_one_sentence(first: Site, tmp_path: Path) -> None:
-    table = pq.read_table(first.base).cast(dataset_schema().with_metadata({VERSION_KEY: b"9"}))
+def test_a_schema_from_the_future_is_one_sentence(site: Site, tmp_path: Path) -> None:
+    table = pq.read_table(site.base).cast(dataset_schema().with_metadata({VERSION_KEY: b"9"}))
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"9"}), tmp_path / "future.parquet")
-    assert "has dataset version 9" in refused(first, "--dataset", tmp_path / "future.parquet")
+    assert "has dataset version 9" in refused(site, "--dataset", tmp_path / "future.parquet")
 
 
-def test_an_empty_dataset_alone_is_one_sentence(tmp_path: Path) -> None:
+def test_an_empty_dataset_is_one_sentence_alone_and_no_harm_beside_others(site: Site, tmp_path: Path) -> None:
     empty = dataset(tmp_path / "empty.parquet", [])
-    command = [sys.executable, "-m", "models", "retrain", "--dry-run", "--without-committed", "--dataset", str(empty)]
-    done = subprocess.run(
-        [*command, "--work", str(tmp_path / "w")], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
-    assert done.returncode == 2
-    assert "empty.parquet: no row to learn from" in done.stderr
+    status, said = site.run("--dataset", empty, base=False)
+    assert status == 2
+    assert "empty.parquet: no row to learn from" in said
+    status, said = site.run("--dataset", empty)
+    assert status == 10
+    assert "training" not in said
+    assert "empty.parquet: 0 rows: holds no row" in report_of(said).read_text("utf-8")
+
+
+def test_a_missing_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
+    assert "gone.parquet does not exist" in refused(site, "--dataset", tmp_path / "gone.parquet")
+
+
+def test_a_damaged_registry_is_one_sentence(site: Site) -> None:
+    site.registry.aliases_file.write_text("{", "utf-8")
+    status, said = site.run()
+    assert status == 2
+    assert "aliases.json: no valid JSON" in said
 
 
 def test_without_a_registry_it_asks_for_one() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GPUMEMNET_REGISTRY"}
-    command = [sys.executable, "-m", "models", "retrain"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environment)
+    command = [sys.executable, "-m", "models", "retrain", "--epochs", str(EPOCHS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 2
     assert "--registry" in done.stderr
 
 
-def test_a_full_disk_leaves_the_champion_and_no_half_bundle(first: Site, tmp_path: Path) -> None:
-    done = first.run("--work", tmp_path / "full", "--seed", "3", code=LITTLE_DISK)
-    assert done.returncode == 1, done.stderr + done.stdout
-    assert "the champion is as it was" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert first.champion == "first"
-    assert not [path for path in (tmp_path / "full").glob("*/*") if path.is_dir() and not path.name.startswith(".")]
-
-
-def test_two_at_a_time_in_one_folder_are_one_too_many(first: Site) -> None:
-    from gpumemnet.durable import locked
-
-    first.work.mkdir(exist_ok=True)
-    with locked(first.work / ".lock", 1.0):
-        done = first.run()
-    assert done.returncode == 1
-    assert "another retraining works in" in done.stderr
+def test_two_at_a_time_in_one_folder_are_one_too_many(site: Site) -> None:
+    site.work.mkdir(exist_ok=True)
+    with locked(site.work / ".lock", 1.0):
+        status, said = site.run()
+    assert status == 1
+    assert "another retraining works in" in said
