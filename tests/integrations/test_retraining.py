@@ -1,0 +1,345 @@
+"""One turn of the loop by cron, GitHub Actions and Airflow: with a Python that only says how it is called, and a true one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gpumemnet.drift import DriftReport, Finding
+from gpumemnet.drift_metrics import drift_metrics
+from gpumemnet.job_json import job_to_dict
+from tests.sites import site_rows
+
+FOLDER = Path(__file__).parents[2] / "integrations" / "retraining"
+SCRIPT = FOLDER / "retrain.sh"
+STAND_IN = """#!/bin/sh
+echo "$*" >> "$CALLS"
+case "$2 $3" in
+  "service.observations.export "*) echo "${EXPORTED:-30} observations in site.parquet; 0 left out"; exit "${EXPORT:-0}" ;;
+  "gpumemnet drift") echo "drift has spoken"; exit "${DRIFT:-10}" ;;
+  "gpumemnet registry") echo "champion retrain-abc" ;;
+  "models retrain") echo "  0% reading" >&2; echo "the models have spoken"; echo "report: $PWD/runs/abc/report.md"
+    while [ -e "${HOLD:-/nowhere}" ]; do sleep 0.05; done
+    exit "${RETRAIN:-0}" ;;
+esac
+"""
+EXPORT_CALL = "-m service.observations.export --out site.parquet"
+DRIFT_CALL = "-m gpumemnet drift site.parquet"
+
+pytestmark = pytest.mark.skipif(shutil.which("flock") is None, reason="flock (util-linux) is not installed")
+
+
+@dataclass
+class Turn:
+    """A machine on which nothing is installed but a stand-in of Python."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(SCRIPT), *arguments], env=self.environment | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def run(self, *arguments: str, **more: str) -> tuple[int, str]:
+        process = self.start(*arguments, **more)
+        said, _ = process.communicate(timeout=60)
+        return process.returncode, said
+
+    @property
+    def work(self) -> Path:
+        return Path(self.environment["RETRAIN_FOLDER"])
+
+    @property
+    def calls(self) -> list[str]:
+        calls = self.folder / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    @property
+    def log(self) -> list[str]:
+        return (self.work / "retrain.log").read_text().splitlines()
+
+
+@pytest.fixture
+def turn(tmp_path: Path) -> Turn:
+    stand_in = tmp_path / "bin" / "python3"
+    stand_in.parent.mkdir()
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    (tmp_path / "registry").mkdir()
+    return Turn(
+        tmp_path,
+        {
+            "PATH": f"{stand_in.parent}:/usr/bin:/bin",
+            "CALLS": str(tmp_path / "calls"),
+            "GPUMEMNET_REGISTRY": str(tmp_path / "registry"),
+            "GPUMEMNET_DATABASE_URL": "sqlite:////nowhere.db",
+            "RETRAIN_FOLDER": str(tmp_path / "work folder"),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "calls", "words"),
+    [
+        ({}, 0, 3, r"the models have spoken \(report: .*/work folder/runs/abc/report.md\)"),
+        ({"RETRAIN": "10"}, 10, 3, "drift, and the models have spoken"),
+        ({"RETRAIN": "2"}, 2, 3, "retraining: something to mend"),
+        ({"RETRAIN": "1"}, 1, 3, "retraining: failed with exit code 1; the champion is as it was"),
+        ({"RETRAIN": "137"}, 1, 3, "retraining: failed with exit code 137"),
+        ({"DRIFT": "0"}, 10, 2, "drift has spoken"),
+        ({"DRIFT": "2"}, 2, 2, "drift: something to mend"),
+        ({"DRIFT": "1"}, 1, 2, "drift: failed"),
+        ({"EXPORT": "2"}, 2, 1, "export of the observations: something to mend"),
+        ({"EXPORT": "1"}, 1, 1, "export of the observations: failed"),
+        ({"EXPORTED": "0"}, 10, 1, "no observations yet"),
+    ],
+)
+def test_every_end_has_its_code_its_line_and_its_mail(turn: Turn, codes: dict[str, str], code: int, calls: int, words: str):
+    found, said = turn.run(**codes)
+    assert found == code, said
+    assert len(turn.calls) == calls
+    (line,) = turn.log
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ {code} .*", line)
+    assert re.search(words, line)
+    assert said.startswith("" if code == 10 else line)  # cron mails what is printed
+    assert bool(said) == (code != 10)
+    assert ("spoken" in said or "observations in" in said) == (code != 10)
+
+
+def test_how_the_commands_are_called(turn: Turn):
+    work = turn.work
+    assert turn.run()[0] == 0
+    assert turn.calls == [EXPORT_CALL, DRIFT_CALL, f"-m models retrain --observations site.parquet --work {work}"]
+    more = {"RETRAIN_SINCE": "2026-01-31", "RETRAIN_METRICS": "/var/lib/a b.prom", "PYTHON": str(turn.folder / "bin" / "python3")}
+    assert turn.run("--challenger", "--dataset", "two words.parquet", **more)[0] == 0
+    assert turn.calls[3:] == [
+        f"{EXPORT_CALL} --since 2026-01-31",
+        f"{DRIFT_CALL} --metrics /var/lib/a b.prom",
+        f"-m models retrain --observations site.parquet --work {work} --challenger --dataset two words.parquet",
+    ]
+    assert len(turn.log) == 2
+    assert (work / "last-turn.txt").read_text().count("the models have spoken") == 1
+
+
+def test_two_turns_do_not_meet(turn: Turn):
+    hold = turn.folder / "hold"
+    hold.touch()
+    first = turn.start(HOLD=str(hold))
+    deadline = time.monotonic() + 20
+    while len(turn.calls) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    code, said = turn.run()
+    assert code == 1
+    assert "another turn is still at work" in said
+    assert len(turn.calls) == 3
+    hold.unlink()
+    assert "the models have spoken" in first.communicate(timeout=30)[0]  # its own file was left alone
+    assert first.returncode == 0
+    assert turn.run()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"GPUMEMNET_REGISTRY": ""}, "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"),
+        ({"GPUMEMNET_DATABASE_URL": ""}, "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"),
+        ({"GPUMEMNET_REGISTRY": "/nowhere/registry"}, "there is no registry /nowhere/registry"),
+        ({"PYTHON": "/nowhere/python"}, "/nowhere/python cannot be run"),
+        ({"RETRAIN_FOLDER": "/dev/null/work"}, "/dev/null/work cannot be written to"),
+    ],
+)
+def test_what_the_operator_can_mend_is_said_in_a_sentence(turn: Turn, changes: dict[str, str], words: str):
+    code, said = turn.run(**changes)
+    assert code == 2
+    assert words in said
+    assert not turn.calls
+
+
+def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, start_service):
+    """Too few reports to learn from, so that it ends where the training would begin; a service has stored them."""
+    database = f"sqlite:///{turn.folder / 'observations.db'}"
+    rows = site_rows(30, shift_mib=-700)
+    reports = [
+        {"job": job_to_dict(row.job), "gpu": row.gpu, "peak_bytes": row.label_bytes, "source": row.label_source} for row in rows
+    ]
+    with start_service(GPUMEMNET_DATABASE_URL=database) as service:
+        empty = {"PYTHON": sys.executable, "GPUMEMNET_DATABASE_URL": database}
+        assert turn.run(**empty) == (10, "")
+        assert turn.log[-1].endswith(" 10 no observations yet")
+        stored = httpx.post(f"{service.url}/v1/observations", json={"observations": reports}, timeout=30)
+        assert stored.json()["failed"] == 0
+    metrics = turn.folder / "drift.prom"
+    code, said = turn.run("--without-committed", **empty, RETRAIN_METRICS=str(metrics))
+    assert (code, said) == (10, ""), said
+    assert turn.log[-1].endswith(" 10 drift, and no candidate is better: shipped stays champion")
+    assert "gpumemnet_drift_due 1.0" in metrics.read_text()
+    (report,) = turn.work.glob("runs/*/report.md")
+    assert "too few" in report.read_text()
+
+
+def test_the_cron_file_starts_the_script_with_settings_that_it_knows():
+    lines = [line for line in (FOLDER / "gpumemnet.cron").read_text().splitlines() if line[0] != "#"]
+    settings = {line.split("=")[0] for line in lines[:-1]}
+    script = SCRIPT.read_text()
+    assert all(name == "MAILTO" or f"#   {name} " in script for name in settings)
+    *when, user, command = lines[-1].split()
+    assert len(when) == 5
+    assert user == "gpumemnet"
+    assert command.endswith(str(SCRIPT.relative_to(SCRIPT.parents[2])))
+    assert os.access(SCRIPT, os.X_OK)
+
+
+@pytest.fixture
+def workflow() -> dict[Any, Any]:
+    return dict(yaml.safe_load((FOLDER / "github_actions.yml").read_text()))
+
+
+def runs(workflow: dict[Any, Any]) -> dict[str, str]:
+    return {step["name"]: step["run"] for step in workflow["jobs"]["retrain"]["steps"] if "run" in step}
+
+
+def test_the_workflow_is_in_order(workflow):
+    assert set(workflow[True]) == {"schedule", "workflow_dispatch"}  # YAML reads 'on' as true, and GitHub does not mind
+    assert workflow["concurrency"]["cancel-in-progress"] is False
+    assert workflow["permissions"] == {"contents": "read"}
+    for text in runs(workflow).values():
+        assert subprocess.run(["bash", "-n"], input=text, text=True, timeout=10, check=False).returncode == 0
+    extras = re.findall(r"\[(\S+)\]", runs(workflow)["Install"])
+    assert extras == ["service,postgres,train"]
+
+
+@pytest.mark.parametrize(("retrain", "code"), [("0", 0), ("10", 0), ("2", 2), ("1", 1)])
+def test_the_steps_of_the_workflow_as_its_runner_takes_them(turn: Turn, workflow, retrain: str, code: int):
+    output, summary = turn.folder / "output", turn.folder / "summary"
+    files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
+    report = turn.work / "runs" / "abc" / "report.md"
+    report.parent.mkdir(parents=True)
+    report.write_text("# Retraining\n")
+    turn.environment |= files | {"RETRAIN": retrain, "PYTHON": "bin/python3", "DRY_RUN": "--dry-run"}
+    (turn.folder / "integrations").symlink_to(FOLDER.parent)
+    steps = runs(workflow)
+    for name, expected in (("Retrain where drift calls for it", code), ("Show the report", 0))[: 2 - bool(code)]:
+        command = ["bash", "-e", "-o", "pipefail", "-c", steps[name]]
+        done = subprocess.run(command, env=turn.environment, cwd=turn.folder, timeout=30, check=False)
+        assert done.returncode == expected
+    assert turn.calls[-1].endswith("--dry-run")
+    assert f"code={retrain}" in output.read_text().splitlines()
+    assert f"Z {retrain} " in summary.read_text()
+    if not code:
+        assert f"folder={report.parent}" in output.read_text().splitlines()
+        assert summary.read_text().endswith("# Retraining\n")
+
+
+AIRFLOW = {
+    "airflow.sdk": """
+class DAG:
+    def __init__(self, **given): self.given = given
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+""",
+    "airflow.providers.standard.operators.bash": """
+class BashOperator:
+    def __init__(self, **given): self.given, self.after = given, None
+    def __rshift__(self, other):
+        self.after = other
+        return other
+""",
+}
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The DAG's tasks in their order; Airflow is no dependency, so its two classes are stood in for."""
+    for name, text in AIRFLOW.items():
+        file = tmp_path / "stand_in" / f"{name.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    code = "import json, runpy, sys; names = runpy.run_path(sys.argv[1]); task = names['export']; found = []\n"
+    code += "while task:\n found.append(task.given)\n task = task.after\nprint(json.dumps(found))"
+    command = [sys.executable, "-c", code, str(FOLDER / "airflow_dag.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path / "stand_in")})
+    return list(yaml.safe_load(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends"),
+    [
+        ({}, ["ok", "ok", "ok", "ok"]),
+        ({"EXPORTED": "0"}, ["skipped"]),
+        ({"EXPORT": "2"}, ["failed"]),
+        ({"DRIFT": "0"}, ["ok", "skipped"]),
+        ({"DRIFT": "2"}, ["ok", "failed"]),
+        ({"RETRAIN": "10"}, ["ok", "ok", "skipped"]),
+        ({"RETRAIN": "1"}, ["ok", "ok", "failed"]),
+        ({"GPUMEMNET_REGISTRY": "/nowhere"}, ["failed"]),
+    ],
+)
+def test_the_tasks_of_the_dag(turn: Turn, tasks, codes: dict[str, str], ends: list[str]):
+    assert [task["task_id"] for task in tasks] == ["export", "drift", "retrain", "tell"]
+    turn.work.mkdir()
+    found = []
+    for task in tasks:
+        command = ["bash", "-c", task["bash_command"]]
+        done = subprocess.run(command, env=turn.environment | codes, capture_output=True, timeout=30, check=False)
+        skips = task.get("skip_on_exit_code")
+        found.append("ok" if done.returncode == 0 else "skipped" if done.returncode == skips else "failed")
+        if found[-1] != "ok":
+            break
+    assert found == ends
+
+
+@pytest.mark.parametrize(
+    ("codes", "states"),
+    [
+        ({}, ["success", "success", "success", "success"]),
+        ({"RETRAIN": "10"}, ["success", "success", "skipped", "skipped"]),
+        ({"DRIFT": "0"}, ["success", "skipped", "skipped", "skipped"]),
+    ],
+)
+def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: list[str]):
+    """``AIRFLOW_PYTHON`` names the Python of an Airflow 3 with its standard provider."""
+    python = os.environ.get("AIRFLOW_PYTHON")
+    if not python:
+        pytest.skip("AIRFLOW_PYTHON names no Python with Airflow 3: it is no dependency of this project")
+    turn.work.mkdir()
+    home = {"AIRFLOW_HOME": str(turn.folder / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    home |= {"AIRFLOW__CORE__DAGS_FOLDER": str(FOLDER), "PYTHON": str(turn.folder / "bin" / "python3")}
+
+    def airflow(*arguments: str) -> list[dict[str, str]]:
+        command = [python, "-m", "airflow", *arguments]
+        environment = turn.environment | home | codes
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = [line for line in done.stdout.splitlines() if line.startswith("[{")]  # it says other things before
+        return list(json.loads(found[-1])) if found else []
+
+    airflow("db", "migrate")
+    airflow("dags", "test", "gpumemnet_retrain", "2026-11-01")
+    (run,) = airflow("dags", "list-runs", "gpumemnet_retrain", "--output", "json")
+    assert run["state"] == "success"
+    tasks = airflow("tasks", "states-for-dag-run", "gpumemnet_retrain", run["run_id"], "--output", "json")
+    found = {task["task_id"]: task["state"] for task in tasks}
+    assert [found[name] for name in ("export", "drift", "retrain", "tell")] == states
+
+
+def test_the_alerts_name_metrics_that_there_are():
+    (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    finding = Finding("error", "mlp", "A100", "median", 40, 0.2, 0.1, 0.0, 0.0, True, "in words")
+    names = set(re.findall(r"^# TYPE (\S+)", drift_metrics(DriftReport((finding,), (), 0.01, None), 0.0), re.MULTILINE))
+    for rule in group["rules"]:
+        assert set(re.findall(r"gpumemnet_\w+", rule["expr"])) <= names
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] == "warning"
