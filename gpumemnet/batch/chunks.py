@@ -12,7 +12,8 @@ import numpy as np
 
 from gpumemnet.batch.arrow_jobs import COUNT_FIELDS, SWITCH_FIELDS, read_arrow_jobs, row_documents
 from gpumemnet.batch.inputs import InputFile
-from gpumemnet.batch.opening import csv_header, open_parquet, reading, require_pyarrow
+from gpumemnet.batch.opening import csv_header, reading, require_pyarrow
+from gpumemnet.batch.parquet_rows import ID_COLUMNS, ParquetRows, id_column_of
 from gpumemnet.batch.plan import CHUNK_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job import JOB_FIELDS, TrainingJob
@@ -23,8 +24,6 @@ from gpumemnet.job_reader import ReadJobs, read_jobs
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ID_COLUMNS: Final = ("job_id", "id")
-"""Where a job's own id is looked for, unless a column is named."""
 _SWITCH_WORDS: Final = {word: word.lower() == "true" for word in ("true", "false", "True", "False", "TRUE", "FALSE")}
 _WHOLE_NUMBER: Final = r"^-?[0-9]{1,18}$"
 _LEAST_BLOCK_BYTES: Final = 2**16
@@ -48,102 +47,61 @@ class Chunk(NamedTuple):
     row_count: int
 
 
-def read_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
-    """The chunks of ``part``, in order.
+class PartReader:
+    """Reads parts, and leaves a Parquet file open where it stands: the next part often begins there, or little further."""
 
-    Raises:
-        DatasetError: when the file is damaged, has changed, or has no column ``id_column``.
-    """
-    reader = {"parquet": _parquet_chunks, "csv": _csv_chunks, "jsonl": _json_chunks}[file.format]
-    return reader(file, part, id_column)
+    def __init__(self) -> None:
+        self._rows: ParquetRows | None = None
 
+    def __enter__(self) -> PartReader:
+        return self
 
-def id_column_of(names: Sequence[str], asked: str | None, where: str) -> str | None:
-    """The column that holds the jobs' own ids.
+    def __exit__(self, *_: object) -> None:
+        self._close()
 
-    Raises:
-        DatasetError: when the one asked for is not there.
-    """
-    if asked is None:
-        return next((name for name in ID_COLUMNS if name in names), None)
-    if asked not in names:
-        raise DatasetError(f"{where} has no column '{asked}' for the jobs' ids")
-    return asked
+    def chunks(self, file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+        """The chunks of ``part``, in order.
 
+        Raises:
+            DatasetError: when the file is damaged, has changed, or has no column ``id_column``.
+        """
+        if file.format == "csv":
+            return _csv_chunks(file, part, id_column)
+        if file.format == "jsonl":
+            return _json_chunks(file, part, id_column)
+        return self._parquet_chunks(file, part, id_column)
 
-def _parquet_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
-    import pyarrow as pa
-
-    with open_parquet(file) as parquet:
-        names = parquet.schema_arrow.names
-        identity = id_column_of(names, id_column, file.location)
-        columns = [name for name in JOB_FIELDS if name in names]
-        columns += [identity] if identity is not None and identity not in columns else []
-        groups, before = _row_groups(parquet.metadata, part)
-        batches = parquet.iter_batches(CHUNK_ROWS, row_groups=groups, columns=columns, use_threads=False)
+    def _parquet_chunks(self, file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
+        if self._rows is None or not self._rows.is_near(file, part.first_row):
+            self._close()
+            self._rows = ParquetRows(file, part.first_row, id_column)
+        rows = self._rows
         first = part.first_row
-        for batch in _even(batches, part.first_row - before, part.row_count):
-            read = read_arrow_jobs(batch)
-            documents = row_documents(batch, read.odd_rows) if read.odd_rows else []
-            odd = {row: _job(document) for row, document in zip(read.odd_rows, documents, strict=True)}
-            identities = None
-            if identity is not None:
-                try:
-                    identities = batch.column(identity).cast(pa.string())
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                    raise DatasetError(f"{file.location}: the column '{identity}' cannot be written as text") from None
-            yield Chunk(np.arange(first + 1, first + 1 + len(batch)), read, odd, identities, len(batch))
+        for batch in rows.read(first, part.row_count):
+            yield _parquet_chunk(file, rows.identity, first, batch)
             first += len(batch)
         if first != part.first_row + part.row_count:
             raise DatasetError(f"{file.location} is damaged after row {first}: it holds fewer rows than it says")
 
-
-def _row_groups(metadata: Any, part: Part) -> tuple[list[int], int]:
-    """The row groups that hold the part, and the rows before the first of them."""
-    groups: list[int] = []
-    start = before = 0
-    for number in range(metadata.num_row_groups):
-        stop = start + metadata.row_group(number).num_rows
-        if start < part.first_row + part.row_count and stop > part.first_row:
-            if not groups:
-                before = start
-            groups.append(number)
-        start = stop
-    return groups, before
+    def _close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
 
 
-def _even(batches: Iterator[pa.RecordBatch], skip: int, count: int) -> Iterator[pa.RecordBatch]:
-    """The ``count`` rows behind the first ``skip``, cut anew into batches of :data:`CHUNK_ROWS`."""
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for each in batches:
-        batch = each
-        if skip >= len(batch):
-            skip -= len(batch)
-            continue
-        batch = batch.slice(skip, count)
-        skip = 0
-        count -= len(batch)
-        while size + len(batch) >= CHUNK_ROWS:
-            wanted = CHUNK_ROWS - size
-            yield _joined([*held, batch.slice(0, wanted)])
-            batch = batch.slice(wanted)
-            held, size = [], 0
-        if len(batch):
-            held.append(batch)
-            size += len(batch)
-        if not count:
-            break
-    if held:
-        yield _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
+def _parquet_chunk(file: InputFile, identity: str | None, first: int, batch: pa.RecordBatch) -> Chunk:
     import pyarrow as pa
 
-    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]
+    read = read_arrow_jobs(batch)
+    documents = row_documents(batch, read.odd_rows) if read.odd_rows else []
+    odd = {row: _job(document) for row, document in zip(read.odd_rows, documents, strict=True)}
+    identities = None
+    if identity is not None:
+        try:
+            identities = batch.column(identity).cast(pa.string())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise DatasetError(f"{file.location}: the column '{identity}' cannot be written as text") from None
+    return Chunk(np.arange(first + 1, first + 1 + len(batch)), read, odd, identities, len(batch))
 
 
 def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:

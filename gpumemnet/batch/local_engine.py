@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
+from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.work import Work, answer_part, keep_part
@@ -32,8 +33,9 @@ def answer_here(work: Work, scratch: Scratch, predictor: Predictor, parts: Itera
     Raises:
         DatasetError: when a file is damaged, or answers cannot be written.
     """
-    for part in parts:
-        done(part, keep_part(work, scratch, part, answer_part(work, predictor, part, on_rows)))
+    with PartReader() as reader:
+        for part in parts:
+            done(part, keep_part(work, scratch, part, answer_part(work, predictor, reader, part, on_rows)))
 
 
 def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterator[Part], on_rows: Rows, done: Done) -> None:

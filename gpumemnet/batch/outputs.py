@@ -74,6 +74,7 @@ class ParquetJoiner:
         self._writer.close()
 
     def _flush(self) -> None:
+        """Write what is held as a row group."""
         import pyarrow as pa
 
         if self._rows:
@@ -148,6 +149,8 @@ class Output:
 
     def close(self) -> None:
         """Let go of the files; what is not published stays invisible."""
+        with suppress(OSError, ValueError):
+            self._joiner.close()
         for stream in (self._stream, self._rejected):
             with suppress(OSError):
                 stream.close()

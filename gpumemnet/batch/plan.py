@@ -21,6 +21,12 @@ from gpumemnet.errors import DatasetError
 CHUNK_ROWS: Final = 4096
 """Rows that go through the models together, counted from the first of their file; answers may depend on it in the last bit."""
 PART_ROWS: Final = 64 * CHUNK_ROWS
+"""At most so many rows make a part."""
+_WIDE_PART_ROWS: Final = 8 * CHUNK_ROWS
+_WIDE_ROW_BYTES: Final = 64
+"""Rows of more bytes than these hold layers, and take ten times as long; lines do in any case."""
+_LEAST_PARTS: Final = 16
+"""So many parts at least, where there are chunks enough, so that all processes have work to the end."""
 MAX_LINE_BYTES: Final = 64 * 2**20
 _BLOCK_BYTES: Final = 4 * 2**20
 
@@ -82,12 +88,14 @@ def plan(number: int, file: InputFile, rows: int | None) -> Iterator[Part]:
         DatasetError: when the file cannot be read, or a line is longer than :data:`MAX_LINE_BYTES`.
     """
     if rows is not None:
-        for first in range(0, rows, PART_ROWS):
-            yield Part(number, first, min(PART_ROWS, rows - first))
+        most = _WIDE_PART_ROWS if file.size_bytes > rows * _WIDE_ROW_BYTES else PART_ROWS
+        part_rows = min(most, -(-rows // (_LEAST_PARTS * CHUNK_ROWS)) * CHUNK_ROWS)
+        for first in range(0, rows, part_rows or 1):
+            yield Part(number, first, min(part_rows, rows - first))
         return
     start = len(csv_header(file)[0]) if file.format == "csv" else 0
     first = 0
-    for count, stop in _line_runs(file, start, PART_ROWS):
+    for count, stop in _line_runs(file, start, _WIDE_PART_ROWS):
         yield Part(number, first, count, start, stop)
         first, start = first + count, stop
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import gpumemnet
 from gpumemnet.batch.answers import Rejected, answer_schema
+from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.work import Work, answer_part, keep_batches
@@ -71,7 +72,8 @@ def _answer(
     import ray.data as ray_data
 
     context = ray_data.DataContext.get_current()
-    context.enable_progress_bars = False
+    context.enable_progress_bars = False  # there is one already
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     context.print_on_execution_start = False
     context.max_errored_blocks = 0
     count = min(workers or max(1, int(ray.cluster_resources().get("CPU", 1))), len(parts))
@@ -84,6 +86,7 @@ def _answer(
         zero_copy_batch=True,
         compute=ray_data.ActorPoolStrategy(size=count),
         num_cpus=1,
+        max_restarts=0,
     )
     try:
         for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
@@ -118,6 +121,7 @@ class _Answerer:
         pa.set_cpu_count(1)
         pa.set_io_thread_count(1)
         self._work = work
+        self._reader = PartReader()
         self._predictor = work.question.predictor()
         hashes = {bundle.card.name: bundle.sha256 for bundle in self._predictor.bundles}
         self._trouble = ""
@@ -132,7 +136,7 @@ class _Answerer:
             error, batches, refused = self._trouble, [], []
             if not error:
                 try:
-                    answered = answer_part(self._work, self._predictor, Part(**document), lambda _: None)
+                    answered = answer_part(self._work, self._predictor, self._reader, Part(**document), lambda _: None)
                     batches = [each.batch for each in answered]
                     refused = [row._asdict() for each in answered for row in each.rejected]
                 except GpumemnetError as trouble:
@@ -153,14 +157,15 @@ class _Answerer:
         )
 
 
-def _bytes(batches: list[Any]) -> Any:
+def _bytes(batches: list[Any]) -> bytes:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, answer_schema()) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return sink.getvalue()
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _connect(ray: Any) -> None:
@@ -177,7 +182,8 @@ def _connect(ray: Any) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    """The last line, which is the error at the root of those that Ray wraps around it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
 def _ray() -> Any:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from gpumemnet.batch.answers import Answered, Rejected, answer, answer_schema
-from gpumemnet.batch.chunks import read_chunks
+from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.lines import LINES
 from gpumemnet.batch.plan import Part
@@ -37,7 +37,9 @@ class Work:
     output_format: str
 
 
-def answer_part(work: Work, predictor: Predictor, part: Part, on_rows: Callable[[int], None]) -> list[Answered]:
+def answer_part(
+    work: Work, predictor: Predictor, reader: PartReader, part: Part, on_rows: Callable[[int], None]
+) -> list[Answered]:
     """What the models say of the rows of ``part``, chunk by chunk; ``on_rows`` hears of the rows of each.
 
     Raises:
@@ -45,7 +47,7 @@ def answer_part(work: Work, predictor: Predictor, part: Part, on_rows: Callable[
     """
     file = work.inputs[part.file]
     answered = []
-    for chunk in read_chunks(file, part, work.question.id_column):
+    for chunk in reader.chunks(file, part, work.question.id_column):
         answered.append(answer(predictor, work.question, work.names, file.location, chunk))
         on_rows(chunk.row_count)
     return answered

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.question import Names, Question
@@ -52,11 +53,11 @@ def main() -> int:
         work, scratch = work_from(json.loads(sys.stdin.readline()))
         _one_thread()
         predictor = work.question.predictor()
-        say.message("ready", True)
-        for line in sys.stdin:
-            part = Part(**json.loads(line))
-            answered = answer_part(work, predictor, part, lambda rows: say.message("rows", rows))
-            say.message("tally", asdict(keep_part(work, scratch, part, answered)))
+        with PartReader() as reader:
+            for line in sys.stdin:
+                part = Part(**json.loads(line))
+                answered = answer_part(work, predictor, reader, part, lambda rows: say.message("rows", rows))
+                say.message("tally", asdict(keep_part(work, scratch, part, answered)))
     except GpumemnetError as error:
         say.message("error", str(error))
     return 0

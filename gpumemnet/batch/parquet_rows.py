@@ -1,0 +1,128 @@
+"""Rows of a Parquet file from any row on, in even batches: a cursor that goes forward and can be left and taken up again."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.opening import first_line, open_parquet
+from gpumemnet.batch.plan import CHUNK_ROWS
+from gpumemnet.errors import DatasetError
+from gpumemnet.job import JOB_FIELDS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ID_COLUMNS: Final = ("job_id", "id")
+"""Where a job's own id is looked for, unless a column is named."""
+
+
+def id_column_of(names: Sequence[str], asked: str | None, where: str) -> str | None:
+    """The column that holds the jobs' own ids.
+
+    Raises:
+        DatasetError: when the one asked for is not there.
+    """
+    if asked is None:
+        return next((name for name in ID_COLUMNS if name in names), None)
+    if asked not in names:
+        raise DatasetError(f"{where} has no column '{asked}' for the jobs' ids")
+    return asked
+
+
+class ParquetRows:
+    """The rows of ``file`` from the row group on that holds the row ``first``.
+
+    Attributes:
+        identity: the column of the jobs' own ids, if there is one.
+
+    Raises (all methods):
+        DatasetError: when the file is damaged, or has no column ``id_column``.
+    """
+
+    def __init__(self, file: InputFile, first: int, id_column: str | None) -> None:
+        self._file = file
+        self._stack = ExitStack()
+        parquet = self._stack.enter_context(open_parquet(file))
+        try:
+            names = parquet.schema_arrow.names
+            self.identity = id_column_of(names, id_column, file.location)
+            columns = [name for name in (*JOB_FIELDS, self.identity) if name in names]
+            self._starts = _starts(parquet.metadata)
+            group = self._group(first)
+            self._place = self._starts[group]
+            groups = list(range(group, parquet.metadata.num_row_groups))
+            self._batches: Iterator[pa.RecordBatch] = parquet.iter_batches(
+                CHUNK_ROWS, row_groups=groups, columns=list(dict.fromkeys(columns)), use_threads=False
+            )
+        except BaseException:
+            self._stack.close()
+            raise
+        self._rest: pa.RecordBatch | None = None
+
+    def is_near(self, file: InputFile, first: int) -> bool:
+        """Whether the row ``first`` of ``file`` is sooner reached from here than from the start of its row group."""
+        return file == self._file and self._starts[self._group(first)] <= self._place <= first
+
+    def read(self, first: int, count: int) -> Iterator[pa.RecordBatch]:
+        """The ``count`` rows from the row ``first`` on, in batches of :data:`~gpumemnet.batch.plan.CHUNK_ROWS`."""
+        held: list[pa.RecordBatch] = []
+        wanted = min(CHUNK_ROWS, count)
+        while wanted:
+            batch = self._next()
+            if batch is None:
+                break
+            skipped = min(max(first - self._place, 0), len(batch))
+            taken = batch.slice(skipped, wanted)
+            self._place += skipped + len(taken)
+            if skipped + len(taken) < len(batch):
+                self._rest = batch.slice(skipped + len(taken))
+            if not len(taken):
+                continue
+            held.append(taken)
+            wanted -= len(taken)
+            if not wanted:
+                count -= sum(map(len, held))
+                yield _joined(held)
+                held, wanted = [], min(CHUNK_ROWS, count)
+        if held:
+            yield _joined(held)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._stack.close()
+
+    def _next(self) -> pa.RecordBatch | None:
+        import pyarrow as pa
+
+        if self._rest is not None:
+            batch, self._rest = self._rest, None
+            return batch
+        try:
+            return next(self._batches, None)
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(f"{self._file.location} is damaged after row {self._place}: {first_line(error)}") from None
+
+    def _group(self, row: int) -> int:
+        """The row group that holds a row."""
+        return max(bisect.bisect_right(self._starts, row) - 1, 0)
+
+
+def _starts(metadata: Any) -> list[int]:
+    """The rows before each row group."""
+    starts, rows = [], 0
+    for number in range(metadata.num_row_groups):
+        starts.append(rows)
+        rows += metadata.row_group(number).num_rows
+    return starts
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()[0]
