@@ -19,6 +19,7 @@ from gpumemnet.job import FAMILIES
 
 if TYPE_CHECKING:
     from models.data import LabelledJobs
+    from models.plan_file import FoundPlan
     from models.retrain.request import Outcome, Request
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -59,6 +60,9 @@ def train(
         Path | None, typer.Option("--metrics", help="evaluation.json of the same dataset, to be copied into the card.")
     ] = None,
     encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Which classifier.")] = "mlp",
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Plan that python -m models search has found; the project's own unless given.")
+    ] = None,
     traces: Annotated[
         list[Path] | None,
         typer.Option("--traces", help="Measured rows with traced peaks, for jobs that send one; else the dataset's."),
@@ -83,18 +87,19 @@ def train(
         family = family or "mlp"
         data = _load(datasets[0], family)
         calibration = {family: _load(traces[0], family)} if traces else {}
+    found = None if plan_file is None else _found_plan(plan_file, data.family, encoder)
     from models.export import save_classifier
-    from models.plans import mlp_plan, transformer_plan
+    from models.plans import Plan, mlp_plan, transformer_plan
     from models.sequence_training import SequencePlan, train_sequence_classifier
-    from models.training import TrainingPlan, train_classifier
+    from models.training import train_classifier
 
-    plan: TrainingPlan | SequencePlan
+    plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data, seed, epochs)
+    if found is not None:
+        plan = found.plan(seed, epochs)
     with _progress("training") as report, _split_errors(datasets[0]):
-        if encoder == "transformer":
-            plan = transformer_plan(seed, epochs)
+        if isinstance(plan, SequencePlan):
             classifier = train_sequence_classifier(data, plan, lambda share: report("training", share))
         else:
-            plan = mlp_plan(data, seed, epochs)
             classifier = train_classifier(data, plan, lambda share: report("training", share))
     rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
     bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration)
@@ -180,6 +185,10 @@ def retrain(
     epochs: Annotated[
         int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes; the plans' own unless given.")
     ] = None,
+    plan: Annotated[
+        list[Path] | None,
+        typer.Option("--plan", help="Plan that python -m models search has found; the project's own unless given."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, and leave the registry alone.")] = False,
     challenger: Annotated[bool, typer.Option("--challenger", help="What is better becomes challenger, not champion.")] = False,
     tracking: Annotated[
@@ -221,6 +230,7 @@ def retrain(
         encoders=chosen,
         seed=seed,
         epochs=epochs,
+        plans=_found_plans(plan or []),
         is_dry_run=dry_run,
         as_challenger=challenger,
     )
@@ -237,6 +247,48 @@ def retrain(
     if store is not None:
         _track(request, outcome, store, tracking_model)
     raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def search(
+    out: Annotated[Path, typer.Option("--out", help="JSON file of the plan that is found.")],
+    trials: Annotated[int, typer.Option("--trials", min=1, max=10_000, help="Plans to try, with those of earlier runs.")],
+    storage: Annotated[
+        str, typer.Option("--storage", metavar="URL", help="SQLite file of the trials; the same again goes on where it was.")
+    ] = "sqlite:///search.db",
+    family: Family = "mlp",
+    encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Which classifier.")] = "mlp",
+    dataset: Dataset = DEFAULT_DATASET,
+    folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="Folds, split by architecture.")] = 3,
+    seed: Seed = 0,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes of every plan; searched for unless given.")
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where folds are trained.")] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="Ray tasks at a time; as many as it has cores unless given.")] = None,
+) -> None:
+    """Search for a training plan with Optuna; the file that it writes is for ``train --plan`` and ``retrain --plan``."""
+    from gpumemnet.cli.output import check_writable, write_atomically
+
+    check_writable(out)
+    if encoder not in (encoders := ("mlp", "transformer")):
+        raise InvalidRequestError(f"must be {' or '.join(encoders)}, not {encoder}", "encoder")
+    if engine not in (engines := ("local", "ray")):
+        raise InvalidRequestError(f"must be {' or '.join(engines)}, not {engine}", "engine")
+    if not dataset.is_file():
+        raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
+    from models.plan_file import document_of
+    from models.search.engines import engine as engine_called
+    from models.search.judging import question
+    from models.search.run import report, search
+
+    asked = question(dataset, family, encoder, folds, seed)
+    with _progress("searching") as progress:
+        found = search(asked, trials, storage, lambda: engine_called(engine, asked, workers), epochs, progress)
+    document = document_of(family, encoder, found.plan, report(asked, found, epochs))
+    write_atomically(out, json.dumps(document, indent=2) + "\n")
+    counts = ", ".join(f"{count} {state}" for state, count in found.trials.items() if count)
+    typer.echo(f"{out}: the best of {sum(found.trials.values())} trials ({counts}); not yet judged: retrain with --plan {out}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -274,6 +326,32 @@ def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
         typer.echo(f"tracking: {track(request, outcome, uri, model)}", err=True)
     except (OSError, GpumemnetError) as error:
         typer.echo(f"warning: not tracked: {error}: what was decided stands, and the next run logs it", err=True)
+
+
+def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
+    from models.plan_file import read_plan
+
+    found = read_plan(path)
+    if (found.family, found.encoder) != (family, encoder):
+        raise InvalidRequestError(
+            f"{path} is for {found.family} jobs and the encoder {found.encoder}, and {family} and {encoder} are asked for", "plan"
+        )
+    return found
+
+
+def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
+    if not paths:
+        return ()
+    from models.plan_file import read_plan
+
+    plans = tuple(map(read_plan, paths))
+    for number, one in enumerate(plans):
+        for other in plans[:number]:
+            if (one.family, one.encoder) == (other.family, other.encoder):
+                raise InvalidRequestError(
+                    f"{other.name} and {one.name} are both for {one.family} jobs and the encoder {one.encoder}: give one", "plan"
+                )
+    return plans
 
 
 def _load(dataset: Path, family: str) -> LabelledJobs:

@@ -9,6 +9,8 @@ from models.data import LabelledJobs
 from models.sequence_training import SequencePlan
 from models.training import TrainingPlan
 
+Plan = TrainingPlan | SequencePlan
+
 WIDE: Final = TrainingPlan(hidden=96, epochs=40)
 """For jobs of many optimizers and precisions."""
 COMMON: Final = TrainingPlan(hidden=128, epochs=40)

@@ -70,7 +70,8 @@ def lineage(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "made_by": BY,
         **{
-            name: document[name] for name in ("run", "champion", "seed", "epochs", "encoders", "code", "rule", "files", "refused")
+            name: document[name]
+            for name in ("run", "champion", "seed", "epochs", "encoders", "plans", "code", "rule", "files", "refused")
         },
         "tracks": [
             {

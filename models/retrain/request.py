@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from models.plan_file import FoundPlan
 
 RETRAINED: Final = ("mlp", "transformer")
 """Encoders that are retrained, each for one family; a model that families have in common is not."""
@@ -28,6 +31,7 @@ class Request:
         work: folder of the steps' results and of the reports.
         encoders: which classifiers to train.
         seed, epochs: of the plans; their own epochs unless given.
+        plans: found by a search, at most one for a family and encoder; the project's own for the others.
         is_dry_run: whether the registry is left alone.
         as_challenger: whether what is better becomes challenger and not champion.
     """
@@ -39,6 +43,7 @@ class Request:
     encoders: tuple[str, ...] = ("mlp",)
     seed: int = 0
     epochs: int | None = None
+    plans: tuple[FoundPlan, ...] = ()
     is_dry_run: bool = False
     as_challenger: bool = False
 

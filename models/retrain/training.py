@@ -14,13 +14,12 @@ from gpumemnet.bundle import Bundle, save_bundle
 from gpumemnet.measurement import OBSERVED, Measurement
 from models.data import LabelledJobs, labelled_jobs
 from models.export import save_classifier
-from models.plans import mlp_plan, transformer_plan
+from models.plan_file import FoundPlan
+from models.plans import Plan, mlp_plan, transformer_plan
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.tracks import Track, TrainingData
 from models.sequence_training import SequencePlan, train_sequence_classifier
 from models.training import TrainedClassifier, TrainingPlan, train_classifier
-
-Plan = TrainingPlan | SequencePlan
 
 
 def train_candidate(
@@ -33,6 +32,7 @@ def train_candidate(
     seed: int,
     epochs: int | None,
     version: str,
+    found: FoundPlan | None = None,
 ) -> Bundle:
     """Train on ``data`` and write the bundle to ``folder``; the same arguments give the same bundle.
 
@@ -44,11 +44,14 @@ def train_candidate(
         encoder: ``mlp`` or ``transformer``.
         seed, epochs: of the plan; its own number of epochs unless given.
         version: the model's version.
+        found: the plan that a search has found, in the place of the project's own.
 
     Raises:
         ValueError: when there are too few architectures to split.
     """
     plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data.data, seed, epochs)
+    if found is not None:
+        plan = found.plan(seed, epochs)
     name = track.name + ("-layers" if encoder == "transformer" else "")
     traces = calibration if encoder == "mlp" else None
     retraining = {

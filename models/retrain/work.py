@@ -81,10 +81,12 @@ class Work:
 
     def _candidate(self, track: Track, encoder: str) -> Bundle:
         calibration = calibration_track(track, self._tracks)
+        plans = (plan for plan in self._request.plans if (plan.family, plan.encoder) == (track.family, encoder))
+        plan = next(plans, None)
         key = content_hash(
             *(code_hash(TRAINING_CODE), track.name, track.label_source, encoder, self._request.seed, self._request.epochs),
             *([row.key for row in part] for part in (track.training, track.borrowed)),
-            *(track.origins, calibration and [row.key for row in calibration.training]),
+            *(track.origins, calibration and [row.key for row in calibration.training], plan and plan.sha256),
         )
         what = f"{track.name}, {encoder}"
 
@@ -101,6 +103,7 @@ class Work:
                 encoder=encoder,
                 seed=self._request.seed,
                 epochs=self._request.epochs,
+                found=plan,
                 version=key[:12],
             )
 

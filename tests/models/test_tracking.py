@@ -16,7 +16,9 @@ from gpumemnet.mlflow_store import MlflowStore
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
 from models.cli import main
+from models.plan_file import document_of
 from models.retrain.holdout import HELD_OUT_RULE
+from models.training import TrainingPlan
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped
@@ -30,7 +32,8 @@ Retrain = Callable[..., int]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry whose champion is to be beaten by observations, and a work folder in which that has been found out.
 
-    The champion says that it learnt from a dataset that is too small for a candidate of its own, so only one model is trained.
+    The champion says that it learnt from a dataset that is too small for a candidate of its own, so only one model is trained,
+    by a plan that a search might have found.
     """
     folder = tmp_path_factory.mktemp("site")
     base = dataset(folder / "base.parquet", measured(119, 1))
@@ -43,13 +46,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     registry.create_release("first", [registry.add_bundle(bundle.source).sha256], parent=None)
     registry.set_champion("first", by="test", reason="")
     dataset(folder / "site.parquet", observed(measured(200, 2, context_bytes=700 * MIB)))
+    plan = document_of("mlp", "mlp", TrainingPlan(hidden=16, components=2, epochs=EPOCHS), {})
+    (folder / "plan.json").write_text(json.dumps(plan), "utf-8")
     assert retraining(folder, folder, "--dry-run") == 0
     return folder
 
 
 def retraining(site: Path, place: Path, *more: str) -> int:
     files = ("--dataset", site / "base.parquet", "--observations", site / "site.parquet", "--registry", place / "registry")
-    given = ("--without-committed", *files, "--work", place / "work", "--epochs", EPOCHS)
+    given = ("--without-committed", *files, "--work", place / "work", "--plan", site / "plan.json")
     return main(["retrain", *map(str, given), *more])
 
 
@@ -106,6 +111,8 @@ def test_a_promotion_is_a_run_and_a_version_with_the_alias(place: Path, retrain:
     assert json.loads((artifacts / "lineage.json").read_text("utf-8"))["files"]
     bundle = load_bundle(artifacts / "bundles" / "mlp-a100-observed")
     assert bundle.sha256 in Registry(place / "registry").release(release).bundles
+    assert bundle.card.document["training"]["hidden"] == 16  # as the plan says
+    assert run.data.params["plans"].startswith("plan.json ")
     assert not [path for path in artifacts.rglob("*") if path.suffix in (".pkl", ".pickle") or path.name == "MLmodel"]
 
     version = store_of(place).client.get_model_version_by_alias("gpumemnet", "champion")

@@ -1,0 +1,105 @@
+"""A plan that a search has found, as a file: what ``models train`` and ``models retrain`` take with ``--plan``.
+
+The figures in it chose the plan among many, on the very folds that they were measured on.  They do not say how good a model is,
+and nothing reads them: a retraining judges the model on architectures that no fold of the search has held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job import FAMILIES
+from models.plans import Plan
+from models.sequence_training import SequencePlan
+from models.training import TrainingPlan
+
+FORMAT: Final = 1
+KIND: Final = "gpumemnet training plan"
+ABOUT: Final = (
+    "The figures under 'search' chose this plan among the trials, on the folds that they were measured on: they are too good, "
+    "and no figures of a model. What a model of this plan is worth, 'python -m models retrain --plan' finds out on architectures "
+    "that the search has never seen."
+)
+_PLANS: Final[Mapping[str, type[Plan]]] = {"mlp": TrainingPlan, "transformer": SequencePlan}
+_MOST: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPlan:
+    """A plan from a file.
+
+    Attributes:
+        family, encoder: which classifier it is for.
+        values: of the plan's fields; the seed is none of them.
+        sha256: of the file.
+        name: of the file.
+    """
+
+    family: str
+    encoder: str
+    values: Mapping[str, int | float]
+    sha256: str
+    name: str
+
+    def plan(self, seed: int, epochs: int | None) -> Plan:
+        """The plan; ``epochs`` are its own unless given."""
+        values: dict[str, Any] = {**self.values, "seed": seed}
+        plan = _PLANS[self.encoder](**values)
+        return replace(plan, epochs=epochs or plan.epochs)
+
+
+def document_of(family: str, encoder: str, plan: Plan, search: Mapping[str, Any]) -> dict[str, Any]:
+    """What is written to a plan's file, with what the search says of itself."""
+    values = {name: value for name, value in asdict(plan).items() if name != "seed"}
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "family": family,
+        "encoder": encoder,
+        "plan": values,
+        "about": ABOUT,
+        "search": dict(search),
+    }
+
+
+def read_plan(path: Path) -> FoundPlan:
+    """The plan in the file ``path``.
+
+    Raises:
+        InvalidRequestError: when it cannot be read, or holds no plan of this format.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}", "plan") from None
+    try:
+        document = json.loads(content)
+        is_plan = document["kind"] == KIND and document["format"] == FORMAT
+        family, encoder, values = document["family"], document["encoder"], document["plan"]
+        if is_plan and family in FAMILIES and encoder in _PLANS and isinstance(values, dict):
+            _check_values(values, encoder)
+            return FoundPlan(family, encoder, values, hashlib.sha256(content).hexdigest(), path.name)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f" ({error})" if type(error) is ValueError else ""
+        raise InvalidRequestError(f"{path} is no plan as 'python -m models search' writes it{reason}", "plan") from None
+    raise InvalidRequestError(f"{path} is no plan as 'python -m models search' writes it", "plan")
+
+
+def _check_values(values: Mapping[str, Any], encoder: str) -> None:
+    kinds = {field.name: field.type for field in fields(_PLANS[encoder]) if field.name != "seed"}
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(f"{name} is no field of a plan")
+        is_whole = type(value) is int and 1 <= value <= _MOST
+        is_real = type(value) in (int, float) and math.isfinite(value) and 0.0 < value <= _MOST
+        if not (is_whole if kinds[name] == "int" else is_real):
+            raise ValueError(f"{name} cannot be {value}")
+    if values.get("width", 16) % values.get("heads", 2):
+        raise ValueError("heads must divide width")

@@ -1,0 +1,139 @@
+"""Where folds are trained: in this process one after another, or as tasks of a Ray cluster, as many at a time as it has cores.
+
+A task is one fold of one trial; values come back here, and only this process writes to the storage, so any storage will do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import gpumemnet
+import models
+from gpumemnet.errors import DatasetError, MissingExtraError
+from models.plans import Plan
+from models.search.judging import Question, fold_loss
+
+ENGINES: Final = ("local", "ray")
+
+
+class Engine(Protocol):
+    """Trains folds.
+
+    Attributes:
+        width: so many at a time.
+    """
+
+    width: int
+
+    def submit(self, trial: int, plan: Plan, fold: int) -> None:
+        """Have one fold of a trial trained."""
+
+    def next(self) -> tuple[int, float]:
+        """A trial whose fold is done, and its loss.
+
+        Raises:
+            DatasetError: when a fold could not be trained.
+        """
+
+    def close(self) -> None:
+        """Leave what is not done undone."""
+
+
+def engine(name: str, asked: Question, workers: int | None) -> Engine:
+    """The engine called ``name``, one of :data:`ENGINES`.
+
+    Raises:
+        MissingExtraError: when Ray is not installed.
+        DatasetError: when the Ray cluster cannot be reached.
+    """
+    return RayEngine(asked, workers) if name == "ray" else LocalEngine(asked)
+
+
+class LocalEngine:
+    """This process."""
+
+    width = 1
+
+    def __init__(self, asked: Question) -> None:
+        self._asked = asked
+        self._waiting: list[tuple[int, Plan, int]] = []
+
+    def submit(self, trial: int, plan: Plan, fold: int) -> None:
+        """Remember it."""
+        self._waiting.append((trial, plan, fold))
+
+    def next(self) -> tuple[int, float]:
+        """Train the first that waits."""
+        trial, plan, fold = self._waiting.pop(0)
+        try:
+            return trial, fold_loss(self._asked, plan, fold)
+        except ValueError as error:
+            raise DatasetError(f"{self._asked.source}: {error}") from None
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+class RayEngine:
+    """The Ray cluster that ``RAY_ADDRESS`` names, the one running here, or a new one on this machine."""
+
+    def __init__(self, asked: Question, workers: int | None) -> None:
+        self._ray = _ray()
+        self._is_ours = not self._ray.is_initialized()
+        if self._is_ours:
+            _connect(self._ray)
+        self.width = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        self._asked = self._ray.put(asked)
+        self._task = self._ray.remote(num_cpus=1, max_retries=3)(_loss_or_reason)
+        self._running: dict[Any, int] = {}
+
+    def submit(self, trial: int, plan: Plan, fold: int) -> None:
+        """Start a task."""
+        self._running[self._task.remote(self._asked, plan, fold)] = trial
+
+    def next(self) -> tuple[int, float]:
+        """Wait for a task."""
+        [done], _ = self._ray.wait(list(self._running), num_returns=1)
+        trial = self._running.pop(done)
+        try:
+            answer = self._ray.get(done)
+        except self._ray.exceptions.RayError as error:
+            raise DatasetError(f"the Ray cluster lost a fold ({type(error).__name__}): run it again, it goes on") from None
+        if isinstance(answer, str):
+            raise DatasetError(answer)
+        return trial, answer
+
+    def close(self) -> None:
+        """Stop what runs."""
+        for task in self._running:
+            self._ray.cancel(task, force=True)
+        if self._is_ours:
+            self._ray.shutdown()
+
+
+def _loss_or_reason(asked: Question, plan: Plan, fold: int) -> float | str:
+    try:
+        return fold_loss(asked, plan, fold)
+    except ValueError as error:
+        return f"{asked.source}: {error}"
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "--engine ray") from None
+    return ray
+
+
+def _connect(ray: Any) -> None:
+    packages = [str(Path(each).parent) for each in (models.__file__, gpumemnet.__file__) if each]
+    try:
+        ray.init(runtime_env={"py_modules": packages}, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise DatasetError(f"the Ray cluster cannot be reached ({reason[0][:200]}): RAY_ADDRESS names it") from None

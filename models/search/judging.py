@@ -1,0 +1,121 @@
+"""How good a plan is on one fold: what the retraining's gate weighs, error and waste, on architectures held out of the fold.
+
+The architectures that a retraining judges by are in no fold, neither to learn from nor to be tested on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from gpumemnet.dataset import read_dataset
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import OBSERVED
+from models.data import ZOO, LabelledJobs, labelled_jobs
+from models.network import float_tensor
+from models.plans import Plan
+from models.retrain.gate import MOST_WASTE, losses
+from models.retrain.holdout import is_held_out
+from models.sequence_network import SequenceClassifier
+from models.sequence_training import SequencePlan, batch_of, train_sequence_classifier
+from models.splits import folds
+from models.training import TrainedClassifier, train_classifier
+
+COVERAGE: Final = 0.99
+FEWEST_ROWS: Final = 150
+"""Labelled rows that a fold needs to learn from; a bound at 99 % needs 99."""
+OBJECTIVE: Final = (
+    "geometric mean of the mean error in log-bytes (each at most 0.2) and the mean waste of the safe bytes at 99 % (each at most "
+    "the memory itself; all of it for a job above them), with layers and with totals only, averaged over the folds"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What plans are compared on.
+
+    Attributes:
+        data: the rows of one family, less those that a retraining judges by.
+        source: what the dataset is called.
+        sha256: of its file.
+        encoder: ``mlp`` or ``transformer``.
+        fold_count: folds, split by architecture.
+        seed: of the split, of the networks and of the search.
+    """
+
+    data: LabelledJobs
+    source: str
+    sha256: str
+    encoder: str
+    fold_count: int
+    seed: int
+
+
+def question(path: Path, family: str, encoder: str, fold_count: int, seed: int) -> Question:
+    """The rows of one family in the dataset at ``path``, as plans are compared on them.
+
+    Raises:
+        DatasetError: when there are too few rows or architectures, or the dataset cannot be read.
+    """
+    rows = [row for row in read_dataset(path) if row.job.family == family and row.status in ("ok", "oom") and row.recipe != ZOO]
+    usable = [row for row in rows if row.job.has_layers and not is_held_out(row.architecture_key)]
+    if not usable:
+        raise DatasetError(f"{path} has no {family} job with layers to learn from: choose another family or dataset")
+    if any(row.provenance == OBSERVED for row in usable):
+        raise DatasetError(f"{path} holds observations, of which a retraining judges by the newest: search on a dataset")
+    data = labelled_jobs(usable, str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    labelled = int((~np.isnan(data.label_bytes)).sum())
+    if labelled * (fold_count - 1) // fold_count < FEWEST_ROWS:
+        raise DatasetError(
+            f"{path}: {labelled} {family} jobs that no retraining holds out are too few for {fold_count} folds: each needs "
+            f"{FEWEST_ROWS} to learn from"
+        )
+    try:
+        folds(data.groups, fold_count, seed)
+    except ValueError as error:
+        raise DatasetError(f"{path}: {error}") from None
+    return Question(data, path.name, data.sha256, encoder, fold_count, seed)
+
+
+def fold_loss(asked: Question, plan: Plan, fold: int) -> float:
+    """The loss of ``plan`` on one fold, of a network that is initialised anew for it.
+
+    Raises:
+        ValueError: when the fold has too few architectures to train on.
+    """
+    torch.set_num_threads(1)  # the networks are too small for a second thread to pay
+    training_rows, test_rows = folds(asked.data.groups, asked.fold_count, asked.seed)[fold]
+    training = asked.data.take(training_rows)
+    test = asked.data.take(test_rows[~np.isnan(asked.data.label_bytes[test_rows])])
+    plan = replace(plan, seed=asked.seed + fold)
+    if isinstance(plan, SequencePlan):
+        trained = train_sequence_classifier(training, plan)
+        tests = [test]
+    else:
+        trained = train_classifier(training, plan)
+        tests = [test, test.without_layers()]
+    found = losses(np.tile(test.label_bytes, len(tests)), np.concatenate([_answers(trained, one) for one in tests], axis=1))
+    waste = np.where(found["above safe"] > 0.0, MOST_WASTE, found["waste"])
+    return float(np.sqrt(found["error"].mean() * waste.mean()))
+
+
+def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Expected and safe bytes, shape ``[2, B]``; no safe bytes are more than the GPU has."""
+    column = 2 + trained.coverages.index(COVERAGE)
+    parts = []
+    for first in range(0, len(test), 256):
+        some = test.take(np.arange(first, min(first + 256, len(test))))
+        inputs: tuple[torch.Tensor, ...] = (float_tensor(some.features),)
+        if isinstance(trained.network, SequenceClassifier):
+            from gpumemnet.sequence import layer_sequence
+
+            inputs += batch_of([layer_sequence([job])[0][0] for job in some.jobs])
+        with torch.no_grad():
+            parts.append(trained.network(*inputs)[3].double().numpy())
+    amounts = np.exp(np.concatenate(parts))
+    return np.stack((amounts[:, 1], np.minimum(amounts[:, column], test.capacity_bytes)))

@@ -1,0 +1,246 @@
+"""Runs a search: trials are asked for, trained fold by fold, pruned where others did better on the same folds, and told.
+
+The storage has every trial, so a search that was killed goes on where it was.  What a trial tries depends on the seed, its number
+and the trials before it, so one that was killed and run again tries the same (one at a time; on Ray, on which end first, too).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.durable import locked
+from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError, MissingExtraError
+from models.plans import Plan, mlp_plan, transformer_plan
+from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.steps import TRAINING_CODE, code_hash, code_version
+from models.search.engines import Engine
+from models.search.judging import OBJECTIVE, Question
+from models.search.space import SPACES, Between, suggested, values_of
+
+Progress = Callable[[str, float], None]
+FIRST_UNPRUNED: Final = 4
+"""So many trials are trained on all folds before one can be worse than their median."""
+DRAWN_FIRST: Final = 8
+"""So many trials are drawn at random before Optuna's model of them says where to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search has found.
+
+    Attributes:
+        plan: the best plan; its seed is the search's.
+        trials: state → number of trials.
+        best, default: mean loss of the best plan and of the one without a search, on the folds that the plan was chosen by.
+        study: name of the search in its storage.
+    """
+
+    plan: Plan
+    trials: dict[str, int]
+    best: float
+    default: float | None
+    study: str
+
+
+@dataclass(slots=True)
+class _Running:
+    trial: Any
+    plan: Plan
+    losses: list[float] = field(default_factory=list)
+
+
+def search(
+    asked: Question,
+    trials: int,
+    storage: str,
+    engine: Callable[[], Engine],
+    epochs: int | None = None,
+    progress: Progress = lambda what, share: None,
+) -> Found:
+    """Bring the search in ``storage`` to so many ``trials``.
+
+    Args:
+        asked: what plans are compared on.
+        trials: finished trials, with those of earlier runs.
+        storage: SQLAlchemy URL.
+        engine: makes what folds are trained by.
+        epochs: of every plan; searched for unless given.
+        progress: told what is being done, and the share of it.
+
+    Raises:
+        MissingExtraError: when Optuna is not installed.
+        InvalidRequestError: when the storage cannot be used, or another search is using it.
+        DatasetError: when a fold cannot be trained, or no trial came to its end.
+    """
+    name = study_name(asked, epochs)
+    default = default_plan(asked, epochs)
+    with _alone(storage), _quiet_optuna(storage) as optuna:
+        study = optuna.create_study(
+            study_name=name, storage=storage, load_if_exists=True, pruner=optuna.pruners.MedianPruner(FIRST_UNPRUNED)
+        )
+        states = optuna.trial.TrialState
+        for left in study.get_trials(states=(states.RUNNING,)):  # of a run that was killed
+            study.tell(left.number, state=states.FAIL)
+        if not any("default" in trial.user_attrs for trial in study.trials if trial.state != states.FAIL):
+            study.enqueue_trial(values_of(default, asked.encoder, epochs), user_attrs={"default": True})
+        if len(_finished(study, states)) < trials:
+            with _closing(engine()) as trainer:
+                _run_trials(study, optuna, asked, default, trials, trainer, epochs, progress)
+        return _found(study, states, asked, default, name)
+
+
+def report(asked: Question, found: Found, epochs: int | None) -> dict[str, Any]:
+    """What the plan's file says of its search."""
+    return {
+        "objective": OBJECTIVE,
+        "on_the_folds_that_chose_it": {"plan": found.best, "without_a_search": found.default},
+        "trials": found.trials,
+        "study": found.study,
+        "dataset": asked.source,
+        "dataset_sha256": asked.sha256,
+        "rows": len(asked.data),
+        "architectures": len(set(asked.data.groups.tolist())),
+        "left_out": HELD_OUT_RULE,
+        "folds": asked.fold_count,
+        "seed": asked.seed,
+        "epochs": "searched for" if epochs is None else epochs,
+        "code": code_version(),
+    }
+
+
+def study_name(asked: Question, epochs: int | None) -> str:
+    """The name of a search: another for other rows, folds, seeds, values, or code that trains, which cannot be compared."""
+    space = {name: asdict(values) if isinstance(values, Between) else values for name, values in SPACES[asked.encoder].items()}
+    parts = [asked.sha256, asked.fold_count, asked.seed, epochs, space, OBJECTIVE, HELD_OUT_RULE, code_hash(TRAINING_CODE)]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{asked.data.family}-{asked.encoder}-{digest[:12]}"
+
+
+def default_plan(asked: Question, epochs: int | None) -> Plan:
+    """The plan that is trained with where nothing was searched for."""
+    if asked.encoder == "transformer":
+        return transformer_plan(asked.seed, epochs)
+    return mlp_plan(asked.data, asked.seed, epochs)
+
+
+def _run_trials(
+    study: Any,
+    optuna: Any,
+    asked: Question,
+    default: Plan,
+    trials: int,
+    engine: Engine,
+    epochs: int | None,
+    progress: Progress,
+) -> None:
+    states = optuna.trial.TrialState
+    running: dict[int, _Running] = {}
+    finished = len(_finished(study, states))
+    while finished < trials:
+        while len(running) < engine.width and finished + len(running) < trials:
+            number = finished + len(running)
+            study.sampler = optuna.samplers.TPESampler(
+                n_startup_trials=DRAWN_FIRST, seed=_seed(asked.seed, number), constant_liar=engine.width > 1
+            )
+            trial = study.ask()
+            running[trial.number] = _Running(trial, replace(default, **suggested(trial, asked.encoder, epochs)))
+            engine.submit(trial.number, running[trial.number].plan, 0)
+        progress(f"trial {finished + 1} of {trials}", finished / trials)
+        number, loss = engine.next()
+        one = running[number]
+        one.losses.append(loss)
+        is_finite = math.isfinite(loss)
+        if is_finite:
+            one.trial.report(loss, len(one.losses) - 1)
+        is_last = len(one.losses) == asked.fold_count
+        if is_finite and not is_last and not one.trial.should_prune():
+            engine.submit(number, one.plan, len(one.losses))
+            continue
+        if not is_finite:
+            one.trial.set_user_attr("diverged", True)
+            study.tell(one.trial, state=states.FAIL)
+        elif is_last:
+            study.tell(one.trial, sum(one.losses) / asked.fold_count)
+        else:
+            study.tell(one.trial, state=states.PRUNED)
+        del running[number]
+        finished += 1
+    progress(f"trial {trials} of {trials}", 1.0)
+
+
+def _finished(study: Any, states: Any) -> list[Any]:
+    """Trials that came to an end of their own; one that was killed is tried again."""
+    trials = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.FAIL))
+    return [trial for trial in trials if trial.state != states.FAIL or "diverged" in trial.user_attrs]
+
+
+def _found(study: Any, states: Any, asked: Question, default: Plan, name: str) -> Found:
+    finished = _finished(study, states)
+    whole = [trial for trial in finished if trial.state == states.COMPLETE]
+    if not whole:
+        raise DatasetError(f"no trial of {len(finished)} came to its end: look at the dataset, or give other folds")
+    best = min(whole, key=lambda trial: (trial.value, trial.number))
+    counts = {
+        "complete": len(whole),
+        "pruned": sum(trial.state == states.PRUNED for trial in finished),
+        "diverged": sum(trial.state == states.FAIL for trial in finished),
+    }
+    defaults = [trial.value for trial in whole if "default" in trial.user_attrs]
+    return Found(replace(default, **best.params), counts, best.value, defaults[0] if defaults else None, name)
+
+
+def _seed(seed: int, number: int) -> int:
+    """The sampler's seed for one trial: the same whether the search was interrupted before it or not."""
+    return int.from_bytes(hashlib.sha256(f"search/1 {seed} {number}".encode()).digest()[:4])
+
+
+@contextmanager
+def _closing(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def _alone(storage: str) -> Iterator[None]:
+    """Hold an SQLite storage: trials that seem to run in there are a killed run's then."""
+    file = storage.removeprefix("sqlite:///")
+    if file == storage or not file:
+        raise InvalidRequestError("must be an SQLite file, as sqlite:///search.db", "storage")
+    path = Path(file)
+    try:
+        with locked(path.with_name(f"{path.name}.lock"), 0.0):
+            yield
+    except TimeoutError:
+        raise InvalidRequestError(f"another search is using {path}: wait for it, or give another file", "storage") from None
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "storage") from None
+
+
+@contextmanager
+def _quiet_optuna(storage: str) -> Iterator[Any]:
+    """Optuna, without its messages; what its storage raises is one sentence."""
+    try:
+        import optuna
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        raise MissingExtraError("optuna", "search", "A search") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's own use of what SQLAlchemy deprecates
+        try:
+            yield optuna
+        except GpumemnetError:
+            raise
+        except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise InvalidRequestError(f"{storage} cannot be used: {lines[0][:300]}", "storage") from None

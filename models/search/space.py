@@ -1,0 +1,68 @@
+"""What a search tries: the fields of a training plan, and the values that each may take.
+
+Optuna hears of it as a trial asks for its values; nothing here imports Optuna.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from models.plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number from ``low`` to ``high``, whole in steps of ``step``; else real, drawn evenly over its logarithm."""
+
+    low: float
+    high: float
+    step: int | None = None
+
+
+Choices = tuple[int, ...]
+
+SPACES: Final[Mapping[str, Mapping[str, Between | Choices]]] = {
+    "mlp": {
+        "hidden": (32, 48, 64, 96, 128),
+        "components": (2, 3, 4, 5),
+        "epochs": Between(20, 120, 10),
+        "batch_rows": (64, 128, 256),
+        "learning_rate": Between(1e-3, 1e-2),
+        "weight_decay": Between(0.01, 1.0),
+    },
+    "transformer": {
+        "width": (8, 16, 24, 32),
+        "depth": (1, 2, 3),
+        "heads": (1, 2, 4),
+        "hidden": (48, 64, 96, 128),
+        "components": (2, 3, 4, 5),
+        "epochs": Between(10, 40, 5),
+        "batch_rows": (32, 64, 128),
+        "learning_rate": Between(1e-3, 1e-2),
+        "weight_decay": Between(0.01, 1.0),
+    },
+}
+"""The number of members is no part of it: more are always a little better, and cost a prediction time."""
+
+
+def values_of(plan: Plan, encoder: str, epochs: int | None) -> dict[str, Any]:
+    """The values of ``plan`` in the fields that are searched; epochs are not where they are given."""
+    values = asdict(plan)
+    return {name: values[name] for name in SPACES[encoder] if name != "epochs" or epochs is None}
+
+
+def suggested(trial: Any, encoder: str, epochs: int | None) -> dict[str, Any]:
+    """The values that an Optuna trial is to be run with."""
+    values: dict[str, Any] = {}
+    for name, allowed in SPACES[encoder].items():
+        if name == "epochs" and epochs is not None:
+            continue
+        if isinstance(allowed, tuple):
+            values[name] = trial.suggest_categorical(name, allowed)
+        elif allowed.step is not None:
+            values[name] = trial.suggest_int(name, int(allowed.low), int(allowed.high), step=allowed.step)
+        else:
+            values[name] = trial.suggest_float(name, allowed.low, allowed.high, log=True)
+    return values
