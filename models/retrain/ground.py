@@ -65,7 +65,9 @@ def lacking(
 ) -> str | None:
     """Why no candidate of a track can be compared with the champion on the champion's own ground; ``None`` when it can.
 
-    A candidate is asked before every model that is trusted no more than it is, and so takes jobs from all of these.
+    A candidate is asked before every model that is trusted no more than it is, and so takes jobs from all of these.  One of a
+    site's observations needs no such ground: it answers for jobs like those, and what it forgets of others is asked for where the
+    datasets are among the files.
 
     Args:
         track: the candidate's.
@@ -74,11 +76,13 @@ def lacking(
         files: SHA-256 of the files at hand.
         fewest_rows: held-out rows of what a model learnt from that can stand against a candidate.
     """
+    if track.provenance == OBSERVED:
+        return None
     for bundle in champion:
         name, provenance = bundle.card.name, slot_of(bundle)[2]
         if _trust(provenance) < _trust(track.provenance):
             continue
-        if provenance == track.provenance != OBSERVED and bundle.card.site_calibration is not None:
+        if provenance == track.provenance and bundle.card.site_calibration is not None:
             return (
                 f"the champion's model {name} is calibrated to a site, which a new one would not be: retrain from the site's "
                 "observations, or calibrate a new model and put it into the registry by hand"

@@ -192,8 +192,7 @@ def test_a_family_of_three_rows_leaves_its_model_alone(site: Site, tmp_path: Pat
 
 
 def test_without_the_champion_s_dataset_nothing_is_promoted(site: Site, tmp_path: Path) -> None:
-    export = dataset(tmp_path / "site.parquet", observed(measured(200, 3, context_bytes=700 * MIB)))
-    status, said = site.run("--observations", export, base=False)
+    status, said = site.run("--dataset", dataset(tmp_path / "new.parquet", measured(200, 3)), base=False)
     assert status == 10
     assert "learnt from a dataset that is not among the files" in report_of(said).read_text("utf-8")
     assert site.champion == "first"
