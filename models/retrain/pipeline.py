@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +37,8 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
     Raises:
         DatasetError: when a file is missing, damaged or of another schema, or all of them hold nothing to learn from.
         RegistryError: when the registry is damaged.
-        RetrainingError: when another retraining works in the same folder, or the release could not be made.
+        RetrainingError: when another retraining works in the same folder, a file changes meanwhile, or the release could not be
+            made.
         OSError: when the work folder cannot be written to.
     """
     request.work.mkdir(parents=True, exist_ok=True)
@@ -55,7 +56,7 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         folder = request.work / "runs" / key[:12]
         document, was_there = cached_document(
             folder / "report.json",
-            lambda: _judged_tracks(request, datasets, bundles, key, progress),
+            lambda: _judged_tracks(request, datasets, set(hashes.values()), bundles, key, progress),
             lambda found: _is_there(request.work, found),
         )
         document["champion"] = champion  # the same models may have got another name
@@ -69,7 +70,12 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
 
 
 def _judged_tracks(
-    request: Request, datasets: Sequence[Path], bundles: Sequence[Bundle], key: str, progress: Progress
+    request: Request,
+    datasets: Sequence[Path],
+    hashes: Collection[str],
+    bundles: Sequence[Bundle],
+    key: str,
+    progress: Progress,
 ) -> dict[str, Any]:
     share = 0.0
 
@@ -78,6 +84,8 @@ def _judged_tracks(
 
     say("reading")
     collected = collect(datasets, request.observations)
+    if changed := [file.name for file in collected.files if file.sha256 not in hashes]:
+        raise RetrainingError(f"{changed[0]} was changed while it was read")
     tracks, left_out = find_tracks(collected.rows, learnt_until(bundles))
     work = Work(request, collected, tracks, bundles, say)
     tasks = [(track, encoder) for track in tracks for encoder in request.encoders]

@@ -21,7 +21,7 @@ from gpumemnet.dataset import VERSION_KEY, dataset_schema
 from gpumemnet.durable import locked
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
-from tests.models.retraining import EPOCHS, dataset, measured, observed
+from tests.models.retraining import EPOCHS, dataset, measured, observed, relabelled
 from tests.models.retraining_site import Forks, Promotion, Site, faulty_runs
 
 pytestmark = pytest.mark.xdist_group("retraining")
@@ -196,6 +196,16 @@ def test_without_the_champion_s_dataset_nothing_is_promoted(site: Site, tmp_path
     assert status == 10
     assert "learnt from a dataset that is not among the files" in report_of(said).read_text("utf-8")
     assert site.champion == "first"
+
+
+def test_what_the_champion_learnt_from_is_believed_first(site: Site, tmp_path: Path) -> None:
+    rows = [relabelled(one, (one.peak_device_bytes or 0) * 1000**2 / 1024**2) for one in measured(60, 5)]
+    wrong = dataset(tmp_path / "wrong.parquet", rows)
+    status, said = site.run("--dataset", wrong, "--dataset", site.base, base=False)
+    assert status == 10
+    text = report_of(said).read_text("utf-8")
+    assert "| 160 | 160 |" in text
+    assert "wrong.parquet: 60 rows: mlp: all labels are 0.954 times those of the files before" in text
 
 
 def test_a_truncated_file_is_one_sentence(site: Site, tmp_path: Path) -> None:

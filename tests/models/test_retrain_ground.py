@@ -1,0 +1,80 @@
+"""What the champion has learnt must be at hand, and a step's hash must know all that its result depends on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.bundle import Bundle, save_bundle, shipped_bundles
+from models.retrain.collect import collect
+from models.retrain.ground import held_out_but_learnt, lacking, learnt_until
+from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.steps import JUDGING_CODE, ROOT, TRAINING_CODE, cached_document, code_files
+from models.retrain.tracks import Track, find_tracks
+from tests.models.retraining import dataset, measured
+
+FEWEST = 15
+
+
+@pytest.fixture
+def track(tmp_path: Path) -> Track:
+    (found,), _ = find_tracks(collect([dataset(tmp_path / "a.parquet", measured(200, 1))]).rows, {})
+    return found
+
+
+def learnt(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, object] | None = None) -> Bundle:
+    """A bundle for MLP jobs that says to have learnt from the file with the hash ``origin``."""
+    bundle = next(one for one in shipped_bundles() if one.card.name == "mlp-a100-published")
+    document = {**bundle.card.document, "version": f"{provenance} {origin[:8]} {retraining}"}
+    document["training_data"] = {**document["training_data"], "provenance": provenance, "sha256": origin}
+    return save_bundle(tmp_path / provenance, bundle.model, document | ({"retraining": retraining} if retraining else {}))
+
+
+def test_the_champion_s_rows_are_at_hand(track: Track, tmp_path: Path) -> None:
+    champion = [learnt(tmp_path, "published", track.origins[0])]
+    assert lacking(track, champion, [track], track.origins, FEWEST) is None
+    assert "not among the files" in str(lacking(track, champion, [track], [], FEWEST))
+    little = replace(track, held_out=track.held_out[:5])
+    assert "5 rows are held out" in str(lacking(little, champion, [little], track.origins, FEWEST))
+
+
+def test_a_model_that_is_asked_after_the_candidate_must_be_at_hand_too(track: Track, tmp_path: Path) -> None:
+    after, before = learnt(tmp_path, "traced", "f" * 64), learnt(tmp_path, "measured", "e" * 64)
+    assert "(sha256 ffffffffffff" in str(lacking(track, [after], [track], track.origins, FEWEST))
+    assert lacking(track, [before], [track], track.origins, FEWEST) is None
+
+
+def test_a_site_s_observations_may_stand_alone(track: Track, tmp_path: Path) -> None:
+    champion = [learnt(tmp_path, "published", "f" * 64)]
+    assert lacking(replace(track, provenance="observed"), champion, [], [], FEWEST) is None
+
+
+def test_who_has_learnt_from_all_rows_knows_the_held_out_ones(track: Track, tmp_path: Path) -> None:
+    shipped = learnt(tmp_path, "published", track.origins[0])
+    assert held_out_but_learnt(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
+    said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learnt_until": 7.0}
+    retrained = learnt(tmp_path, "observed", "0" * 64, said)
+    assert held_out_but_learnt(retrained, [track]) == frozenset()
+    assert held_out_but_learnt(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
+    assert learnt_until([shipped, retrained]) == {"mlp": 7.0}
+
+
+def test_the_hash_of_the_code_knows_what_is_imported() -> None:
+    training, judging = ({str(path.relative_to(ROOT)) for path in code_files(one)} for one in (TRAINING_CODE, JUDGING_CODE))
+    assert {"models/training.py", "models/export.py", "gpumemnet/features.py", "gpumemnet/devices.json"} <= training
+    assert {"models/retrain/gate.py", "gpumemnet/predictor.py"} <= judging
+    assert training < judging
+    assert not any("cli" in name or "service" in name for name in judging)
+
+
+def test_a_document_is_made_once_and_again_when_it_is_cut_short_or_holds_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "one.json"
+    assert cached_document(path, lambda: {"a": 1}) == ({"a": 1}, False)
+    assert cached_document(path, lambda: {"a": 2}) == ({"a": 1}, True)
+    path.write_bytes(path.read_bytes()[:4])
+    assert cached_document(path, lambda: {"a": 3}) == ({"a": 3}, False)
+    assert cached_document(path, lambda: {"a": 4}, lambda found: found["a"] == 4) == ({"a": 4}, False)
+    assert json.loads(path.read_bytes()) == {"a": 4}
