@@ -132,14 +132,9 @@ def loop(given: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]:
         retrain += ["--without-committed", "--observations", export, *([] if given.alone else ["--dataset", DATASET])]
         retrain += ["--epochs", given.epochs] if given.epochs else []
         begun = time.monotonic()
-        try:
-            said = command(0, *retrain)
-        except StepFailedError as error:
-            raise StepFailedError(f"{error}\n{reasons(folder / 'work')}") from None
-        ended = time.monotonic()
-        say(f"retrained in {ended - begun:.0f} s: {said.splitlines()[0]}")
-        release = another_release(url, before.release)
-        say(f"the running service answers from {release}, {time.monotonic() - ended:.1f} s after the retraining had ended")
+        said, release, seconds = retrained(retrain, folder, registry, url)
+        say(f"retrained in {time.monotonic() - begun:.0f} s: {said}")
+        say(f"the running service answers from {release}, {seconds:.1f} s after it became champion")
         after = ask(client, new)
     if after.release != release:
         raise StepFailedError(f"the service names {release}, and answers from {after.release}")
@@ -197,10 +192,36 @@ def command(code: int, *arguments: object) -> str:
     return done.stdout
 
 
-def reasons(work: Path) -> str:
-    """Why nothing was promoted, as the report says."""
-    reports = [path.read_text("utf-8").splitlines() for path in work.glob("runs/*/report.md")]
-    return "\n".join(line for report in reports for line in report if line.startswith(("## ", "* ")))
+def retrained(arguments: Sequence[object], folder: Path, registry: Path, url: str) -> tuple[str, str, float]:
+    """Retrain, and ask the service meanwhile which release it answers from.
+
+    Returns:
+        What the command said, the release that the service took over, and how many seconds after it had become champion.
+    """
+    old, log = release_of(url), folder / "retrain.log"
+    ended: float | None = None
+    with log.open("wb") as stream:
+        line = [sys.executable, *map(str, arguments)]
+        process = subprocess.Popen(line, stdout=stream, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT)
+    try:
+        while (release := release_of(url)) == old:
+            if ended is None and process.poll() is not None:
+                ended = time.monotonic()
+            if ended is not None and (process.returncode or time.monotonic() - ended > SWAP_SECONDS):
+                break
+            time.sleep(0.05)
+        seen = time.time()
+        process.wait()
+    finally:
+        process.kill()
+    if process.returncode:
+        report = [line for path in folder.glob("work/runs/*/report.md") for line in path.read_text("utf-8").splitlines()]
+        reasons = "\n".join(line for line in report if line.startswith(("## ", "* ")))
+        raise StepFailedError(f"the retraining ended with {process.returncode} instead of 0:\n{log.read_text()}{reasons}")
+    if release == old:
+        raise StepFailedError(f"the service still answers from {old} {SWAP_SECONDS:.0f} s after the retraining")
+    said = next((line for line in log.read_text().splitlines() if release in line), "")
+    return said, release, seen - (registry / "aliases.json").stat().st_mtime
 
 
 def exported(database: str, out: Path, *more: str) -> Path:
@@ -244,16 +265,6 @@ def release_of(url: str) -> str:
         return str(json.load(answer)["release"])
 
 
-def another_release(url: str, release: str) -> str:
-    """The release that the service answers from, once it is another one than ``release``."""
-    deadline = time.monotonic() + SWAP_SECONDS
-    while (now := release_of(url)) == release:
-        if time.monotonic() > deadline:
-            raise StepFailedError(f"the service still answers from {release} after {SWAP_SECONDS:.0f} s")
-        time.sleep(0.1)
-    return now
-
-
 def table(before: Answers, after: Answers) -> str:
     """Both beside each other, in Markdown."""
     lines = ["| | before | after |", "|---|---:|---:|"]
@@ -274,7 +285,7 @@ def figures(answers: Answers) -> dict[str, str]:
         "median error": f"{answers.median_error_mib:,.1f} MiB, {percent:.2%}",
         "took more than expected": f"{sum(takes > said for said, _, takes in took) / len(took):.0%}",
         "took more than the limit (1% promised)": f"{above} of {len(limited)}",
-        "memory set aside in vain by the limit": f"{sum(limit for limit, _ in limited) / sum(t for _, t in limited) - 1:.1%}",
+        "limits above what the jobs take, in sum": f"{sum(limit for limit, _ in limited) / sum(t for _, t in limited) - 1:.1%}",
         "jobs without a limit": f"{len(took) - len(limited)}",
     }
 

@@ -1,9 +1,10 @@
 """One turn of the loop every night as a DAG of Airflow 3: export, look for drift, retrain where it is due, tell.
 
-Copy it into the folder of DAGs.  The worker's environment has ``GPUMEMNET_REGISTRY`` and ``GPUMEMNET_DATABASE_URL``; and
-``RETRAIN_FOLDER`` and ``PYTHON``, unless they are ``/var/lib/gpumemnet/retrain`` and ``python3``.  That Python is the one that
-gpumemnet is installed for; it need not be Airflow's.  No drift, and nothing better, are skips and no failures.  A retraining that
-was cut off is tried again and goes on where it was; ``python -m models retrain`` itself lets no two work in one folder.
+Copy it into the folder of DAGs.  The worker's environment has ``GPUMEMNET_REGISTRY`` and ``GPUMEMNET_DATABASE_URL``, and may have
+``RETRAIN_FOLDER`` (``/var/lib/gpumemnet/retrain``), ``RETRAIN_OPTIONS`` for ``python -m models retrain``, such as
+``--challenger``, and ``PYTHON`` (``python3``): the one that gpumemnet is installed for; it need not be Airflow's.  No drift, and
+nothing better, are skips and no failures.  A retraining that was cut off is tried again and goes on where it was; no two work in
+one folder.
 """
 
 from datetime import datetime, timedelta
@@ -24,7 +25,7 @@ DRIFT = START + (
     '"${PYTHON:-python3}" -m gpumemnet drift site.parquet; code=$?; '
     f"case $code in 10) exit 0;; 0) exit {SKIP};; *) exit $code;; esac"
 )
-RETRAIN = START + 'exec "${PYTHON:-python3}" -m models retrain --observations site.parquet --work .'
+RETRAIN = START + 'exec "${PYTHON:-python3}" -m models retrain --observations site.parquet --work . ${RETRAIN_OPTIONS:-}'
 NOTHING_BETTER = 10
 TELL = 'exec "${PYTHON:-python3}" -m gpumemnet registry list'
 
