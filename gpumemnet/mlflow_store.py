@@ -28,10 +28,11 @@ _ALIAS: Final = re.compile(r"[A-Za-z_-][A-Za-z0-9_-]{0,99}")
 _ENVIRONMENT: Final = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-"""Unless the user has set them: nothing is sent to MLflow's makers, and a server that is down is given up on in seconds."""
+"""Unless the user has set them: MLflow tells its makers nothing, prints nothing, and waits seconds for a server that is down."""
 
 
 def check_store(uri: str, field: str = "mlflow") -> None:
