@@ -1,0 +1,326 @@
+"""``gpumemnet predict FILE --out FILE`` on real files: every format, bad rows, other people's files, stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from gpumemnet.batch.arrow_jobs import read_arrow_jobs
+from gpumemnet.batch.question import Question
+from gpumemnet.batch.run import predict_files
+from gpumemnet.cli import main
+from gpumemnet.dataset import VERSION_KEY, write_jobs
+from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.job_json import job_to_dict
+from gpumemnet.predictor import Predictor
+from gpumemnet.units import ceil_mib
+from tests.gpumemnet.batch_files import answers, refused, rejected, run, totals, write, write_lines
+from tests.jobs import small_job
+
+PREDICTOR = Predictor.default()
+JOBS = [small_job(), small_job(batch_size=512), small_job(optimizer="sgd"), small_job(batch_size=10**6), small_job(family="cnn")]
+
+
+def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
+    write_jobs(tmp_path / "jobs.parquet", JOBS)
+    done = run(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "5 jobs answered" in done.stderr
+    hashes = {bundle.card.name: bundle.sha256 for bundle in PREDICTOR.bundles}
+    for number, (row, estimate) in enumerate(
+        zip(answers(tmp_path / "out.parquet"), PREDICTOR.estimate(JOBS), strict=True), start=1
+    ):
+        lower_bytes, upper_bytes = estimate.bin_bounds_bytes
+        assert row == {
+            "input": str(tmp_path / "jobs.parquet"),
+            "row": number,
+            "job_id": None,
+            "request_mib": ceil_mib(estimate.expected_bytes),
+            "limit_mib": None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes),
+            "bin": estimate.bin_index,
+            "bin_lower_mib": lower_bytes // 2**20,
+            "bin_upper_mib": None if upper_bytes is None else upper_bytes // 2**20,
+            "in_distribution": estimate.in_support,
+            "reason": "; ".join(estimate.reasons) or None,
+            "gpu": estimate.gpu,
+            "model": estimate.estimator,
+            "model_sha256": hashes[estimate.estimator],
+        }
+    assert {path.name for path in tmp_path.iterdir()} == {"jobs.parquet", "out.parquet"}
+
+
+def test_all_formats_in_and_out_say_the_same(tmp_path: Path) -> None:
+    table = totals(5000)
+    write(tmp_path / "jobs.parquet", table, row_group_size=1700)
+    pa.csv.write_csv(table, tmp_path / "jobs.csv")
+    documents = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    write_lines(tmp_path / "jobs.jsonl", documents)
+    tables = []
+    for form in ("parquet", "csv", "jsonl"):
+        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / f"{form}.parquet"), Question())
+        tables.append(pq.read_table(tmp_path / f"{form}.parquet").drop_columns("input"))
+    assert tables[0].equals(tables[1])
+    assert tables[0].equals(tables[2])
+    assert tables[0].column("job_id").to_pylist() == table.column("job_id").to_pylist()
+    assert 0 < sum(tables[0].column("in_distribution").to_pylist()) < 5000
+    for form in ("csv", "jsonl"):
+        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), Question())
+    rows = answers(tmp_path / "parquet.parquet")
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
+    read = pa.csv.read_csv(tmp_path / "out.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True)).to_pylist()
+    assert read == rows
+
+
+def test_chunks_are_answered_as_the_predictor_answers_a_batch(tmp_path: Path) -> None:
+    table = totals(9000)
+    write(tmp_path / "jobs.parquet", table, row_group_size=1000)
+    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question(coverage=0.9))
+    found = pq.read_table(tmp_path / "out.parquet")
+    for start in range(0, 9000, 4096):
+        batch = read_arrow_jobs(table.slice(start, 4096).combine_chunks().to_batches()[0]).jobs
+        expected = np.zeros(len(batch))
+        for part in PREDICTOR.parts(batch, coverage=0.9):
+            expected[list(part.rows)] = np.ceil(part.estimates.expected_bytes / 2**20)
+        np.testing.assert_array_equal(found.column("request_mib").slice(start, 4096).to_numpy(), expected)
+
+
+def test_layers_come_in_every_format(tmp_path: Path) -> None:
+    write_jobs(tmp_path / "jobs.parquet", JOBS)
+    documents = [job_to_dict(job) for job in JOBS]
+    write_lines(tmp_path / "jobs.ndjson", documents)
+    flat = [{**document, "layers": json.dumps(document["layers"]), "channels_last": "False"} for document in documents]
+    pa.csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "jobs.csv")
+    found = []
+    for form in ("parquet", "ndjson", "csv"):
+        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / "out.jsonl"), Question())
+        lines = (tmp_path / "out.jsonl").read_text().splitlines()
+        found.append([{**json.loads(line), "input": ""} for line in lines])
+    assert found[0] == found[1] == found[2]
+
+
+def test_bad_rows_go_to_a_file_of_their_own(tmp_path: Path) -> None:
+    good = job_to_dict(small_job()) | {"id": 7}
+    lines = [good, "{", {**good, "batch_size": 0}, "", [1], {**good, "batchsize": 1}, {**good, "layers": [["linear", 1]]}, good]
+    write_lines(tmp_path / "jobs.jsonl", lines)
+    done = run(tmp_path / "jobs.jsonl", "--out", tmp_path / "answers.parquet")
+    assert done.returncode == 0, done.stderr
+    assert "2 jobs answered" in done.stderr
+    assert "5 rows were rejected" in done.stderr
+    assert [(row["row"], row["job_id"]) for row in answers(tmp_path / "answers.parquet")] == [(1, "7"), (8, "7")]
+    wrong = rejected(tmp_path / "answers.rejected.jsonl")
+    assert [(row["row"], row["field"]) for row in wrong] == [
+        (2, ""),
+        (3, "batch_size"),
+        (5, ""),
+        (6, "batchsize"),
+        (7, "layers[0]"),
+    ]
+    assert wrong[1]["reason"] == "must be between 1 and 2147483647, not 0"
+    assert "did you mean 'batch_size'?" in wrong[3]["reason"]
+    assert {row["input"] for row in wrong} == {str(tmp_path / "jobs.jsonl")}
+    # The next run has nothing to reject, and leaves no old file beside its answers.
+    write_lines(tmp_path / "jobs.jsonl", [good])
+    predict_files([str(tmp_path / "jobs.jsonl")], str(tmp_path / "answers.parquet"), Question())
+    assert not (tmp_path / "answers.rejected.jsonl").exists()
+
+
+def test_bad_lines_of_csv(tmp_path: Path) -> None:
+    header = "id,family,batch_size,input_elements,optimizer,precision,total_activations,total_parameters,cudnn_benchmark,colour"
+    good = "a,mlp,64,100,adam,fp32,1000,100000,,red"
+    lines = [
+        *(header, good, good.replace("64", "64.0"), good + ",more", "", good.replace("adam", "adamn")),
+        *(
+            good.replace(",,", ",maybe,"),
+            good.replace("fp32", '"fp32"'),
+            '"never closed',
+            good.replace("64", "99999999999999999999"),
+        ),
+    ]
+    (tmp_path / "jobs.csv").write_text("\n".join(lines))
+    outcome = predict_files([str(tmp_path / "jobs.csv")], str(tmp_path / "out.parquet"), Question())
+    assert (outcome.tally.rows, outcome.tally.answered, outcome.tally.rejected) == (9, 2, 6)
+    assert [row["row"] for row in answers(tmp_path / "out.parquet")] == [1, 7]
+    wrong = {row["row"]: (row["field"], row["reason"]) for row in rejected(tmp_path / "out.rejected.jsonl")}
+    assert wrong[2] == ("batch_size", "must be a whole number, not '64.0'")
+    assert wrong[3] == wrong[8] == ("", "is no line of CSV with 10 columns in UTF-8")
+    assert wrong[5][0] == "optimizer"
+    assert wrong[6] == ("cudnn_benchmark", "must be true or false, not 'maybe'")
+    assert wrong[9] == ("batch_size", "must be a whole number, not '99999999999999999999'")
+
+
+def test_rows_of_parquet_that_are_no_jobs(tmp_path: Path) -> None:
+    table = totals(10)
+    sizes = table.column("batch_size").to_pylist()
+    sizes[3], sizes[6] = 0, None
+    table = table.set_column(2, "batch_size", pa.array(sizes, pa.int64()))
+    versions = [1] * 10
+    versions[8] = 2
+    table = table.append_column("schema_version", pa.array(versions))
+    write(tmp_path / "jobs.parquet", table)
+    outcome = predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question())
+    assert outcome.tally.answered == 7
+    wrong = {row["row"]: row for row in rejected(tmp_path / "out.rejected.jsonl")}
+    assert {row: each["field"] for row, each in wrong.items()} == {4: "batch_size", 7: "batch_size", 9: "schema_version"}
+    assert wrong[7]["reason"].startswith("is missing")
+    assert "upgrade gpumemnet" in wrong[9]["reason"]
+
+
+def test_jobs_that_no_model_answers_are_rejected(tmp_path: Path) -> None:
+    write(tmp_path / "jobs.parquet", totals(20))
+    write_jobs(tmp_path / "layers.parquet", JOBS[:2])
+    question = Question(encoder="transformer")
+    outcome = predict_files(
+        [str(tmp_path / "jobs.parquet"), str(tmp_path / "layers.parquet")], str(tmp_path / "out.csv"), question
+    )
+    assert (outcome.tally.answered, outcome.tally.rejected) == (2, 20)
+    assert "needs the job's layers" in rejected(tmp_path / "out.rejected.jsonl")[0]["reason"]
+    with pytest.raises(DatasetError, match="none of the 20 rows is a job that can be answered"):
+        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "nothing.csv"), question)
+    assert not (tmp_path / "nothing.csv").exists()
+    assert len(rejected(tmp_path / "nothing.rejected.jsonl")) == 20
+
+
+def test_globs_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (2, 1):
+        write(tmp_path / f"week{number}.parquet", totals(5, seed=number))
+    write_lines(tmp_path / "queue.jsonl", [job_to_dict(small_job())])
+    monkeypatch.chdir(tmp_path)
+    predict_files(["week*.parquet", "queue.jsonl", "week2.parquet"], "out.jsonl", Question())
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    expected = [("week1.parquet", row) for row in range(1, 6)] + [("week2.parquet", row) for row in range(1, 6)]
+    assert [(row["input"], row["row"]) for row in rows] == [*expected, ("queue.jsonl", 1)]
+
+
+def test_ids_come_from_the_column_that_is_named(tmp_path: Path) -> None:
+    table = totals(3).append_column("slurm", pa.array([11, None, 13]))
+    write(tmp_path / "jobs.parquet", table)
+    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question(id_column="slurm"))
+    assert [row["job_id"] for row in answers(tmp_path / "out.parquet")] == ["11", None, "13"]
+    assert "has no column 'pbs'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--id", "pbs")
+
+
+def test_the_question_is_the_same_as_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jobs(tmp_path / "jobs.parquet", JOBS)
+    options = ["--gpu", "L4", "--bins", "published-8000mib", "--coverage", "0.9", "--encoder", "common"]
+    assert main(["predict", str(tmp_path / "jobs.parquet"), "--out", str(tmp_path / "out.parquet"), *options]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "jobs.parquet"), "--json", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for row, line in zip(answers(tmp_path / "out.parquet"), map(json.loads, lines), strict=True):
+        assert row["request_mib"] == ceil_mib(line["expected_bytes"])
+        assert row["limit_mib"] == (None if line["safe_bytes"] is None else ceil_mib(line["safe_bytes"]))
+        assert (row["bin"], row["gpu"], row["model"]) == (line["bin_index"], "NVIDIA L4", "all-h200-traced")
+        assert row["bin_lower_mib"] == 8000 * row["bin"]
+
+
+# Files that are not as they should be.
+
+
+def test_files_that_cannot_be_read_are_one_sentence(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.parquet", totals(3000)).read_bytes()
+    out = tmp_path / "out.parquet"
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    assert "cut.parquet is no whole Parquet file" in refused(tmp_path / "cut.parquet", "--out", out)
+    (tmp_path / "empty.parquet").write_bytes(b"")
+    assert "empty.parquet is no whole Parquet file" in refused(tmp_path / "empty.parquet", "--out", out)
+    (tmp_path / "spoilt.parquet").write_bytes(whole[:100] + bytes(2000) + whole[2100:])
+    assert "spoilt.parquet is" in refused(tmp_path / "spoilt.parquet", "--out", out)
+    (tmp_path / "empty.csv").write_bytes(b"")
+    assert "empty.csv holds no jobs: the column 'family' is missing" in refused(tmp_path / "empty.csv", "--out", out)
+    future = totals(3).replace_schema_metadata({VERSION_KEY: b"9"})
+    write(tmp_path / "future.parquet", future)
+    assert "dataset version 9, and this version of gpumemnet reads 1" in refused(tmp_path / "future.parquet", "--out", out)
+    write(tmp_path / "floats.parquet", totals(3).set_column(2, "batch_size", pa.array([1.0, 2.0, None])))
+    assert "'batch_size' is double, and must hold whole numbers" in refused(tmp_path / "floats.parquet", "--out", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "out", "says"),
+    [
+        ("jobs.xlsx", "out.parquet", "jobs: jobs.xlsx must end in .parquet, .csv, .jsonl, .ndjson"),
+        ("nothing.parquet", "out.parquet", "jobs: nothing.parquet does not exist"),
+        ("*.csv", "out.parquet", "jobs: *.csv: no file has such a name"),
+        ("jobs.parquet", "out.xlsx", "out: out.xlsx must end in"),
+        ("jobs.parquet", "nowhere/out.csv", "there is no folder nowhere"),
+        ("jobs.parquet", "jobs.parquet", "jobs.parquet is one of the inputs"),
+        ("gopher://jobs.csv", "out.csv", "fsspec knows no store called gopher"),
+    ],
+)
+def test_places_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, out: str, says: str) -> None:
+    write(tmp_path / "jobs.parquet", totals(3))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((DatasetError, InvalidRequestError)) as caught:
+        predict_files([jobs], out, Question())
+    assert says in str(caught.value)
+    assert {path.name for path in tmp_path.iterdir()} == {"jobs.parquet"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--coverage", "2"], "coverage: must be between"),
+        (["--gpu", "Voodoo2"], "known GPUs are"),
+        (["--encoder", "oracle"], "encoder: must be one of"),
+        (["--workers", "0"], "workers: must be at least 1"),
+        (["--engine", "spark"], "engine: must be one of local, ray"),
+        (["--json"], "do not go with --out"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -> None:
+    write(tmp_path / "jobs.parquet", totals(3))
+    assert says in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", *options)
+
+
+def test_what_belongs_to_out_needs_it(tmp_path: Path) -> None:
+    write(tmp_path / "jobs.parquet", totals(3))
+    assert "need --out" in refused(tmp_path / "jobs.parquet", "--workers", "2")
+    assert "need --out" in refused(tmp_path / "jobs.parquet", tmp_path / "jobs.parquet")
+
+
+def test_a_queue_may_be_empty(tmp_path: Path) -> None:
+    write(tmp_path / "jobs.parquet", totals(0))
+    (tmp_path / "jobs.jsonl").write_text("\n \n")
+    outcome = predict_files(
+        [str(tmp_path / "jobs.parquet"), str(tmp_path / "jobs.jsonl")], str(tmp_path / "o.parquet"), Question()
+    )
+    assert outcome.tally.answered == 0
+    assert answers(tmp_path / "o.parquet") == []
+
+
+# Stores.
+
+
+def test_a_store_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    local = write(tmp_path / "jobs.parquet", totals(50))
+    memory = fsspec.filesystem("memory")
+    for name in ("a", "b"):
+        memory.pipe(f"/history/{name}.parquet", local.read_bytes())
+    memory.pipe("/history/c.jsonl", json.dumps(job_to_dict(small_job())).encode() + b"\n{\n")
+    patterns = ["memory://history/*.parquet", "memory://history/c.jsonl"]
+    outcome = predict_files(patterns, "memory://answers/all.parquet", Question())
+    assert (outcome.tally.answered, outcome.rejected) == (101, "memory://answers/all.rejected.jsonl")
+    with memory.open("/answers/all.parquet") as stream:
+        rows = pq.read_table(stream).to_pylist()
+    assert [row["row"] for row in rows] == [*range(1, 51), *range(1, 51), 1]
+    assert {row["input"] for row in rows} == {"memory:///history/a.parquet", "memory:///history/b.parquet", patterns[1]}
+    predict_files([str(local)], str(tmp_path / "out.parquet"), Question())
+    assert [row["request_mib"] for row in rows[:50]] == [row["request_mib"] for row in answers(tmp_path / "out.parquet")]
+    assert not list((tmp_path / "cache" / "gpumemnet" / "batch").iterdir())
+    with pytest.raises(InvalidRequestError, match="does not exist"):
+        predict_files(["memory://history/d.csv"], "memory://answers/x.csv", Question())
+
+
+def test_a_url_of_a_file_is_its_path(tmp_path: Path) -> None:
+    write(tmp_path / "jobs.parquet", totals(5))
+    predict_files([f"file://{tmp_path}/jobs.parquet"], f"file://{tmp_path}/out.csv", Question())
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 6

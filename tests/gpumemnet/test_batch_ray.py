@@ -1,0 +1,34 @@
+"""``--engine ray`` gives the answers of this machine's own processes, to the byte; skips itself where Ray is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.batch.question import Question
+from gpumemnet.batch.run import predict_files
+from tests.gpumemnet.batch_files import refused, rejected, run, totals, write, write_lines
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'gpumemnet[ray]'")
+def test_ray_answers_as_this_machine_does(tmp_path: Path) -> None:
+    write(tmp_path / "jobs.parquet", totals(30_000), row_group_size=7000)
+    write_lines(tmp_path / "more.jsonl", ["{", "[]"])
+    inputs = [str(tmp_path / "jobs.parquet"), str(tmp_path / "more.jsonl")]
+    predict_files(inputs, str(tmp_path / "local.parquet"), Question(), workers=1)
+    done = run(*inputs, "--out", tmp_path / "ray.parquet", "--engine", "ray")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
+    assert rejected(tmp_path / "ray.rejected.jsonl") == rejected(tmp_path / "local.rejected.jsonl")
+    (tmp_path / "jobs.parquet").write_bytes((tmp_path / "jobs.parquet").read_bytes()[:-5])
+    assert "no whole Parquet file" in refused(*inputs, "--out", tmp_path / "ray.parquet", "--engine", "ray")
+
+
+@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
+def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
+    write(tmp_path / "jobs.parquet", totals(3))
+    assert "pip install 'gpumemnet[ray]'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.csv", "--engine", "ray")
