@@ -22,7 +22,8 @@ _ROWS_AT_ONCE: Final = 128
 """Of more distributions than these the arrays with every component at every amount fall out of the processor's cache."""
 _REACHES: Final = (1, 4, 16)
 """So many bins to both sides of a guess are looked at for the most probable one, before all are."""
-_ROWS_NEAR: Final = 512
+_NEAR_TANGENTS: Final = 8192
+"""So many edges, with all components at each, fit the processor's cache."""
 _DOUBT: Final = 1e-4
 """Twice a probability: by less than this no bin outweighs another for sure, as here it is worked out in single precision."""
 
@@ -86,11 +87,12 @@ class MemoryDistribution:
             width = 2 * reach + 1
             if not len(left) or width >= len(edges) - 1:
                 break
+            step = _NEAR_TANGENTS // (width + 1)
             doubtful = []
-            for at in range(0, len(left), _ROWS_NEAR):
-                rows = left[at : at + _ROWS_NEAR]
+            for at in range(0, len(left), step):
+                rows = left[at : at + step]
                 first = np.clip(near[rows] - reach, 0, len(edges) - 1 - width)
-                best, is_sure = self._take(rows)._outweighing(edges[first[:, None] + np.arange(width + 1)])
+                best, is_sure = self._take(rows)._outweighing(edges[first + np.arange(width + 1)[:, None]])
                 answer[rows] = first + best
                 doubtful.append(rows[~is_sure])
             left = np.concatenate(doubtful)
@@ -100,17 +102,21 @@ class MemoryDistribution:
         return answer
 
     def _outweighing(self, log_edges: Array) -> tuple[Indices, Flags]:
-        """The largest of the bins between each one's own edges, ``[B, E]``, and whether it is the largest of all for sure."""
-        # The differences of logarithms need double precision, and what follows does not.
-        tangents = (log_edges[:, :, None] - self.locations[:, None, :]).astype(np.float32)
-        tangents *= (0.5 / self.scales).astype(np.float32)[:, None, :]
+        """The largest of the bins between each one's own edges, ``[E, B]``, and whether it is the largest of all for sure."""
+        # Single precision will do, counted from a point nearby: the logarithms themselves need double.
+        middle = self.locations[:, 0].astype(np.float64)
+        edges = (log_edges - middle).astype(np.float32)
+        locations = (self.locations - middle[:, None]).astype(np.float32).T.copy()
+        tangents = edges - locations[:, None, :]
+        tangents *= (0.5 / self.scales).astype(np.float32).T.copy()[:, None, :]
         np.tanh(tangents, out=tangents)
-        doubled = (tangents @ self.weights.astype(np.float32)[:, :, None])[:, :, 0]
-        shares = doubled[:, 1:] - doubled[:, :-1]
-        best = shares.argmax(axis=1)
-        largest = shares.max(axis=1) - _DOUBT
-        beyond = 2.0 - (doubled[:, -1] - doubled[:, 0])
-        return best, (largest > beyond) & ((shares >= largest[:, None]).sum(axis=1) == 1)
+        tangents *= self.weights.astype(np.float32).T.copy()[:, None, :]
+        doubled = tangents.sum(axis=0)
+        shares = doubled[1:] - doubled[:-1]
+        best = shares.argmax(axis=0)
+        largest = shares.max(axis=0) - _DOUBT
+        beyond = 2.0 - (doubled[-1] - doubled[0])
+        return best, (largest > beyond) & ((shares >= largest).sum(axis=0) == 1)
 
     def _take(self, rows: Indices) -> MemoryDistribution:
         return MemoryDistribution(self.weights[rows], self.locations[rows], self.scales[rows])
