@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Final
 
 import typer
@@ -75,4 +75,4 @@ def pull(
         said = sentence
         if every is None:
             return
-        time.sleep(every)
+        sleep(every)

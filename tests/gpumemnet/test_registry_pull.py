@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -221,21 +217,49 @@ def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
 
 
 def test_a_running_service_follows_the_alias(place: Place, tmp_path: Path, start_service: StartService) -> None:
-    """The whole way: MLflow's alias moves, a process that polls brings it to the folder, and the service swaps."""
-    trained, uri, served = place
+    """The whole way: MLflow's alias moves, a pull brings it to the folder, and the service swaps by itself."""
     pull(place)
-    command = [sys.executable, "-m", "gpumemnet", "registry", "pull", "--mlflow", uri, "--every", "1"]
-    environment = {**os.environ, "GPUMEMNET_REGISTRY": str(served.folder)}
-    with start_service(GPUMEMNET_REGISTRY=str(served.folder), GPUMEMNET_RELOAD_SECONDS="0.1") as running:
+    with start_service(GPUMEMNET_REGISTRY=str(place[2].folder), GPUMEMNET_RELOAD_SECONDS="0.1") as running:
         release = lambda: httpx.get(f"{running.url}/v1/models").json()["release"]  # noqa: E731
         assert release() == "first"
-        with (tmp_path / "log").open("wb") as log:
-            polling = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            second(place, tmp_path)
-            assert eventually(lambda: release() == "second"), (tmp_path / "log").read_text()
-            assert "mlflow" not in (Path("/proc") / str(running.process.pid) / "maps").read_text()
-        finally:
-            polling.send_signal(signal.SIGINT)
-            assert polling.wait(timeout=30) == 130
-    assert trained.aliases().champion == "second"
+        second(place, tmp_path)
+        pull(place)
+        assert eventually(lambda: release() == "second")
+
+
+def test_it_looks_again_and_again_and_a_store_that_is_down_is_a_warning(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "mlflow.db"
+
+    def goes_down() -> None:
+        store.rename(tmp_path / "away")
+
+    def comes_back() -> None:
+        (tmp_path / "away").rename(store)
+        second(place, tmp_path)
+        capsys.readouterr()
+
+    def ends() -> None:
+        raise KeyboardInterrupt
+
+    happens = iter((lambda: None, goes_down, lambda: None, comes_back, ends))
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        next(happens)()
+
+    monkeypatch.setattr("gpumemnet.cli.registry_mlflow.sleep", sleep)
+    told: list[str] = []
+    monkeypatch.setattr("gpumemnet.cli.registry_mlflow.typer.echo", lambda text, err=False: told.append(text))
+    assert pull(place, "--every", "7") == 130
+    assert waited == [7.0] * 5
+    said = [line for line in told if "version" in line or "warning" in line]
+    assert [line.partition(":")[0] for line in said if line.startswith(("first", "warning", "second"))] == [
+        "first is champion",
+        "first is champion",
+        "warning",
+        "second is champion",
+    ]
+    assert place[2].aliases().champion == "second"
