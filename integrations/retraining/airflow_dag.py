@@ -14,8 +14,8 @@ from airflow.sdk import DAG
 
 SKIP = 99
 START = (
-    '[ -d "${GPUMEMNET_REGISTRY:-}" ] || { echo "there is no registry: set GPUMEMNET_REGISTRY to its folder"; exit 2; }; '
     'cd "${RETRAIN_FOLDER:-/var/lib/gpumemnet/retrain}" || exit 2; '
+    '[ -d "${GPUMEMNET_REGISTRY:-}" ] || { echo "there is no registry: set GPUMEMNET_REGISTRY to its folder"; exit 2; }; '
 )
 EXPORT = START + (
     'said=$("${PYTHON:-python3}" -m service.observations.export --out site.parquet) || exit; echo "$said"; '

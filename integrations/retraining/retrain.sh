@@ -39,12 +39,12 @@ failed() {  # CODE WHAT: ends the turn for a command that did not do what it sho
 }
 
 [[ -n ${GPUMEMNET_REGISTRY:-} && -n ${GPUMEMNET_DATABASE_URL:-} ]] || end 2 "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"
-# a slip of the pen would be a new registry, whose models nobody asks
-[[ -d $GPUMEMNET_REGISTRY ]] || end 2 "there is no registry $GPUMEMNET_REGISTRY: correct the name, or make the folder"
 { mkdir -p "$folder" && cd "$folder" && exec 9> .turn.lock; } || end 2 "$folder cannot be written to"
 flock -n 9 || end 1 "another turn is still at work in $folder"
 said=$folder/last-turn.txt
 : > "$said" || end 2 "$folder cannot be written to"
+# a slip of the pen would be a new registry, whose models nobody asks
+[[ -d $GPUMEMNET_REGISTRY ]] || end 2 "there is no registry $GPUMEMNET_REGISTRY: correct the name, or make the folder"
 
 "$python" -m service.observations.export --out site.parquet ${RETRAIN_SINCE:+--since "$RETRAIN_SINCE"} >> "$said" 2>&1 ||
   failed $? "export of the observations"

@@ -50,7 +50,12 @@ class Turn:
 
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(SCRIPT), *arguments], env=self.environment | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [str(SCRIPT), *arguments],
+            cwd=self.folder,
+            env=self.environment | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def run(self, *arguments: str, **more: str) -> tuple[int, str]:
@@ -157,6 +162,7 @@ def test_two_turns_do_not_meet(turn: Turn):
         ({"GPUMEMNET_REGISTRY": ""}, "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"),
         ({"GPUMEMNET_DATABASE_URL": ""}, "set GPUMEMNET_REGISTRY and GPUMEMNET_DATABASE_URL"),
         ({"GPUMEMNET_REGISTRY": "/nowhere/registry"}, "there is no registry /nowhere/registry"),
+        ({"GPUMEMNET_REGISTRY": "registry"}, "there is no registry registry"),  # the commands run in the work folder
         ({"PYTHON": "/nowhere/python"}, "/nowhere/python cannot be run"),
         ({"RETRAIN_FOLDER": "/dev/null/work"}, "/dev/null/work cannot be written to"),
     ],
