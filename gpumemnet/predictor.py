@@ -22,7 +22,7 @@ from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.estimates import Estimates, Part, in_order
-from gpumemnet.features import FEATURE_NAMES, feature_matrix, total_matrix
+from gpumemnet.features import FEATURE_NAMES, feature_matrix, total_matrix, with_layers
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import Indices, JobBatch, layer_counts, some_of
 from gpumemnet.layers import describe
@@ -185,11 +185,16 @@ class BundleModel:
         features = feature_matrix(jobs, place.blas_workspace_bytes)
         return Looked(features, *self.support.reasons(jobs, features))
 
-    def glance(self, jobs: JobBatch, place: Place) -> Reasons:
-        """The reasons against the jobs of a batch alone: without the layers' features, where the support is not about those."""
+    def glance(self, jobs: JobBatch, place: Place, totals: NDArray[np.float64]) -> Reasons:
+        """The reasons against the jobs of a batch alone: without the layers' features, where the support is not about those.
+
+        Args:
+            jobs: the jobs.
+            place: the GPU.
+            totals: their :func:`~gpumemnet.features.total_matrix`.
+        """
         is_short = self.support.is_about_totals
-        features = total_matrix(jobs) if is_short else feature_matrix(jobs, place.blas_workspace_bytes)
-        reasons, _ = self.support.reasons(jobs, features)
+        reasons, _ = self.support.reasons(jobs, totals if is_short else feature_matrix(jobs, place.blas_workspace_bytes))
         assert isinstance(reasons, Reasons)
         return reasons
 
@@ -475,13 +480,13 @@ def _batch_cascade(
     models: Sequence[BundleModel], jobs: JobBatch, bins: BinScheme | None, coverage: float, gpu: str | None
 ) -> Iterator[Part]:
     """The same of a batch: first who answers for which jobs, then the features of each job once."""
-    left, own = np.arange(len(jobs)), jobs
+    left, own, totals = np.arange(len(jobs)), jobs, total_matrix(jobs)
     views = []
     choice = np.zeros(len(jobs), dtype=np.int64)
     fewest = np.full(len(jobs), np.iinfo(np.int64).max)
     for number, model in enumerate(models):
-        reasons = model.glance(own, model.place(gpu))
-        views.append((left, own, reasons))
+        reasons = model.glance(own, model.place(gpu), totals)
+        views.append((left, own, totals, reasons))
         is_nearer = reasons.counts < fewest[left]
         nearer = left[is_nearer]
         choice[nearer], fewest[nearer] = number, reasons.counts[is_nearer]
@@ -489,15 +494,15 @@ def _batch_cascade(
         if not is_left.any():
             break
         if not is_left.all():
-            left, own = left[is_left], own.take(np.flatnonzero(is_left))
-    for number, (rows, own, reasons) in enumerate(views):
+            left, own, totals = left[is_left], own.take(np.flatnonzero(is_left)), totals[is_left]
+    for number, (rows, own, totals, reasons) in enumerate(views):
         mine = np.flatnonzero(choice[rows] == number)
         if not len(mine):
             continue
         if len(mine) < len(rows):
-            rows, own, reasons = rows[mine], own.take(mine), reasons.take(mine)
+            rows, own, totals, reasons = rows[mine], own.take(mine), totals[mine], reasons.take(mine)
         place = models[number].place(gpu)
-        looked = Looked(feature_matrix(own, place.blas_workspace_bytes), reasons, reasons.has_unseen_option)
+        looked = Looked(with_layers(totals, own, place.blas_workspace_bytes), reasons, reasons.has_unseen_option)
         yield Part(rows.tolist(), models[number].estimate(own, bins, coverage, place, looked))
 
 

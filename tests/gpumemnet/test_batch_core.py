@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.bins import bins_of_width
 from gpumemnet.distribution import MemoryDistribution
+from gpumemnet.features import total_matrix
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_to_dict
 from gpumemnet.job_reader import read_jobs
@@ -51,7 +52,7 @@ def test_features_of_totals_do_not_depend_on_the_company() -> None:
     model = PREDICTOR.models_of("mlp")[0]
     whole = model.look(batch, model.own_place)
     np.testing.assert_array_equal(whole.features[2500:2600], model.look(batch[2500:2600], model.own_place).features)
-    assert list(whole.reasons) == list(model.glance(batch, model.own_place))
+    assert list(whole.reasons) == list(model.glance(batch, model.own_place, total_matrix(batch)))
 
 
 def _totals(count: int) -> list[TrainingJob]:
@@ -72,7 +73,7 @@ def _totals(count: int) -> list[TrainingJob]:
 def test_reasons_can_be_cut_and_taken() -> None:
     batch = read_jobs([job_to_dict(job) for job in _totals(2000)]).jobs
     model = PREDICTOR.models_of("mlp")[0]
-    reasons = model.glance(batch, model.own_place)
+    reasons = model.glance(batch, model.own_place, total_matrix(batch))
     assert reasons[-1] == reasons[1999]
     assert reasons[1990:] == [reasons[row] for row in range(1990, 2000)]
     assert list(reasons.take(np.array([3, 1990]))) == [reasons[3], reasons[1990]]
