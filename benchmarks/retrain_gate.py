@@ -116,9 +116,12 @@ def mlps(registry: Registry, release: str) -> list[Bundle]:
 def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[float, int, float]:
     """Mean error in log-bytes, how many lie above their safe bytes, mean waste; as the gate counts them."""
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
-    estimates = Predictor(bundles).estimate(jobs, gpu="A100", encoder="mlp")
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-    answers = np.array([(one.expected_bytes, one.safe_bytes or 2**60) for one in estimates], dtype=np.float64).T
+    answers = np.empty((2, len(rows)))
+    with np.errstate(over="ignore"):  # a candidate that was kept out may answer anything
+        parts = Predictor(bundles).parts(jobs, gpu="A100", encoder="mlp")
+    for part in parts:
+        answers[:, list(part.rows)] = part.estimates.expected_bytes, np.nan_to_num(part.estimates.safe_bytes, nan=2.0**60)
     found = losses(labels, answers)
     return float(found["error"].mean()), int(found["above safe"].sum()), float(found["waste"].mean())
 
@@ -180,6 +183,7 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         "cpu_seconds": time.process_time() - cpu_start,
         "reason": reasons[0] if reasons else "",
         "reasons": reasons,
+        "verdicts": {track["track"]: track["verdict"] for track in tracks},
     }
 
 

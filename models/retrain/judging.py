@@ -101,9 +101,7 @@ def judge_candidate(
 
     judged = []
     for part in parts:
-        rows = [row for row in part.rows if row.measurement.label_bytes is not None]
-        if candidate.card.encoder == "transformer":
-            rows = [row for row in rows if row.measurement.job.has_layers]
+        rows = [row for row in part.rows if row.measurement.label_bytes is not None and _can_be_asked(row, candidate)]
         by_view: dict[frozenset[str], list[Row]] = {}
         for row in rows:
             architecture = row.measurement.architecture_key
@@ -139,11 +137,32 @@ def _joined(parts: Sequence[Judged]) -> Judged:
 
 def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> NDArray[np.float64]:
     """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, and none gets more."""
-    jobs = [replace(row.measurement.job, traced_peak_bytes=None) for row in rows]  # the networks' own answers are asked for
-    estimates = predictor.estimate(jobs, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
     whole = max(row.measurement.capacity_bytes for row in rows)
-    safe = [min(estimate.safe_bytes or whole, whole) for estimate in estimates]
-    return np.array([[estimate.expected_bytes for estimate in estimates], safe], dtype=np.float64)
+    expected, safe = _raw_answers(predictor, rows, gpu, encoder, whole)
+    return np.stack((expected, np.minimum(safe, whole)))
+
+
+def _raw_answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str, unsafe: float) -> NDArray[np.float64]:
+    """Expected and safe bytes, shape ``[2, B]``, as the graphs give them; ``unsafe`` for a job without safe bytes."""
+    jobs = [replace(row.measurement.job, traced_peak_bytes=None) for row in rows]  # the networks' own answers are asked for
+    answers = np.empty((2, len(rows)))
+    with np.errstate(over="ignore"):
+        parts = predictor.parts(jobs, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
+    for part in parts:
+        safe = [unsafe if at in part.estimates.reasons else one for at, one in enumerate(part.estimates.safe_bytes.tolist())]
+        answers[:, list(part.rows)] = part.estimates.expected_bytes, safe
+    return answers
+
+
+def without_answer(candidate: Bundle, track: Track) -> int:
+    """Number of the track's jobs, those that it learnt from included, for which a candidate's answer is no finite number."""
+    rows = [row for row in (*track.training, *track.held_out, *track.newest) if _can_be_asked(row, candidate)]
+    answers = _raw_answers(Predictor([candidate]), rows, track.gpu, candidate.card.encoder, 0.0)
+    return int((~np.isfinite(answers)).any(axis=0).sum())
+
+
+def _can_be_asked(row: Row, candidate: Bundle) -> bool:
+    return row.measurement.job.has_layers or candidate.card.encoder != "transformer"
 
 
 def _known(gpu: str) -> str | None:

@@ -77,7 +77,7 @@ def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], 
     """Train the champion's plan again, on ``rows``: those of its own that no retraining holds out.
 
     Raises:
-        ValueError: when there are too few architectures to split.
+        ValueError: when there are too few architectures to split, or the champion's calibration to a site does not fit.
     """
     data = labelled_jobs([one for one in rows if one.job.has_layers], champion.card.name, "")
     plan = _plan_of(champion)
@@ -88,7 +88,11 @@ def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], 
         bundle = save_classifier(Path(scratch) / "bundle", trained, data, plan, name=name, version="stand-in", traces=traces)
     document = dict(bundle.card.document)
     if champion.card.site_calibration is not None:
-        document["site_calibration"] = champion.card.document["site_calibration"]
+        levels = len(bundle.card.coverages)  # fewer rows can promise less
+        if bundle.card.coverages != champion.card.coverages[:levels]:
+            raise ValueError(f"the site's calibration of {name} does not fit a stand-in")
+        site = champion.card.document["site_calibration"]
+        document["site_calibration"] = {**site, "multiples": site["multiples"][:levels]}
     return save_bundle(folder, bundle.model, document)
 
 

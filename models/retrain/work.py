@@ -15,7 +15,7 @@ from models.data import LabelledJobs, labelled_jobs
 from models.retrain.collect import Collected, Row
 from models.retrain.gate import RULE
 from models.retrain.ground import held_out_but_learnt, lacking, origins, slot_of
-from models.retrain.judging import judge_candidate, parts_of
+from models.retrain.judging import judge_candidate, parts_of, without_answer
 from models.retrain.request import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
 from models.retrain.tracks import Track, calibration_track, too_few, training_data
@@ -124,6 +124,8 @@ class Work:
 
         def make() -> dict[str, Any]:
             self._say(f"judging {track.name}, {candidate.card.encoder}")
+            if count := without_answer(candidate, track):
+                raise ValueError(f"its answer is no finite number for {count} of the jobs")
             return judge_candidate(
                 candidate, champion, parts, lambda bundle: learnt[bundle.sha256], self._stand_in, RULE
             ).document()

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gpumemnet.bundle import Bundle, save_bundle, shipped_bundles
+from gpumemnet.estimates import Part
+from gpumemnet.predictor import Predictor
 from models.retrain.collect import collect
 from models.retrain.ground import held_out_but_learnt, lacking, learnt_until
 from models.retrain.holdout import HELD_OUT_RULE
+from models.retrain.judging import without_answer
 from models.retrain.steps import JUDGING_CODE, ROOT, TRAINING_CODE, cached_document, code_files
 from models.retrain.tracks import Track, find_tracks
 from tests.models.retraining import dataset, measured
@@ -60,6 +65,19 @@ def test_who_has_learnt_from_all_rows_knows_the_held_out_ones(track: Track, tmp_
     assert held_out_but_learnt(retrained, [track]) == frozenset()
     assert held_out_but_learnt(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
     assert learnt_until([shipped, retrained]) == {"mlp": 7.0}
+
+
+def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = next(one for one in shipped_bundles() if one.card.name == "mlp-a100-published")
+    assert without_answer(candidate, track) == 0
+
+    class Absurd(Predictor):
+        def parts(self, *given: Any, **options: Any) -> list[Part]:
+            parts = super().parts(*given, **options)
+            return [Part(one.rows, replace(one.estimates, safe_bytes=one.estimates.safe_bytes * np.inf)) for one in parts]
+
+    monkeypatch.setattr("models.retrain.judging.Predictor", Absurd)
+    assert without_answer(candidate, track) > 0
 
 
 def test_the_hash_of_the_code_knows_what_is_imported() -> None:
