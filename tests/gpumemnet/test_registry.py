@@ -243,6 +243,7 @@ def test_many_writers_lose_nothing(registry: Registry, tmp_path: Path) -> None:
 
 WRITER = """
     import sys
+    import gpumemnet.predictor  # else the first release would load it, for longer than the writer lives on a busy machine
     from gpumemnet.registry import Registry
     registry = Registry(sys.argv[1])
     print("begins", flush=True)
