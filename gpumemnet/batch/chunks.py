@@ -157,7 +157,8 @@ def _csv_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[
 def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int, lines: list[bytes]) -> Chunk:
     rows = [row for row, line in enumerate(lines) if not line.isspace()]
     texts = [lines[row] for row in rows]
-    tables = _csv_tables(header, names, texts, 0)
+    wanted = [name for name in dict.fromkeys((*JOB_FIELDS, identity)) if name in names]
+    tables = _csv_tables(header, wanted, texts, 0)
     good = [place for start, table in tables for place in range(start, start + table.num_rows)]
     odd: dict[int, TrainingJob | InvalidJobError] = {
         place: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
@@ -180,18 +181,18 @@ def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int
     return Chunk(numbers, ReadJobs(read.jobs, [good[row] for row in read.rows], ()), odd, identities, len(lines))
 
 
-def _csv_tables(header: bytes, names: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
-    """The lines as tables of texts, each with the position of its first line; lines that are no rows are left out."""
-    table = _parsed_csv(header, names, lines)
+def _csv_tables(header: bytes, wanted: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
+    """The wanted columns as tables of texts, each with the position of its first line; lines that are no rows are left out."""
+    table = _parsed_csv(header, wanted, lines)
     if table is not None:
         return [(start, table)]
     if len(lines) < 2:
         return []
     half = len(lines) // 2
-    return _csv_tables(header, names, lines[:half], start) + _csv_tables(header, names, lines[half:], start + half)
+    return _csv_tables(header, wanted, lines[:half], start) + _csv_tables(header, wanted, lines[half:], start + half)
 
 
-def _parsed_csv(header: bytes, names: list[str], lines: list[bytes]) -> pa.Table | None:
+def _parsed_csv(header: bytes, wanted: list[str], lines: list[bytes]) -> pa.Table | None:
     """The lines as one table of texts; nothing where one of them is no row."""
     import pyarrow as pa
     from pyarrow import csv
@@ -202,7 +203,10 @@ def _parsed_csv(header: bytes, names: list[str], lines: list[bytes]) -> pa.Table
             io.BytesIO(content),
             read_options=csv.ReadOptions(use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)),
             convert_options=csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+                include_columns=wanted,
+                column_types=dict.fromkeys(wanted, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
             ),
         )
     except pa.ArrowInvalid:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError, MissingExtraError
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
+from gpumemnet.errors import InvalidRequestError
 
 FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _WILD: Final = frozenset("*?[")
@@ -63,8 +61,7 @@ def find_inputs(patterns: Iterable[str]) -> list[InputFile]:
     """The files that paths, globs and URLs name, each once; those of a glob in the order of their names.
 
     Raises:
-        InvalidRequestError: when there is nothing at one of them, or a suffix is not known.
-        MissingExtraError: when a URL is given and fsspec, or the package for its scheme, is not installed.
+        InvalidRequestError: when there is nothing at one of them, a suffix is not known, or a package for a store is missing.
     """
     found: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -85,22 +82,19 @@ def open_input(location: str) -> Any:
     return local_path(location).open("rb", buffering=_BUFFER_BYTES)
 
 
-def store(url: str) -> tuple[AbstractFileSystem, str]:
-    """The store that ``url`` names, and the path in it.
+def store(url: str) -> tuple[Any, str]:
+    """The store that ``url`` names, as a file system of fsspec, and the path in it.
 
     Raises:
-        InvalidRequestError: when nothing is known of its scheme.
-        MissingExtraError: when a package is missing.
+        InvalidRequestError: when nothing is known of its scheme, or a package is missing.
     """
-    try:
-        import fsspec
-    except ImportError:
-        raise MissingExtraError("fsspec", "stores", "reading and writing object stores") from None
     scheme = url.split(_SCHEME)[0]
     try:
-        system, path = fsspec.core.url_to_fs(url)
+        system, path = importlib.import_module("fsspec.core").url_to_fs(url)
     except ImportError as error:
-        raise InvalidRequestError(f"{url}: {scheme} needs one more package ({str(error)[:120]})", "jobs") from None
+        raise InvalidRequestError(
+            f"{url}: stores need the package fsspec and the one for {scheme}, such as s3fs ({str(error)[:120]})", "jobs"
+        ) from None
     except ValueError:
         raise InvalidRequestError(f"{url}: fsspec knows no store called {scheme}", "jobs") from None
     return system, path

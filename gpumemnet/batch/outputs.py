@@ -167,10 +167,14 @@ def check_writable(location: str, inputs: Iterable[str]) -> None:
     Raises:
         DatasetError: says which.
     """
-    if location in set(inputs):
-        raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
     if is_url(location):
         store(location)
+        is_input = location in set(inputs)
+    else:
+        is_input = local_path(location).resolve() in {local_path(each).resolve() for each in inputs if not is_url(each)}
+    if is_input:
+        raise DatasetError(f"{location} is one of the inputs: choose another file for the answers")
+    if is_url(location):
         return
     path = local_path(location)
     if not path.parent.is_dir():

@@ -6,12 +6,13 @@ is finished when its tally is there; the tally is written last.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -141,33 +142,30 @@ def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterato
         InvalidRequestError: when another run writes the same output.
         DatasetError: when the folder cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f".{name}.lock", 0.0):
-            own = folder / f".{name}.parts-{key}"
-            for other in folder.glob(f".{glob_escape(name)}.parts-*"):
+    lock = folder / f".{name}.lock"
+    own = folder / f".{name}.parts-{key}"
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, 0.0))
+            for other in folder.glob(f".{glob.escape(name)}.parts-*"):
                 if other != own:
                     shutil.rmtree(other, ignore_errors=True)
             own.mkdir(exist_ok=True)
-            scratch = Scratch(own, output_format)
-            scratch.clear_partial()
-            yield scratch
-            with suppress(OSError):
-                (folder / f".{name}.lock").unlink()
-    except TimeoutError:
-        raise InvalidRequestError(
-            f"another run is writing {name} in {folder}: wait for it, or choose another file", "out"
-        ) from None
-    except OSError as error:
-        raise no_room(folder, error) from None
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"another run is writing {name} in {folder}: wait for it, or choose another file", "out"
+            ) from None
+        except OSError as error:
+            raise no_room(folder, error) from None
+        scratch = Scratch(own, output_format)
+        scratch.clear_partial()
+        yield scratch
+        with suppress(OSError):
+            lock.unlink()
 
 
 def no_room(where: Path | str, error: OSError) -> DatasetError:
     """What is said when something cannot be written."""
     reason = error.strerror or str(error).splitlines()[0][:200]
     return DatasetError(f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on")
-
-
-def glob_escape(name: str) -> str:
-    """``name`` as a pattern that matches itself."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
