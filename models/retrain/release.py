@@ -5,12 +5,13 @@ The release's name comes from the hash of the run, so a run that was killed betw
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gpumemnet.bundle import load_bundle
 from gpumemnet.errors import RegistryError, UnknownReleaseError
-from gpumemnet.registry import Registry
+from gpumemnet.registry import Aliases, Change, Registry
 from models.retrain.request import NOTHING_BETTER, PROMOTED, Outcome, Request
 
 BY = "models retrain"
@@ -37,9 +38,11 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
         return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {alias}", name)
     registry = Registry(request.registry)
     aliases = registry.aliases()
-    undone = [change for change in aliases.history if change.champion == name]
+    undone = _taken_back(registry, aliases, document, champion)
     if undone and not request.as_challenger:
-        sentence = f"{name} was champion since {undone[-1].since} and was taken back: it is not promoted again by itself"
+        sentence = (
+            f"{undone.champion} was champion since {undone.since} and was taken back: its data promote nothing again"
+        )
         return outcome(NOTHING_BETTER, sentence, name)
     if request.as_challenger and aliases.challenger == name:
         return outcome(NOTHING_BETTER, f"{name} is challenger already", name)
@@ -63,6 +66,26 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
     else:
         registry.set_champion(name, by=BY, reason=reason, instead_of=champion)
     return outcome(PROMOTED, f"{name} is {alias}: {models}", name)
+
+
+def _taken_back(registry: Registry, aliases: Aliases, document: dict[str, Any], champion: str) -> Change | None:
+    """When a release of the same data, made under this champion, was champion itself, by whatever code it was made."""
+    for change in reversed(aliases.history):
+        if change.champion == document["release"]:
+            return change
+        try:
+            release = registry.release(change.champion)
+        except UnknownReleaseError:  # pruned
+            continue
+        if release.parent == champion and release.lineage.get("made_by") == BY and _data(release.lineage) == _data(document):
+            return change
+    return None
+
+
+def _data(document: Mapping[str, Any]) -> list[Any]:
+    """What was asked for, but for the code: files, and what was chosen."""
+    files = sorted(file["sha256"] for file in document["files"])
+    return [files, *(document.get(name) for name in ("seed", "epochs", "encoders", "plans"))]
 
 
 def lineage(document: dict[str, Any]) -> dict[str, Any]:

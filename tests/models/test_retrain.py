@@ -21,6 +21,8 @@ from gpumemnet.dataset import VERSION_KEY, dataset_schema
 from gpumemnet.durable import locked
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
+from models.retrain.release import put_into_service
+from models.retrain.request import Request
 from tests.models.retraining import EPOCHS, dataset, measured, observed, relabelled
 from tests.models.retraining_site import Forks, Promotion, Site, faulty_runs
 
@@ -127,6 +129,20 @@ def test_what_was_taken_back_is_not_promoted_again_and_a_dry_run_says_so(promoti
         assert status == 10
         assert "was taken back" in said
     assert site.champion == "first"
+
+
+def test_nor_is_it_when_only_the_code_is_another(promotion: Promotion, tmp_path: Path) -> None:
+    site = promotion.after(tmp_path)
+    site.registry.rollback(by="test", reason="")
+    report = promotion.candidate(site).parents[1] / "runs" / promotion.release.removeprefix("retrain-") / "report.json"
+    document = json.loads(report.read_text("utf-8")) | {"champion": "first"}
+    request = Request(datasets=(), observations=(), registry=site.registry.folder, work=site.work)
+    outcome = put_into_service(request, document | {"release": "retrain-upgraded"}, report, "first")
+    assert outcome.exit_code == 10
+    assert f"{promotion.release} was champion since" in outcome.sentence
+    outcome = put_into_service(request, document | {"release": "retrain-seed", "seed": 1}, report, "first")
+    assert outcome.exit_code == 0
+    assert site.champion == "retrain-seed"
 
 
 def test_a_dry_run_changes_nothing_and_a_challenger_leaves_the_champion_alone(promotion: Promotion, tmp_path: Path) -> None:
