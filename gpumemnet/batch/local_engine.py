@@ -7,9 +7,11 @@ import os
 import selectors
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any, Final
 
 from gpumemnet.batch.chunks import PartReader
@@ -23,7 +25,14 @@ from gpumemnet.predictor import Predictor
 Done = Callable[[Part, Tally], None]
 Rows = Callable[[int], None]
 
-_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # Arrays of a few MiB come and go with every chunk: the C library keeps their memory, and does not ask the system each time.
+    "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
+}
 _READ_BYTES: Final = 2**16
 
 
@@ -45,13 +54,14 @@ def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterato
         DatasetError: when a file is damaged, answers cannot be written, or a process was killed.
     """
     workers: list[_Worker] = []
+    shares = _Shares(parts, count)
     try:
         with selectors.DefaultSelector() as selector:
-            for _ in range(count):
-                worker = _Worker(work, scratch)
+            for number in range(count):
+                worker = _Worker(number, work, scratch)
                 workers.append(worker)
                 selector.register(worker.output, selectors.EVENT_READ, worker)
-                worker.take(next(parts, None))
+                worker.take(shares.next_of(number))
             while any(worker.part is not None for worker in workers):
                 for key, _ in selector.select():
                     worker = key.data
@@ -62,7 +72,7 @@ def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterato
                             raise DatasetError(value)
                         elif name == "tally":
                             part = worker.part
-                            worker.take(next(parts, None))
+                            worker.take(shares.next_of(worker.number))
                             assert part is not None
                             done(part, Tally(**value))
                     if worker.has_ended:
@@ -72,10 +82,34 @@ def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterato
             worker.stop()
 
 
-class _Worker:
-    """One process, and the part that it is at."""
+class _Shares:
+    """Who answers which part: a process goes through a row group by itself, as its rows are found by reading those before them.
 
-    def __init__(self, work: Work, scratch: Scratch) -> None:
+    Where no row group is left to begin with, it takes the last part of the one who has most to do.
+    """
+
+    def __init__(self, parts: Iterator[Part], count: int) -> None:
+        self._runs = groupby(parts, key=lambda part: (part.file, part.run))
+        self._left: list[deque[Part]] = [deque() for _ in range(count)]
+
+    def next_of(self, number: int) -> Part | None:
+        """The next part of the process with this number; ``None`` when there are no more."""
+        own = self._left[number]
+        if not own:
+            for _, run in self._runs:
+                own.extend(run)
+                break
+        if own:
+            return own.popleft()
+        longest = max(self._left, key=len)
+        return longest.pop() if longest else None
+
+
+class _Worker:
+    """One process, its number, and the part that it is at."""
+
+    def __init__(self, number: int, work: Work, scratch: Scratch) -> None:
+        self.number = number
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gpumemnet.batch.worker"],
             stdin=subprocess.PIPE,

@@ -6,8 +6,10 @@ reading ahead of the work finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -40,6 +42,7 @@ class Part:
         first_row: rows of the file before it; for lines, lines, the header of a CSV file left out.
         row_count: rows, or lines.
         start, stop: bytes of the file that hold them, where it is one of lines.
+        run: parts of a file with the same one follow each other in its one row group: best read by one process.
     """
 
     file: int
@@ -47,6 +50,7 @@ class Part:
     row_count: int
     start: int = 0
     stop: int = 0
+    run: int = 0
 
     @property
     def name(self) -> str:
@@ -54,8 +58,8 @@ class Part:
         return f"{self.file:05d}-{self.first_row:014d}"
 
 
-def check_input(file: InputFile) -> int | None:
-    """Look at a file before the work begins; returns its rows where they are known without reading it.
+def check_input(file: InputFile) -> list[int] | None:
+    """Look at a file before the work begins; returns the rows of each row group, where there are any, as of Parquet.
 
     Raises:
         DatasetError: when it is damaged, from the future, or its columns cannot be those of jobs.
@@ -73,30 +77,32 @@ def check_input(file: InputFile) -> int | None:
                 f"reads {DATASET_VERSION}: upgrade gpumemnet or write the older form"
             )
         check_columns(parquet.schema_arrow, file.location)
-        return int(parquet.metadata.num_rows)
+        return [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
 
 
-def plan(number: int, file: InputFile, rows: int | None) -> Iterator[Part]:
+def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator[Part]:
     """The parts of the file with position ``number``, in order, as they are found.
 
     Args:
         number: position of the file.
         file: the file.
-        rows: what :func:`check_input` returned of it.
+        groups: what :func:`check_input` returned of it.
 
     Raises:
         DatasetError: when the file cannot be read, or a line is longer than :data:`MAX_LINE_BYTES`.
     """
-    if rows is not None:
+    if groups is not None:
+        ends = list(accumulate(groups))
+        rows = sum(groups)
         most = _WIDE_PART_ROWS if file.size_bytes > rows * _WIDE_ROW_BYTES else PART_ROWS
         part_rows = min(most, -(-rows // (_LEAST_PARTS * CHUNK_ROWS)) * CHUNK_ROWS)
         for first in range(0, rows, part_rows or 1):
-            yield Part(number, first, min(part_rows, rows - first))
+            yield Part(number, first, min(part_rows, rows - first), run=bisect_right(ends, first))
         return
     start = len(csv_header(file)[0]) if file.format == "csv" else 0
     first = 0
     for count, stop in _line_runs(file, start, _WIDE_PART_ROWS):
-        yield Part(number, first, count, start, stop)
+        yield Part(number, first, count, start, stop, run=start)
         first, start = first + count, stop
 
 

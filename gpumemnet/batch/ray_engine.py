@@ -21,7 +21,7 @@ from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.work import Work, answer_part, keep_batches
 from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
 
-_PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop")
+_PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop", "run")
 
 
 def answer_on_ray(

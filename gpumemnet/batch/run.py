@@ -69,13 +69,14 @@ def predict_files(
     out = out if is_url(out) else str(local_path(out))
     inputs = find_inputs(patterns)
     check_writable(out, [file.location for file in inputs])
-    rows = [check_input(file) for file in inputs]
+    groups = [check_input(file) for file in inputs]
+    rows = [None if each is None else sum(each) for each in groups]
     predictor = question.predictor()
     work = Work(question, checked_names(predictor, question), tuple(inputs), output_format)
     key = batch_key(inputs, work.names, question, output_format)
     folder, name = _scratch_place(out)
     with scratch_of(folder, name, key, output_format) as scratch, Meter(_total(rows)) as meter:
-        batch = _Batch(work, scratch, rows, meter, Output(out, output_format, scratch))
+        batch = _Batch(work, scratch, groups, meter, Output(out, output_format, scratch))
         try:
             if engine == "ray":
                 from gpumemnet.batch.ray_engine import answer_on_ray
@@ -100,10 +101,10 @@ def predict_files(
 class _Batch:
     """Parts on their way from plan to output."""
 
-    def __init__(self, work: Work, scratch: Scratch, rows: Sequence[int | None], meter: Meter, output: Output) -> None:
+    def __init__(self, work: Work, scratch: Scratch, groups: Sequence[list[int] | None], meter: Meter, output: Output) -> None:
         self._work = work
         self._scratch = scratch
-        self._rows = rows
+        self._groups = groups
         self._meter = meter
         self.output = output
         self._planned: list[Part] = []
@@ -113,8 +114,8 @@ class _Batch:
 
     def unfinished(self) -> Iterator[Part]:
         """The parts that are to be answered."""
-        for number, (file, rows) in enumerate(zip(self._work.inputs, self._rows, strict=True)):
-            for part in plan(number, file, rows):
+        for number, (file, groups) in enumerate(zip(self._work.inputs, self._groups, strict=True)):
+            for part in plan(number, file, groups):
                 self._planned.append(part)
                 self._expect()
                 tally = self._scratch.tally(part)
@@ -141,14 +142,14 @@ class _Batch:
 
     def _expect(self) -> None:
         """Rows in all: lines that nobody has counted yet are taken to be as long as those that have been."""
-        if None not in self._rows:
+        if None not in self._groups:
             return
         lines = [part for part in self._planned if part.stop]
         size_bytes = sum(part.stop - part.start for part in lines)
         counted = sum(part.row_count for part in lines)
-        all_bytes = sum(file.size_bytes for file, rows in zip(self._work.inputs, self._rows, strict=True) if rows is None)
+        all_bytes = sum(file.size_bytes for file, groups in zip(self._work.inputs, self._groups, strict=True) if groups is None)
         if size_bytes:
-            known = sum(rows for rows in self._rows if rows is not None)
+            known = sum(sum(groups) for groups in self._groups if groups is not None)
             self._meter.expect(known + max(counted, round(all_bytes * counted / size_bytes)))
 
 
