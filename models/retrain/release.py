@@ -40,9 +40,7 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
     aliases = registry.aliases()
     undone = _taken_back(registry, aliases, document, champion)
     if undone and not request.as_challenger:
-        sentence = (
-            f"{undone.champion} was champion since {undone.since} and was taken back: its data promote nothing again"
-        )
+        sentence = f"{undone.champion} was champion since {undone.since} and was taken back: its data promote nothing again"
         return outcome(NOTHING_BETTER, sentence, name)
     if request.as_challenger and aliases.challenger == name:
         return outcome(NOTHING_BETTER, f"{name} is challenger already", name)
