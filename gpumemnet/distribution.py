@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 _ROWS_AT_ONCE: Final = 128
 """Of more distributions than these the arrays with every component at every amount fall out of the processor's cache."""
-_REACHES: Final = (1, 4, 16)
+_REACHES: Final = (0, 2, 12)
 """So many bins to both sides of a guess are looked at for the most probable one, before all are."""
 _NEAR_TANGENTS: Final = 8192
 """So many edges, with all components at each, fit the processor's cache."""

@@ -86,7 +86,6 @@ def _answer(
         zero_copy_batch=True,
         compute=ray_data.ActorPoolStrategy(size=count),
         num_cpus=1,
-        max_restarts=0,
     )
     try:
         for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
