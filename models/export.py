@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +18,7 @@ from gpumemnet.measurement import TRACED
 from gpumemnet.sequence import SEQUENCE_COLUMNS
 from gpumemnet.training_reference import reference_document, training_reference
 from models.data import LabelledJobs
+from models.graph_export import export_graph
 from models.network import float_tensor
 from models.sequence_network import SequenceClassifier
 from models.sequence_training import SequencePlan, batch_of
@@ -67,7 +64,7 @@ _CREDITS: Final = {"published": PUBLISHED_CREDIT, TRACED: TRACED_CREDIT}
 
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
     """The classifier's graph, serialised, with a free batch dimension, and a free number of layers where it reads them."""
-    few = data.take(np.arange(min(2, len(data))))
+    few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
     example: tuple[torch.Tensor, ...] = (float_tensor(few.features),)
     shapes: dict[str, Any] = {"features_BF": {0: torch.export.Dim.DYNAMIC}}
     names = ["features"]
@@ -76,28 +73,14 @@ def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
         free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
         shapes |= {"sequences_BLF": free, "mask_BL": free}
         names += ["sequences", "mask"]
-    quiet = logging.getLogger("torch.onnx")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter's own use of what torch deprecates
-            program = torch.onnx.export(
-                classifier.network,
-                example,
-                input_names=names,
-                output_names=list(GRAPH_OUTPUTS),
-                dynamic_shapes=shapes,
-                dynamo=True,
-                verbose=False,
-            )
-    finally:
-        quiet.setLevel(level)
-    assert program is not None
-    graph = program.model_proto
-    for entry in (graph, graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.input, *graph.graph.output):
-        del entry.metadata_props[:]  # the exporter notes stack traces with the paths of the machine
-    return bytes(graph.SerializeToString())
+    return export_graph(
+        classifier.network,
+        example,
+        inputs=names,
+        outputs=GRAPH_OUTPUTS,
+        dynamic_shapes=shapes,
+        key=tuple(classifier.range_log_scales),  # the families
+    )
 
 
 def save_classifier(

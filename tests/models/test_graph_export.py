@@ -1,0 +1,82 @@
+"""Networks that differ in their numbers alone are exported once; what is filled in is what the exporter would have written."""
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import graph_export
+from models.graph_export import export_graph
+
+
+class Small(nn.Module):
+    """A network with what the classifiers have: a linear layer, a matrix of its own, a buffer, and a number that is no state."""
+
+    def __init__(self, seed: int, width: int = 4, factor: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(3, width)
+        self.matrix = nn.Parameter(torch.randn(width, 2))
+        self.register_buffer("offset", torch.randn(2))
+        self.factor = factor
+
+    def forward(self, rows_BF: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.relu(self.linear(rows_BF)) @ self.matrix + self.offset
+        return out * self.factor, out.sum(1)
+
+
+EXAMPLE = (torch.arange(12, dtype=torch.float32).reshape(4, 3) / 7,)
+
+
+@pytest.fixture(autouse=True)
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """What has gone through the exporter."""
+    done: list[nn.Module] = []
+    export = torch.onnx.export
+
+    def counted(network: nn.Module, *arguments: object, **named: object) -> object:
+        done.append(network)
+        return export(network, *arguments, **named)
+
+    monkeypatch.setattr(torch.onnx, "export", counted)
+    monkeypatch.setattr(graph_export, "_forms", {})
+    return done
+
+
+def _export(network: nn.Module) -> bytes:
+    shapes = {"rows_BF": {0: torch.export.Dim.DYNAMIC}}
+    return export_graph(network, EXAMPLE, inputs=["rows"], outputs=["scaled", "sums"], dynamic_shapes=shapes)
+
+
+def _answers(graph: bytes) -> list[np.ndarray]:
+    return onnxruntime.InferenceSession(graph).run(None, {"rows": EXAMPLE[0].numpy()})
+
+
+def _is_right(graph: bytes, network: nn.Module) -> bool:
+    with torch.no_grad():
+        return all(
+            np.allclose(ours, theirs.numpy(), atol=1e-6) for ours, theirs in zip(_answers(graph), network(*EXAMPLE), strict=True)
+        )
+
+
+def test_only_the_first_of_a_shape_is_exported(exports: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Small(0), Small(1)
+    graphs = [_export(first), _export(second)]
+    assert exports == [first]
+    assert all(_is_right(graph, network) for graph, network in zip(graphs, (first, second), strict=True))
+    monkeypatch.setattr(graph_export, "_forms", {})
+    assert _export(second) == graphs[1]
+    assert exports == [first, second]
+
+
+def test_another_shape_is_exported(exports: list[nn.Module]) -> None:
+    networks = [Small(0), Small(1, width=5)]
+    assert all(_is_right(_export(network), network) for network in networks)
+    assert exports == networks
+
+
+def test_what_is_no_state_is_noticed(exports: list[nn.Module]) -> None:
+    networks = [Small(0), Small(1, factor=3.0)]
+    assert all(_is_right(_export(network), network) for network in networks)
+    assert exports == networks
