@@ -48,6 +48,7 @@ from models.export import save_classifier
 from models.learning import Learning, learn
 from models.plans import common_plan, mlp_plan, transformer_plan
 from models.reporting import write_reporting
+from models.reporting.map_picture import MAX_MAP_ROWS
 from models.section import Section
 from models.sequence_training import train_sequence_classifier
 from models.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
@@ -55,6 +56,9 @@ from models.training import train_classifier
 
 SMOKE_ROWS: Final = 260
 SMOKE_EPOCHS: Final = 2
+SMOKE_MAP_ROWS: Final = 150
+LEARNING_ROWS: Final = 1_000
+"""From how many jobs on a dataset says what more of them would give."""
 SMALL_JOBS: Final = 40 * GIB
 """Accuracies are of jobs up to this size, as the project's targets are."""
 PUBLISHED_VALUES: Final = {
@@ -113,13 +117,19 @@ def write_full_report(
             if family in bundles
         ]
     learning = [
-        learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS) for study in studies if len(study.data) >= 4 * SMOKE_ROWS
+        learn(study.slug, study.data, study.plans.mlp, MEASURED_FOLDS) for study in studies if len(study.data) >= LEARNING_ROWS
     ]
     minutes = (time.monotonic() - start) / 60
     notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
     if is_smoke:
         notes.insert(0, "A smoke run on few rows: its figures say nothing.")
-    return write_reporting([*sections, *zoo], out, notes=notes, appendix=[*_ablation_parts(sections), *_learning_parts(learning)])
+    return write_reporting(
+        [*sections, *zoo],
+        out,
+        notes=notes,
+        appendix=[*_ablation_parts(sections), *_learning_parts(learning)],
+        map_rows=SMOKE_MAP_ROWS if is_smoke else MAX_MAP_ROWS,
+    )
 
 
 def write_common_report(

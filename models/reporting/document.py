@@ -19,7 +19,7 @@ from models.reporting.candidate_figures import CandidateFigures, candidate_figur
 from models.reporting.canvas import baselines, png, write_whole
 from models.reporting.confusion_picture import confusion_picture
 from models.reporting.groups import groupings
-from models.reporting.map_picture import map_picture
+from models.reporting.map_picture import MAX_MAP_ROWS, map_picture
 from models.reporting.published import published_beside
 from models.reporting.tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
 from models.reporting.zoo import estimates
@@ -35,7 +35,12 @@ Draw = Callable[[], "Figure | None"]
 
 
 def write_reporting(
-    sections: Sequence[Section], folder: Path, *, notes: Sequence[str] = (), appendix: Sequence[str] = ()
+    sections: Sequence[Section],
+    folder: Path,
+    *,
+    notes: Sequence[str] = (),
+    appendix: Sequence[str] = (),
+    map_rows: int = MAX_MAP_ROWS,
 ) -> list[Path]:
     """Write the report of ``sections`` into ``folder``, which is made where it is missing.
 
@@ -44,6 +49,7 @@ def write_reporting(
         folder: where to.
         notes: sentences for the top of the report.
         appendix: parts of its end, in Markdown.
+        map_rows: most jobs on the maps of all.
 
     Returns:
         The paths of all files: ``report.md``, ``report.json``, and the pictures.
@@ -66,7 +72,9 @@ def write_reporting(
         text += section_text
         documents.append(document)
         pictures += drawn
-    map_link, map_paths = _drawn(folder, "map.png", "PCA and t-SNE of all jobs' features", lambda: map_picture(sections))
+    map_link, map_paths = _drawn(
+        folder, "map.png", "PCA and t-SNE of all jobs' features", lambda: map_picture(sections, map_rows)
+    )
     if map_paths:
         text += ["## All jobs\n", "Features in logarithms, every column scaled alike.\n", *map_link]
     text += [f"{part}\n" for part in appendix]

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-MAX_ROWS: Final = 1_500
+MAX_MAP_ROWS: Final = 1_500
 MIN_ROWS: Final = 8
 PERPLEXITY: Final = 30.0
 SEED: Final = 0
 _MARKERS: Final = {"mlp": "o", "cnn": "s", "transformer": "^"}
 
 
-def map_picture(sections: Sequence[Section]) -> Figure | None:
-    """Both maps of at most 1,500 different jobs, coloured by bin, marked by family; ``None`` for fewer than eight."""
+def map_picture(sections: Sequence[Section], max_rows: int = MAX_MAP_ROWS) -> Figure | None:
+    """Both maps of at most ``max_rows`` different jobs, coloured by bin, marked by family; ``None`` for fewer than eight."""
     rows = [(section, row) for section in sections for row in judged_rows(section).tolist()]
     rows = list({(section.features[row].tobytes(), section.label_bytes[row]): (section, row) for section, row in rows}.values())
     if len(rows) < MIN_ROWS:
         return None
-    if len(rows) > MAX_ROWS:
-        chosen = np.sort(np.random.default_rng(SEED).choice(len(rows), MAX_ROWS, replace=False))
+    if len(rows) > max_rows:
+        chosen = np.sort(np.random.default_rng(SEED).choice(len(rows), max_rows, replace=False))
         rows = [rows[index] for index in chosen.tolist()]
     points = standardised(np.stack([section.features[row] for section, row in rows]))
     families = np.array([section.jobs[row].family for section, row in rows])

@@ -14,7 +14,7 @@ from tests.jobs import small_job
 
 def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "models", *map(str, arguments)], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "models", *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -95,7 +95,7 @@ def test_metrics_of_another_dataset_do_not_enter_a_card(published: Path, evaluat
 
 
 def test_the_report_runs_from_the_committed_data(tmp_path: Path) -> None:
-    done = models("report", "--smoke", "--out", tmp_path / "report")
+    done = models("report", "--smoke", "--workers", "1", "--out", tmp_path / "report")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "report" / "report.md").read_text("utf-8")
     assert "its figures say nothing" in text
