@@ -28,6 +28,7 @@ from gpumemnet.dataset import read_dataset, write_dataset
 from gpumemnet.devices import DeviceProfile, context, device_profile
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.orphans import end_with_parent
 from gpumemnet.trace.memory import memory_of
 from gpumemnet.trace.step import record
 from gpumemnet.trace.timeline import repeated
@@ -148,3 +149,4 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+    end_with_parent()

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.bundle import Bundle
+from gpumemnet.orphans import end_with_parent
 from models.answers import Answers
 from models.candidates import (
     COMMON,
@@ -154,6 +155,7 @@ def _one_thread() -> None:
     from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    end_with_parent()
     threadpool_limits(1)
 
 

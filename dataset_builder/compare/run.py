@@ -24,6 +24,7 @@ from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import DeviceProfile, device_profile
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.orphans import end_with_parent
 
 _CHUNK: Final = 4
 _PROGRESS_SECONDS: Final = 5.0
@@ -69,6 +70,7 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+    end_with_parent()
 
 
 def _trace_document(document: dict[str, object]) -> Outcome:
