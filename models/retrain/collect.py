@@ -1,7 +1,8 @@
 """Collects what can be learnt from: rows of datasets and of exported observations, each once, and none that cannot be true.
 
-A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.validation`).  Where a file has many such
-rows of a family, or all of them are off by the ratio of two units, something is wrong with the file, and the family is left out.
+A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.validation`, :mod:`models.retrain.columns_check`).
+Where a file has many such rows of a family, or all of them are off by the ratio of two units, something is wrong with the file, and
+the family is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gpumemnet.job import FAMILIES
 from gpumemnet.measurement import OBSERVED, Measurement, identity
 from gpumemnet.validation import validate
 from models.data import ZOO
+from models.retrain.columns_check import SWAPPED, is_swapped
 from models.retrain.units_check import unit_error
 
 REFUSING: Final = frozenset(
@@ -122,6 +124,9 @@ def _trusted(measurements: Sequence[Measurement], sha256: str, earlier: Sequence
     for finding in validate(measurements):
         if finding.rule in REFUSING:
             rules.setdefault(finding.row, finding.rule)
+    for number, one in enumerate(measurements, start=1):
+        if is_swapped(one.job):
+            rules.setdefault(number, SWAPPED)
     kept: list[Row] = []
     for family in FAMILIES:
         usable = [(number, one) for number, one in enumerate(measurements, start=1) if one.job.family == family]

@@ -1,0 +1,21 @@
+"""Finds rows in which batch and input have changed places: the first layer's weights fit the one where they should fit the other.
+
+To the closed form such a row is nearly the same job, so that its memory looks right, and a model learns to expect such jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpumemnet.job import TrainingJob
+
+SWAPPED: Final = "batch-and-input-swapped"
+
+
+def is_swapped(job: TrainingJob) -> bool:
+    """Whether the weights of a first linear layer are those for an input of ``batch_size`` elements, not ``input_elements``."""
+    if not job.layers or job.layers[0].kind != "linear":
+        return False
+    outputs, weights = job.layers[0].activations, job.layers[0].parameters
+    fits = [weights in (size * outputs, (size + 1) * outputs) for size in (job.input_elements, job.batch_size)]
+    return fits == [False, True]
