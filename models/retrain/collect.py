@@ -1,8 +1,8 @@
 """Collects what can be learnt from: rows of datasets and of exported observations, each once, and none that cannot be true.
 
-A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.validation`, :mod:`models.retrain.columns_check`).
-Where a file has many such rows of a family, or all of them are off by the ratio of two units, something is wrong with the file, and
-the family is left out.
+A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.validation`, :mod:`.columns_check`).  Where a
+file has many such rows of a family, or all of them are off by the ratio of two units, something is wrong with the file, and the
+family is left out.
 """
 
 from __future__ import annotations
