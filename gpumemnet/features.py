@@ -167,12 +167,8 @@ def total_matrix(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
 
 
 def with_layers(totals: NDArray[np.float64], jobs: JobBatch, blas_workspace_bytes: int) -> NDArray[np.float64]:
-    """The :func:`feature_matrix` of jobs whose :func:`total_matrix` is known already."""
-    if jobs.layer_counts.any():
-        return feature_columns(jobs, blas_workspace_bytes)
-    matrix = np.zeros((len(jobs), len(FEATURE_COLUMNS)))
-    matrix[:, : len(TOTAL_COLUMNS)] = totals
-    return matrix
+    """The :func:`feature_matrix` of jobs with the :func:`total_matrix` ``totals``; where none has layers, that itself."""
+    return feature_columns(jobs, blas_workspace_bytes) if jobs.layer_counts.any() else totals
 
 
 def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:

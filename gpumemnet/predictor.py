@@ -55,7 +55,7 @@ class Looked(NamedTuple):
     """What a model sees of ``B`` jobs before it answers.
 
     Attributes:
-        features: shape ``[B, F]``.
+        features: shape ``[B, F]``; of a batch without layers the columns of the totals alone.
         reasons: why each job lies outside the model's support; none for jobs inside.
         has_unseen_option: whether an option or a layer kind is among the reasons.
     """
@@ -136,7 +136,7 @@ class BundleModel:
         return place._replace(context_bytes=site.shift_bytes, context_bound_bytes=site.shift_bound_bytes, site=site)
 
     def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
-        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
+        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``; without layers the totals will do."""
         step = self._rows_at_once
         if len(features) <= step:
             weights, locations, scales, amounts = self._run(jobs, features)
@@ -157,9 +157,11 @@ class BundleModel:
             answer = self._session.run(GRAPH_OUTPUTS, inputs)
             return answer
         count = len(features)
-        rows = np.empty((count + -count % _EVEN_ROWS, features.shape[1]), dtype=np.float32)
-        rows[:count] = features
-        rows[count:] = features[-1]
+        known = features.shape[1]
+        rows = np.empty((count + -count % _EVEN_ROWS, len(FEATURE_NAMES)), dtype=np.float32)
+        rows[:count, :known] = features
+        rows[count:, :known] = features[-1]
+        rows[:, known:] = 0.0
         answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
         return answer if len(rows) == count else [output[:count] for output in answer]
 
