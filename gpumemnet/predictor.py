@@ -37,8 +37,9 @@ TRUST: Final = ("observed", "measured", "published", "traced")
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
-_MOST_LOG_BYTES: Final = 43.0
-"""No amount is larger, so that every one is a number of 64 bits, also where a graph gives infinity: 4.7 million TB."""
+_MOST_LOG_BYTES: Final = 700.0
+_MOST_BOUND_BYTES: Final = 2.0**62
+"""Where a graph gives infinity an amount is still a number, and a bound one of 64 bits."""
 _EVEN_ROWS: Final = 4
 """Feature vectors go through a graph in multiples of so many, the last one repeated.  onnxruntime's kernels work on so many rows
 at a time and on the rest in another way, with other last bits; filled up, a job's answer depends on its company only in the few
@@ -149,7 +150,10 @@ class BundleModel:
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         amounts_bytes = np.exp(np.minimum(amounts, _MOST_LOG_BYTES), dtype=np.float64)
         return GraphAnswer(
-            MemoryDistribution(weights, locations, scales), amounts_bytes[:, 0], amounts_bytes[:, 1], amounts_bytes[:, 2:]
+            MemoryDistribution(weights, locations, scales),
+            amounts_bytes[:, 0],
+            amounts_bytes[:, 1],
+            np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES),
         )
 
     def _run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[Any]:
