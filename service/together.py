@@ -63,7 +63,10 @@ class Together:
     def _answers(self, bodies: Sequence[bytes]) -> Sequence[bytes | Exception]:
         if len(bodies) >= LEAST_TOGETHER:
             try:
-                return self._answer_many(bodies)
+                answers = self._answer_many(bodies)
+                if len(answers) == len(bodies):
+                    return answers
+                logger.error("answering %d questions together gave %d answers", len(bodies), len(answers))
             except Exception as error:  # one question must not take the others with it
                 logger.error("answering together failed: %s", type(error).__name__, exc_info=error)
         return [self._one(body) for body in bodies]
