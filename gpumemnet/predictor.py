@@ -7,6 +7,7 @@ distribution into an :class:`~gpumemnet.estimate.Estimate`.  It holds no state t
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -37,9 +38,10 @@ TRUST: Final = ("observed", "measured", "published", "traced")
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
+_NO_NUMBER: Final = "the model gives no number for it"
 _MOST_LOG_BYTES: Final = 700.0
 _MOST_BOUND_BYTES: Final = 2.0**62
-"""Where a graph gives infinity an amount is still a number, and a bound one of 64 bits."""
+"""However large a graph's amounts are, they stay numbers, and bounds numbers of 64 bits."""
 _EVEN_ROWS: Final = 4
 """Feature vectors go through a graph in multiples of so many, the last one repeated.  onnxruntime's kernels work on so many rows
 at a time and on the rest in another way, with other last bits; filled up, a job's answer depends on its company only in the few
@@ -47,12 +49,16 @@ cases in which its place among four rows decides the rounding of a sum (one in a
 
 
 class GraphAnswer(NamedTuple):
-    """What a bundle's graph says of ``B`` jobs: distributions; closed form and expected ``[B]``, bounds ``[B, L]``, in bytes."""
+    """What a bundle's graph says of ``B`` jobs: distributions; closed form and expected ``[B]``, bounds ``[B, L]``, in bytes.
+
+    Where ``is_broken`` is set, the graph says nothing of the jobs ``[B]`` in it, and all amounts are the GPU's capacity.
+    """
 
     distribution: MemoryDistribution
     reference_bytes: NDArray[np.float64]
     expected_bytes: NDArray[np.float64]
     bounds_bytes: NDArray[np.float64]
+    is_broken: NDArray[np.bool_] | None
 
 
 class Looked(NamedTuple):
@@ -148,12 +154,21 @@ class BundleModel:
             starts = range(0, len(features), step)
             parts = [self._run(jobs[at : at + step] if self.needs_layers else jobs, features[at : at + step]) for at in starts]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
+        sums = [np.add.reduce(output, axis=None) for output in (weights, locations, scales, amounts)]
+        is_broken = None
+        if not math.isfinite(
+            sum(sums)
+        ):  # a graph that is no number for some job, though it was one for those that it was tried on
+            is_number = [np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)]
+            is_broken = ~np.logical_and.reduce(is_number)
+            amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)
         amounts_bytes = np.exp(np.minimum(amounts, _MOST_LOG_BYTES), dtype=np.float64)
         return GraphAnswer(
             MemoryDistribution(weights, locations, scales),
             amounts_bytes[:, 0],
             amounts_bytes[:, 1],
             np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES),
+            is_broken,
         )
 
     def _run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[Any]:
@@ -221,7 +236,9 @@ class BundleModel:
             bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
         level = self.level(coverage)
         features, reasons, has_unseen_option = looked or self.look(jobs, place)
-        distribution, reference, expected, bounds = self.run(jobs, features)
+        distribution, reference, expected, bounds, is_broken = self.run(jobs, features)
+        if is_broken is not None:
+            reasons = [(*own, _NO_NUMBER) if one else tuple(own) for one, own in zip(is_broken.tolist(), reasons, strict=True)]
         safe = bounds[:, level] if place.site is None else place.site.bounds(expected, bounds)[:, level]
         if _outside(reasons):
             outside = reasons.counts > 0 if isinstance(reasons, Reasons) else np.array([bool(row) for row in reasons])

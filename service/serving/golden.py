@@ -82,7 +82,10 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
     features, _, _ = model.look((job,), model.own_place)
     answer = model.run((job,), features)
     mixture = answer.distribution
-    if not all(np.isfinite(part).all() for part in (mixture.weights, mixture.locations, mixture.scales, *answer[1:])):
+    amounts = (answer.reference_bytes, answer.expected_bytes, answer.bounds_bytes)
+    if answer.is_broken is not None or not all(
+        np.isfinite(part).all() for part in (mixture.weights, mixture.locations, mixture.scales, *amounts)
+    ):
         return "the graph's outputs are not finite"
     estimates = [model.estimate((job,), None, coverage)[0] for coverage in model.card.coverages]
     for estimate in estimates:

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from onnx import helper, numpy_helper
 
 from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
-from gpumemnet.bundle import shipped_bundles
+from gpumemnet.bundle import save_bundle, shipped_bundles
 from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.job import TrainingJob, totals_only
@@ -271,3 +273,32 @@ def test_every_job_is_in_one_part() -> None:
         "mlp-h200-traced": [2],
         "cnn-h200-traced": [1],
     }
+
+
+def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path: Path) -> None:
+    (bundle,) = PREDICTOR.bundles
+    model = onnx.load_model_from_string(bundle.model)
+    for node in model.graph.node:
+        for place, name in enumerate(node.output):
+            if name == "amounts":
+                node.output[place] = "sound"
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(value), name)
+        for name, value in (("first", np.int64([0])), ("most", np.float32(1000)), ("none", np.float32(np.nan)))
+    )
+    model.graph.node.extend(
+        [
+            helper.make_node("Gather", ["features", "first"], ["batch_sizes"], axis=1),
+            helper.make_node("Greater", ["batch_sizes", "most"], ["is_large"]),
+            helper.make_node("Where", ["is_large", "none", "sound"], ["amounts"]),
+        ]
+    )
+    spoilt = Predictor([save_bundle(tmp_path / "spoilt", model.SerializeToString(), bundle.card.document)])
+    small, large = mlp(512, 500), mlp(512, 2000)
+    alone, together = [spoilt.predict(job) for job in (small, large)], spoilt.estimate([small, large])
+    for found in (alone, together):
+        assert found[0].in_support
+        assert found[0].expected_bytes == pytest.approx(PREDICTOR.predict(small).expected_bytes, rel=1e-5)
+        assert found[1].reasons[-1] == "the model gives no number for it"
+        assert (found[1].safe_bytes, found[1].in_support) == (None, False)
+        assert found[1].probabilities.sum() == pytest.approx(1.0)
