@@ -22,6 +22,7 @@ from dataset_builder.compare.figures import Figures, figures, reserved_figures
 from dataset_builder.compare.subjects import subject
 from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import DeviceProfile, device_profile
+from gpumemnet.durable import replace_file
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.orphans import end_with_parent
@@ -179,7 +180,7 @@ def write_report(
         "rows": [asdict(row) for row in rows],
         "refused": list(refused),
     }
-    _write(folder / "comparison.json", json.dumps(document, indent=1))
+    replace_file(folder / "comparison.json", json.dumps(document, indent=1).encode())
     lines = [f"# Trace against measurement, {device.name}", ""]
     for group in dict.fromkeys(entry.group for entry in table):
         entries = [entry for entry in table if entry.group == group]
@@ -187,10 +188,4 @@ def write_report(
         lines += ["|" + "---|" * len(_HEADINGS)]
         lines += ["| " + " | ".join(_cells(entry)) + " |" for entry in entries]
         lines.append("")
-    _write(folder / "comparison.md", "\n".join(lines))
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    replace_file(folder / "comparison.md", "\n".join(lines).encode())

@@ -6,13 +6,12 @@ how long jobs wait.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gpumemnet.durable import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.layers import describe
 from gpumemnet.packing.amounts import EXCLUSIVE, LIMIT, ORACLE, REQUEST, TRACED_LIMIT, TRACED_REQUEST
@@ -58,13 +57,9 @@ def draw(made: Report, path: Path) -> None:
     """
     check_picture(path)
     content = _drawn(made, path.suffix.lower().removeprefix("."))
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        part.replace(path)
+        replace_file(path, content)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "picture") from None
 
 

@@ -5,14 +5,13 @@ PNG, SVG and PDF are drawn by matplotlib, a page by :mod:`gpumemnet.trace.plot_h
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gpumemnet.durable import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.layers import describe
 from gpumemnet.trace.answer import TraceAnswer
@@ -52,13 +51,9 @@ def plot(answer: TraceAnswer, path: Path) -> None:
         raise InvalidRequestError(f"must end in .html or {', '.join(PICTURES)}, not {describe(path.name)}", "plot")
     picture = picture_of(answer)
     content = page(answer, picture).encode() if suffix == ".html" else _drawn(answer, picture, suffix.removeprefix("."))
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(content)
-        part.replace(path)
+        replace_file(path, content)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "plot") from None
 
 

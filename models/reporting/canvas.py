@@ -5,9 +5,7 @@ Figures are made without pyplot, so nothing is kept between them.  At 900 pixels
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme
+from gpumemnet.durable import replace_file
 from gpumemnet.units import GIB, MIB
 from models.reporting.candidate_figures import GIB_BINS, CandidateFigures
 from models.section import Section
@@ -49,13 +48,7 @@ def png(figure: Figure) -> bytes:
 
 def write_whole(path: Path, content: bytes) -> Path:
     """Write ``content`` to ``path`` so that no reader ever sees half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink()
+    replace_file(path, content)
     return path
 
 
