@@ -7,7 +7,6 @@ folder; so a host that is lost costs no finished row, and the next run measures 
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +23,9 @@ from dataset_builder.forkserver import CHILD
 from dataset_builder.nvml import visible_meters
 from dataset_builder.planned import PlannedJob, parse_planned
 from dataset_builder.pool import Record, RunSettings
-from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError, MissingExtraError
+from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
 from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
+from gpumemnet.ray_loading import load_ray
 
 _START_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
@@ -45,7 +45,7 @@ class RayEngine:
     """
 
     def __init__(self, enable_accounting: bool = False, meters: MeterSource = visible_meters, child: str = CHILD) -> None:
-        self._ray = _ray()
+        self._ray = load_ray()
         self._connected = not self._ray.is_initialized()
         if self._connected:
             self._connect()
@@ -201,12 +201,3 @@ def _keep_history(folder: Path, measurement: Measurement, history: bytes | None)
         path.write_bytes(history)
     except OSError as error:
         raise DatasetError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "--engine ray") from None
-    return ray

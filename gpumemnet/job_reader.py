@@ -106,9 +106,16 @@ def _read(documents: Sequence[dict[Any, Any]], max_layers: int) -> JobBatch | _O
         *(columns[name] if name in columns else repeat(DEFAULTS[name], len(documents)) for name in OPTION_FIELDS), strict=True
     )
     option_codes = np.array([codes.setdefault(options, len(codes)) for options in option_sets], dtype=np.int64)
+    return job_batch(numbers, tuple(codes), option_codes, layers)
+
+
+def job_batch(
+    numbers: Mapping[str, Array], option_sets: tuple[tuple[Any, ...], ...], option_codes: Indices, layers: LayerColumns
+) -> JobBatch:
+    """The batch of columns whose totals :func:`settle_totals` has settled."""
     return JobBatch(
         numbers=np.stack([numbers[name] for name in NUMBER_FIELDS]),
-        option_sets=tuple(codes),
+        option_sets=option_sets,
         option_codes=option_codes,
         layer_counts=layers.counts,
         layer_kinds=layers.kinds,

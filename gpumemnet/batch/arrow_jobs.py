@@ -22,8 +22,8 @@ from gpumemnet.job import (
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
 )
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices, JobBatch
-from gpumemnet.job_reader import DEFAULTS, LayerColumns, ReadJobs, settle_totals
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices
+from gpumemnet.job_reader import DEFAULTS, LayerColumns, ReadJobs, job_batch, settle_totals
 from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 
 if TYPE_CHECKING:
@@ -91,16 +91,7 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     _read_counts(columns.get("schema_version"), "schema_version", SCHEMA_VERSION, SCHEMA_VERSION, count, is_odd)
     option_sets, option_codes = _read_options(columns, count, is_odd)
     is_odd |= settle_totals(numbers, layers)
-    jobs = JobBatch(
-        numbers=np.stack([numbers[name] for name in NUMBER_FIELDS]),
-        option_sets=option_sets,
-        option_codes=option_codes,
-        layer_counts=layers.counts,
-        layer_kinds=layers.kinds,
-        layer_activations=layers.activations,
-        layer_parameters=layers.parameters,
-        strange_kinds=layers.strange_kinds,
-    )
+    jobs = job_batch(numbers, option_sets, option_codes, layers)
     if not is_odd.any():
         return ReadJobs(jobs, range(count), ())
     rows = np.flatnonzero(~is_odd)

@@ -19,7 +19,8 @@ from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.work import Work, answer_part, keep_batches
-from gpumemnet.errors import DatasetError, GpumemnetError, MissingExtraError
+from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.ray_loading import load_ray
 
 _PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop", "run")
 
@@ -46,7 +47,7 @@ def answer_on_ray(
         MissingExtraError: when Ray is not installed.
         DatasetError: when the cluster cannot be reached or loses a part, a file is damaged, or answers cannot be written.
     """
-    ray = _ray()
+    ray = load_ray()
     left = list(parts)
     if not left:
         return
@@ -183,12 +184,3 @@ def _connect(ray: Any) -> None:
 def _reason(error: BaseException) -> str:
     """The last line, which is the error at the root of those that Ray wraps around it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "--engine ray") from None
-    return ray

@@ -6,13 +6,13 @@ A task is one fold of one trial; values come back here, and only this process wr
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import gpumemnet
 import models
-from gpumemnet.errors import DatasetError, MissingExtraError
+from gpumemnet.errors import DatasetError
+from gpumemnet.ray_loading import load_ray
 from models.plans import Plan
 from models.search.judging import Question, fold_loss
 
@@ -81,7 +81,7 @@ class RayEngine:
     """The Ray cluster that ``RAY_ADDRESS`` names, the one running here, or a new one on this machine."""
 
     def __init__(self, asked: Question, workers: int | None) -> None:
-        self._ray = _ray()
+        self._ray = load_ray()
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
             _connect(self._ray)
@@ -119,15 +119,6 @@ def _loss_or_reason(asked: Question, plan: Plan, fold: int) -> float | str:
         return fold_loss(asked, plan, fold)
     except ValueError as error:
         return f"{asked.source}: {error}"
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "--engine ray") from None
-    return ray
 
 
 def _connect(ray: Any) -> None:
