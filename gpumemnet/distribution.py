@@ -18,8 +18,14 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_ROWS_AT_ONCE: Final = 128
-"""Of more distributions than these the arrays with every component at every amount fall out of the processor's cache."""
+_FEW_TANGENTS: Final = 4096
+"""So few components at so few edges are worked out sooner than it is found out which of them matter."""
+_REACH: Final = 40.0
+"""So many scales away from its location a logistic is 0 or 1 to double precision."""
+_PAIRS_AT_ONCE: Final = 2048
+"""Of more pairs than these the arrays with every component fall out of the processor's cache."""
+_PROBABILITIES_AT_ONCE: Final = 2**18
+"""So many are held at a time where only the largest of each are asked for."""
 _REACHES: Final = (0, 2, 12)
 """So many bins to both sides of a guess are looked at for the most probable one, before all are."""
 _NEAR_TANGENTS: Final = 8192
@@ -44,31 +50,50 @@ class MemoryDistribution:
 
     def cdf(self, log_amounts: Array) -> Array:
         """P(memory ≤ amount) for ``E`` amounts given as ``log(bytes)``, shape ``[E]``; shape ``[B, E]``."""
-        if len(self.weights) > _ROWS_AT_ONCE:
-            parts = [
-                MemoryDistribution(
-                    self.weights[at : at + _ROWS_AT_ONCE],
-                    self.locations[at : at + _ROWS_AT_ONCE],
-                    self.scales[at : at + _ROWS_AT_ONCE],
-                ).cdf(log_amounts)
-                for at in range(0, len(self.weights), _ROWS_AT_ONCE)
-            ]
-            return np.concatenate(parts)
         # The logistic function as a hyperbolic tangent, which never overflows.
         tangents = log_amounts[:, None] - self.locations[:, None, :]
         tangents *= (0.5 / self.scales)[:, None, :]
         np.tanh(tangents, out=tangents)
-        probabilities: Array = 0.5 + 0.5 * (tangents @ self.weights[:, :, None])[:, :, 0]
+        probabilities: Array = 0.5 + self._half_shares()[:, None] * (tangents @ self.weights[:, :, None])[:, :, 0]
         return probabilities
 
+    def _half_shares(self) -> Array:
+        """Half of what makes the weights of each add up to one: in single precision they do not quite."""
+        shares: Array = 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)
+        return shares
+
     def bin_probabilities(self, log_inner_edges: Array) -> Array:
-        """Probabilities of the ``E + 1`` bins that ``E`` inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
-        cumulative = np.empty((len(self.weights), len(log_inner_edges) + 2))
-        cumulative[:, 0] = 0.0
-        cumulative[:, -1] = 1.0
-        # Weights in single precision do not quite add up to one.
-        np.minimum(np.maximum(self.cdf(log_inner_edges), 0.0), 1.0, out=cumulative[:, 1:-1])
+        """Probabilities of the ``E + 1`` bins that ``E`` rising inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
+        count = len(log_inner_edges)
+        if self.weights.size * count <= _FEW_TANGENTS:
+            cumulative = np.empty((len(self.weights), count + 2))
+            cumulative[:, 0] = 0.0
+            cumulative[:, -1] = 1.0
+            cumulative[:, 1:-1] = self.cdf(log_inner_edges)
+        else:
+            # Most edges lie where the distribution has not begun yet, or has ended.
+            reaches = _REACH * self.scales
+            first = np.searchsorted(log_inner_edges, (self.locations - reaches).min(axis=1))
+            last = np.searchsorted(log_inner_edges, (self.locations + reaches).max(axis=1))
+            cumulative = (np.arange(count + 2) > last[:, None]).astype(np.float64)
+            counts = last - first
+            rows = np.repeat(np.arange(len(counts)), counts)
+            places = np.arange(len(rows)) + np.repeat(first - (counts.cumsum() - counts), counts)
+            cumulative[rows, places + 1] = self._cdf_of(rows, log_inner_edges[places])
+        np.minimum(np.maximum(cumulative, 0.0), 1.0, out=cumulative)
         return cumulative[:, 1:] - cumulative[:, :-1]
+
+    def _cdf_of(self, rows: Indices, log_amounts: Array) -> Array:
+        """P(memory ≤ amount) of pairs of a distribution and an amount, shape ``[P]`` both."""
+        halves, shares = 0.5 / self.scales, self._half_shares()
+        answer = np.empty(len(rows))
+        for at in range(0, len(rows), _PAIRS_AT_ONCE):
+            own = rows[at : at + _PAIRS_AT_ONCE]
+            tangents = log_amounts[at : at + _PAIRS_AT_ONCE, None] - self.locations[own]
+            tangents *= halves[own]
+            np.tanh(tangents, out=tangents)
+            answer[at : at + _PAIRS_AT_ONCE] = 0.5 + shares[own] * np.einsum("pk,pk->p", tangents, self.weights[own])
+        return answer
 
     def most_probable_bins(self, log_inner_edges: Array, near: Indices) -> Indices:
         """The most probable bin of each, the first of the largest :meth:`bin_probabilities`; shape ``[B]``.
@@ -96,8 +121,9 @@ class MemoryDistribution:
                 answer[rows] = first + best
                 doubtful.append(rows[~is_sure])
             left = np.concatenate(doubtful)
-        for at in range(0, len(left), _ROWS_AT_ONCE):
-            rows = left[at : at + _ROWS_AT_ONCE]
+        step = max(1, _PROBABILITIES_AT_ONCE // len(edges))
+        for at in range(0, len(left), step):
+            rows = left[at : at + step]
             answer[rows] = self._take(rows).bin_probabilities(log_inner_edges).argmax(axis=1)
         return answer
 

@@ -204,9 +204,13 @@ def _read_layers(values: Sequence[Any], max_layers: int) -> LayerColumns | _Odd:
         # Where none of them is, some jobs write layers as objects, and some as lists.
         return odd or {row for row, value in enumerate(values) if value and type(value[0]) is not dict}
     kinds, activations, parameters, strange = read
+    return LayerColumns(counts, kind_codes(kinds, strange), activations, parameters, strange)
+
+
+def kind_codes(kinds: Sequence[str], strange: Sequence[str]) -> Indices:
+    """Position of each of the kinds in :data:`gpumemnet.layers.KINDS` followed by ``strange``."""
     codes = {**CODE_OF_KIND, **{kind: len(KINDS) + place for place, kind in enumerate(strange)}} if strange else CODE_OF_KIND
-    codes_of_layers = np.fromiter(map(codes.__getitem__, kinds), np.int64, len(kinds))
-    return LayerColumns(counts, codes_of_layers, activations, parameters, strange)
+    return np.fromiter(map(codes.__getitem__, kinds), np.int64, len(kinds))
 
 
 def _layer_columns(layers: Sequence[Any]) -> tuple[list[str], Array, Array, tuple[str, ...]] | None:

@@ -31,6 +31,7 @@ from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
 from service.limits import LEAST_TOGETHER, MAX_PROBABILITIES
+from service.plain_batches import read_plain_batch
 from service.prediction_id import prediction_id, prediction_ids
 from service.prediction_json import fit_document, integer, many_predictions, one_prediction
 from service.problems import field_problem, located
@@ -155,10 +156,15 @@ class Answerer:
         Raises:
             InvalidRequestError: when the fault lies in the request and not in one of its jobs.
         """
+        around = (b'{"prediction":', b"}")
+        plain = read_plain_batch(body, self._max_jobs, self._max_layers)
+        if plain is not None and not self._predictor.unanswered(plain.jobs, plain.options.encoder):
+            _check_size(len(plain.jobs), plain.options)
+            return b'{"failed":0,"results":[%b]}' % b",".join(self._predict_many(plain.jobs, plain.options, around))
         content, options = read_question(body, "jobs")
         documents = check_jobs(content, self._max_jobs)
         _check_size(len(documents), options)
-        results = self._predict_documents(documents, options, "jobs[{}]".format, (b'{"prediction":', b"}"))
+        results = self._predict_documents(documents, options, "jobs[{}]".format, around)
         problems = {row: result for row, result in enumerate(results) if isinstance(result, FieldError)}
         for row, problem in problems.items():
             results[row] = b'{"problem":%b}' % orjson.dumps(field_problem(problem))

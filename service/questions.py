@@ -86,7 +86,7 @@ def read_question(body: bytes, content: str) -> tuple[Any, Options]:
         InvalidRequestError: when the body is no JSON, or the envelope is wrong.
     """
     document = _envelope(body, content, OPTION_FIELDS)
-    return document[content], PLAIN_OPTIONS if len(document) == 1 else _options(document)
+    return document[content], PLAIN_OPTIONS if len(document) == 1 else read_options(document)
 
 
 def read_batch_sizes(body: bytes) -> BatchSizesQuestion:
@@ -168,7 +168,12 @@ def _hint(name: str, content: str, options: tuple[str, ...]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known fields are {_listed(content, options)}"
 
 
-def _options(document: Mapping[str, Any]) -> Options:
+def read_options(document: Mapping[str, Any]) -> Options:
+    """The options among the members of a request.
+
+    Raises:
+        InvalidRequestError: when one is not what it may be.
+    """
     coverage, width_mib, name, gpu, encoder, fits, devices = (document.get(field) for field in OPTION_FIELDS)
     if name is not None and width_mib is not None:
         raise InvalidRequestError("must not stand beside bin_width_mib: give one of them", "bins")

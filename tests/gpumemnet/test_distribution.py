@@ -8,7 +8,7 @@ from scipy.stats import logistic
 
 from gpumemnet.bins import BinScheme
 from gpumemnet.distribution import MemoryDistribution
-from gpumemnet.units import GIB
+from gpumemnet.units import GIB, MIB
 
 
 def mixture(weights: list[float], locations: list[float], scales: list[float]) -> MemoryDistribution:
@@ -33,6 +33,21 @@ def test_bin_probabilities_are_probabilities(components: list[tuple[float, float
     assert probabilities.shape == (1, count)
     assert probabilities.min() >= 0
     assert probabilities.sum() == pytest.approx(1, abs=1e-9)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 5, 16]), st.sampled_from([64 * MIB, GIB, 8 * GIB]))
+def test_bins_of_many_are_the_differences_of_what_lies_below(seed: int, components: int, width_bytes: int) -> None:
+    generator = np.random.default_rng(seed)
+    count = 300
+    weights = generator.dirichlet(np.ones(components), count)
+    locations = generator.uniform(18, 27, (count, 1)) + generator.normal(0, 0.1, (count, components))
+    scales = np.exp(generator.uniform(-9, 1, (count, components)))
+    edges = BinScheme(width_bytes, 64).log_inner_edges
+    probabilities = MemoryDistribution(weights, locations, scales).bin_probabilities(edges)
+    below = (weights[:, None] * logistic.cdf(edges[:, None], locations[:, None], scales[:, None])).sum(axis=2)
+    assert probabilities.cumsum(axis=1)[:, :-1] == pytest.approx(below, abs=1e-12)
+    assert probabilities.min() >= 0
+    assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-12)
 
 
 def test_wide_bins_add_up_narrow_ones() -> None:
