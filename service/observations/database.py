@@ -6,8 +6,10 @@ process that ends: Alembic would cost the server start-up time and memory for as
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ MIGRATION_SECONDS: Final = 120
 MIGRATION_LOCK: Final = 0x6770756D656D
 """Key of PostgreSQL's advisory lock, by which one process at a time migrates."""
 
+_WAL_PAUSE_SECONDS: Final = 0.02
 _READS: Final = "gpumemnet_reads"
 
 
@@ -194,8 +197,22 @@ def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so, not where the driver guesses
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+    _use_write_ahead_log(connection)
+    for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Turn the log on, which is for good.  SQLite does not wait for others while it does so, whatever its timeout."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(_WAL_PAUSE_SECONDS)
 
 
 def _begin_sqlite(connection: Connection) -> None:

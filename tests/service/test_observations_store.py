@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from gpumemnet.observation import Observation
 from service.examples import EXAMPLE_JOBS
 from service.observations import migrations, store
 from service.observations.alarm import Outcome, alarm, interval, miss_probability
-from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine
+from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine, revision
 from service.observations.schema import METADATA, REVISIONS, VERSION_TABLE
 from service.observations.store import ObservationStore
 from service.prediction_id import prediction_id
@@ -116,6 +117,22 @@ def test_many_may_start_at_once(address, file):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ensure_schema(database_url(address)), range(4)))
     assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISIONS[-1],)]
+
+
+def test_many_may_open_a_new_file_at_once(tmp_path):
+    """SQLite does not wait for others while it turns its log on: without a second try two or three of these fail."""
+    for number in range(40):
+        url, together = database_url(f"sqlite:///{tmp_path}/{number}.sqlite"), threading.Barrier(6)
+
+        def open_it(url=url, together=together) -> None:
+            engine = make_engine(url)
+            together.wait()
+            assert revision(engine) is None
+            engine.dispose()
+
+        with ThreadPoolExecutor(6) as pool:
+            for opened in [pool.submit(open_it) for _ in range(6)]:
+                opened.result()
 
 
 def test_a_newer_database_is_refused(address, file):

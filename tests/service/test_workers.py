@@ -36,16 +36,17 @@ def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service, job, tmp
         assert len(before) == 2
         for _ in range(20):  # a new connection each time: both workers answer some
             assert httpx.post(f"{running.url}/v1/predict", json={"job": job}).status_code == 200
-        counted = value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200")
-        assert counted == 20
+        wait_until(lambda: counts_of(running) == 20)
         files = len(list(folder.iterdir()))
-        for victim in before:
+        for number, victim in enumerate(before, start=21):
             victim.kill()
             wait_until(lambda victim=victim: victim.pid not in [worker.pid for worker in workers_of(running)])
             assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=30).status_code == 200
+            # An answer is counted when it is on its way: who is killed in between has answered and not counted.
+            wait_until(lambda number=number: counts_of(running) == number)
         wait_until(lambda: len(workers_of(running)) == 2)
         wait_until(lambda: running.log.read_text().count("was killed by SIGKILL and is replaced") == 2)
-        wait_until(lambda: value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200") == 22)
+        wait_until(lambda: counts_of(running) == 22)
         wait_until(lambda: value(scrape(running.url), "gpumemnet_model_info", **release_of(running)) == 2)
         assert len(list(folder.iterdir())) <= files + 2
         assert not {worker.pid for worker in before} & {worker.pid for worker in workers_of(running)}
@@ -53,6 +54,10 @@ def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service, job, tmp
     assert not list(folder.parent.glob("metrics/*.db"))
     for line in running.log.read_text().splitlines():
         json.loads(line)
+
+
+def counts_of(running) -> float:
+    return value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200")
 
 
 def release_of(running) -> dict[str, str]:
