@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bundle import Bundle
+from gpumemnet.bundle_model import BundleModel
 from gpumemnet.conformal import Centre, conformal_quantiles, weighted_centre
 from gpumemnet.devices import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.errors import DatasetError
@@ -26,7 +27,7 @@ from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_to_json
 from gpumemnet.measurement import TRACED, architecture_key
 from gpumemnet.physics import ELEMENT_BYTES
-from gpumemnet.predictor import BundleModel, Predictor
+from gpumemnet.predictor import Predictor
 from gpumemnet.site_calibration import SiteCalibration, spread_unit, unit_levels
 from gpumemnet.site_rows import SiteRow, SiteRows
 from gpumemnet.units import MIB

@@ -4,7 +4,8 @@ No event is replayed: at the backward pass of layer *i* the weights and their op
 from *i* on, the tensors kept for the layers up to *i*, the gradient that flows in and the one that flows out.  Prefix sums over
 the layers give every such moment at once (liveness as in DNNMem, ESEC/FSE '20, section 3.3).  Each tensor counts with its share
 of the segments that the allocator would fill with its like (``c10/cuda/CUDACachingAllocator.cpp``), because that is what
-``nvidia-smi`` sees.
+``nvidia-smi`` sees.  Segments are never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of
+2 GiB.  So the peak is taken for every octave of tensor sizes apart, and the sum of these peaks is what the process comes to hold.
 
 What the layer list does not say is taken as usual: frozen layers are the first ones, a checkpointed block ends with a residual
 sum (without any, it starts with a linear layer or a convolution), the loss is a cross-entropy of the last layer's output.
@@ -31,7 +32,10 @@ Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]
 
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
-"""Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments)."""
+"""Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments).
+
+Features are by these; the peaks behind them by :data:`BLOCK_CLASSES`.
+"""
 
 SMALL_LIMIT: Final = MIB
 MEDIUM_LIMIT: Final = 10 * MIB
@@ -49,7 +53,14 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
 
-_CLASS_TOPS: Final = (SMALL_LIMIT, MEDIUM_LIMIT - BLOCK, LARGE_LIMIT - BLOCK)
+HUGE_OCTAVES: Final = 7
+"""Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
+BLOCK_TOPS: Final = (SMALL_LIMIT, *(top - BLOCK for top in (MEDIUM_LIMIT, *(LARGE_LIMIT << k for k in range(HUGE_OCTAVES)))))
+"""Largest block of each class of tensors that take over each other's segments, but the last, which has no largest."""
+BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
+_LARGEST: Final = len(SIZE_CLASSES) - 1
+_SIZE_CLASS_OF: Final[Array] = np.eye(len(SIZE_CLASSES))[np.minimum(np.arange(BLOCK_CLASSES), _LARGEST)]
+"""Adds amounts by block class up to amounts by size class, shape ``[BLOCK_CLASSES, 4]``."""
 
 
 def _is_one_of(kinds: Sequence[str]) -> Flags:
@@ -71,7 +82,7 @@ class ClosedForm:
     Attributes:
         weights: packed bytes of the parameters by size class, shape ``[B, 4]``.
         kept: packed bytes of the tensors kept for the backward pass by size class, shape ``[B, 4]``.
-        peak: packed bytes at the peak of each size class, shape ``[B, 4]``.
+        peak: packed bytes at the peaks of the block classes, by size class, shape ``[B, 4]``.
         optimizer_step: packed bytes during the optimizer's step by size class, shape ``[B, 4]``.
         resident: packed bytes that stay from step to step, shape ``[B]``.
         loss_moment, backward_moment: packed bytes on top of those at the loss, and at the fullest moment, shape ``[B]``.
@@ -155,7 +166,7 @@ def columns_of(table: JobTable) -> Array:
 
 
 def packed(sizes: Array) -> Array:
-    """Bytes of segment that each tensor costs among its likes, in the column of its size class.
+    """Bytes of segment that each tensor costs among its likes, in the column of its block class.
 
     A tensor of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes, so that sums are exact in any
     order: a job has the same features alone and among others.
@@ -164,22 +175,19 @@ def packed(sizes: Array) -> Array:
         sizes: bytes of the tensors, any shape ``[...]``.
 
     Returns:
-        Shape ``[..., 4]``, zero outside the tensor's own class.
+        Shape ``[..., C]`` with ``C`` block classes, zero outside the tensor's own.
     """
     flat = np.ascontiguousarray(sizes).ravel()
     places = np.flatnonzero(flat != 0.0)  # half of them are empty: a layer without weights, or without a mask
     blocks = np.ceil(flat[places] / BLOCK)
     blocks *= BLOCK
-    is_beyond_small, is_beyond_medium, is_beyond_large = (blocks > top for top in _CLASS_TOPS)
     shares = MEDIUM_SEGMENT // (MEDIUM_SEGMENT // np.minimum(blocks, MEDIUM_LIMIT))
     own_segments = np.ceil(blocks / ROUNDING) * ROUNDING
-    amounts = np.where(is_beyond_medium, own_segments, np.where(is_beyond_small, shares, blocks))
-    classes = is_beyond_small.astype(np.int64)
-    classes += is_beyond_medium
-    classes += is_beyond_large
-    by_class = np.zeros(len(flat) * len(SIZE_CLASSES))
-    by_class[places * len(SIZE_CLASSES) + classes] = amounts
-    return by_class.reshape(*sizes.shape, len(SIZE_CLASSES))
+    classes = np.searchsorted(BLOCK_TOPS, blocks)
+    amounts = np.where(classes > 1, own_segments, np.where(classes, shares, blocks))
+    by_class = np.zeros(len(flat) * BLOCK_CLASSES)
+    by_class[places * BLOCK_CLASSES + classes] = amounts
+    return by_class.reshape(*sizes.shape, BLOCK_CLASSES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,7 +232,7 @@ class _Chain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensors:
-    """Packed bytes by size class, shape ``[N, 4]`` each.
+    """Packed bytes by block class, shape ``[N, C]`` each.
 
     Attributes:
         outputs: of each layer.
@@ -298,10 +306,10 @@ def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
         job_count,
         rows,
         {
-            "weights": weights_total,
-            "kept": kept_total,
-            "peak": np.maximum(resident + fullest, step),
-            "optimizer_step": step,
+            "weights": weights_total @ _SIZE_CLASS_OF,
+            "kept": kept_total @ _SIZE_CLASS_OF,
+            "peak": np.maximum(resident + fullest, step) @ _SIZE_CLASS_OF,
+            "optimizer_step": step @ _SIZE_CLASS_OF,
             "resident": resident.sum(axis=1),
             "loss_moment": at_loss.sum(axis=1),
             "backward_moment": np.maximum(np.maximum.reduceat(_over_classes(moments), starts), at_loss.sum(axis=1)),
@@ -317,8 +325,8 @@ def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
 
 
 def _over_classes(amounts: Array) -> Array:
-    """Sums of ``[N, 4]`` over the size classes; a matrix product is ten times as quick as a sum along so short an axis."""
-    return amounts @ np.ones(len(SIZE_CLASSES))
+    """Sums of ``[N, C]`` over the block classes; a matrix product is ten times as quick as a sum along so short an axis."""
+    return amounts @ np.ones(BLOCK_CLASSES)
 
 
 _WIDTHS: Final = {"weights": 4, "kept": 4, "peak": 4, "optimizer_step": 4, "kept_by_group": len(GROUP_NAMES)}
@@ -421,7 +429,7 @@ def _element_bytes(chain: _Chain) -> tuple[Array, Array]:
 
 
 def _checkpointed(chain: _Chain, tensors: _Tensors) -> tuple[Array, Array, Array]:
-    """What stands from the forward pass, what recomputing adds up to each layer, shape ``[N, 4]``; blocks of each job ``[J]``."""
+    """What stands from the forward pass, what recomputing adds up to each layer, shape ``[N, C]``; blocks of each job ``[J]``."""
     count = len(chain.kind)
     places = np.arange(count)
     counts = chain.ends - chain.starts

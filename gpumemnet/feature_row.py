@@ -7,20 +7,22 @@ from a dozen jobs or 160 layers on the arrays win (``benchmarks/in_process.py`` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Final
 
 from gpumemnet.closed_form import (
     BLOCK,
+    BLOCK_CLASSES,
+    BLOCK_TOPS,
     CUBLASLT_WORKSPACE,
     HANDLES,
-    LARGE_LIMIT,
     LOSS_TENSORS,
     MEDIUM_LIMIT,
     MEDIUM_SEGMENT,
     ROUNDING,
-    SMALL_LIMIT,
+    SIZE_CLASSES,
     SMALL_SEGMENT,
     TYPICAL_LARGE_TENSOR,
 )
@@ -33,10 +35,11 @@ _RULES: Final = {
     kind: (GROUP_NAMES.index(GROUP_OF_KIND[kind]), *rules) for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
 }
 _OTHER_RULES: Final = _RULES["other"]
-_NO_LAYERS: Final = [0.0] * (2 + 2 * len(GROUP_NAMES) + 3 * 4 + 15)
+_NO_LAYERS: Final = [0.0] * (2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16)
 _CONVOLUTIONS: Final = GROUP_NAMES.index("conv")
 _EMBEDDINGS: Final = frozenset(LAYER_GROUPS["embedding"])
-_SIZE_CLASSES: Final = range(4)
+_CLASSES: Final = range(BLOCK_CLASSES)
+_LARGEST: Final = len(SIZE_CLASSES) - 1
 QUICK_LAYERS: Final = 160
 """Up to so many layers in all the loop is quicker than the arrays."""
 
@@ -47,20 +50,19 @@ def is_quick(job: TrainingJob) -> bool:
 
 
 class _Packing(dict[float, tuple[int, float]]):
-    """Size of a tensor → its size class, and the bytes of segment that it costs among its likes.
+    """Size of a tensor → its block class, and the bytes of segment that it costs among its likes.
 
     It is :func:`gpumemnet.closed_form.packed`, and remembers: most tensors of a job are as large as another one.
     """
 
     def __missing__(self, size: float) -> tuple[int, float]:
         block = -(-size // BLOCK) * BLOCK
-        if block <= SMALL_LIMIT:
-            cost = 0, block
-        elif block < MEDIUM_LIMIT:
-            cost = 1, MEDIUM_SEGMENT // (MEDIUM_SEGMENT // block)
-        else:
-            cost = (2 if block < LARGE_LIMIT else 3), -(-block // ROUNDING) * ROUNDING
-        self[size] = cost
+        block_class = bisect_left(BLOCK_TOPS, block)
+        if block_class > 1:
+            block = -(-block // ROUNDING) * ROUNDING
+        elif block_class:
+            block = MEDIUM_SEGMENT // (MEDIUM_SEGMENT // block)
+        cost = self[size] = block_class, block
         return cost
 
 
@@ -108,7 +110,7 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
     outputs, needed = [], []
     saved: list[int] = []
     moves: list[tuple[list[tuple[int, float]], list[tuple[int, float]], tuple[int, float] | None, int]] = []
-    weights, copies, trained, largest_trained = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
+    weights, copies, trained, largest_trained = ([0.0] * BLOCK_CLASSES for _ in range(4))
     matrices = largest_output = largest_weight = largest_convolution = 0.0
     previous_elements, previous_bytes, previous_total = input_elements, bytes_per_input, input_bytes
     cumulated = 0
@@ -143,12 +145,12 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
             if is_cast and copy_bytes:
                 copy = packed[(parameters - second) * copy_bytes]
                 copies[copy[0]] += copy[1]
-            for size_class, amount in here:
-                weights[size_class] += amount
+            for place, amount in here:
+                weights[place] += amount
                 if is_needed:
-                    trained[size_class] += amount
-                    if amount > largest_trained[size_class]:
-                        largest_trained[size_class] = amount
+                    trained[place] += amount
+                    if amount > largest_trained[place]:
+                        largest_trained[place] = amount
             if parameters > largest_weight:
                 largest_weight = parameters
         moves.append((left, here, copy, group))
@@ -164,16 +166,17 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         previous_elements, previous_bytes, previous_total = elements, own_bytes, total
 
     # Backward: the fullest moment; live is what is kept up to a layer, less the gradients that are yet to come.
-    kept, fullest = [0.0] * 4, [0.0] * 4
+    kept, fullest = [0.0] * BLOCK_CLASSES, [0.0] * BLOCK_CLASSES
     live = [created * amount for amount in trained]
     live_total, fullest_total = sum(live), 0.0
     before_class, before_bytes = 0, 0.0
+    is_first = True  # of the layers that a gradient reaches; later ones are fuller only where they add something
     for (own_class, own_bytes), is_saved, is_needed, (left, here, copy, group) in zip(outputs, saved, needed, moves, strict=True):
         if is_saved:
             left.append((own_class, own_bytes))
-        for size_class, amount in left:
-            kept[size_class] += amount
-            live[size_class] += amount
+        for place, amount in left:
+            kept[place] += amount
+            live[place] += amount
             live_total += amount
             by_group[group] += amount
         if copy:
@@ -182,20 +185,25 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         flowing = own_bytes + before_bytes
         if is_needed:
             if not created:  # the gradient of the layer itself comes on top of those that are there
-                for size_class, amount in here:
-                    live[size_class] += amount
+                for place, amount in here:
+                    live[place] += amount
                     live_total += amount
             live[own_class] += own_bytes
             live[before_class] += before_bytes
-            for size_class in _SIZE_CLASSES:
-                if live[size_class] > fullest[size_class]:
-                    fullest[size_class] = live[size_class]
+            if copy or is_first or not created:
+                changed: Iterable[int] = _CLASSES
+            else:
+                changed = (own_class, before_class, *[place for place, _ in left])
+            is_first = False
+            for place in changed:
+                if live[place] > fullest[place]:
+                    fullest[place] = live[place]
             if live_total + flowing > fullest_total:
                 fullest_total = live_total + flowing
             live[own_class] -= own_bytes
             live[before_class] -= before_bytes
-            for size_class, amount in here:
-                live[size_class] -= amount
+            for place, amount in here:
+                live[place] -= amount
                 live_total -= amount
         else:
             together = flowing if own_class == before_class else own_bytes
@@ -205,28 +213,34 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         before_class, before_bytes = own_class, own_bytes
 
     logits = 0.0
-    resident, at_loss, step, peak = [0.0] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4
+    resident, at_loss, step, peak = ([0.0] * BLOCK_CLASSES for _ in range(4))
     if chain:
         logits = previous_elements * (FULL_BYTES if is_autocast else previous_bytes)
-        size_class, amount = packed[logits]
-        at_loss[size_class] = LOSS_TENSORS * amount
+        place, amount = packed[logits]
+        at_loss[place] = LOSS_TENSORS * amount
         at_loss[before_class] += before_bytes * (1 - saved[-1])
-        size_class, amount = packed[input_bytes]
-        resident[size_class] = amount
+        place, amount = packed[input_bytes]
+        resident[place] = amount
     standing, passing = state + (1.0 - created), created + temporary
-    for c in _SIZE_CLASSES:
+    for c in _CLASSES:
         resident[c] += weights[c] + standing * trained[c]
         step[c] = resident[c] + passing * trained[c] + loop_copies * largest_trained[c]
         at_loss[c] += kept[c] + copies[c]
         peak[c] = max(resident[c] + fullest[c], resident[c] + at_loss[c], step[c])
-    at_loss_total = sum(at_loss)
+    resident_total, at_loss_total, step_total = sum(resident), sum(at_loss), sum(step)
     fullest_total = max(fullest_total, at_loss_total)
+    peaks = _by_size_class(peak)
     return [
-        *(1.0, len(job.layers), *counts, *weights, *kept, *peak, *by_group),
-        *(sum(resident), at_loss_total, fullest_total, sum(step), matrices, logits, largest_convolution, 0.0),
-        *(largest_output, largest_weight * weight_bytes),
-        *segments(weights[2], peak, step[1], state, blas_workspace_bytes),
+        *(1.0, len(job.layers), *counts, *_by_size_class(weights), *_by_size_class(kept), *peaks, *by_group),
+        *(resident_total, at_loss_total, fullest_total, step_total, max(resident_total + fullest_total, step_total)),
+        *(matrices, logits, largest_convolution, 0.0, largest_output, largest_weight * weight_bytes),
+        *segments(weights[2], peaks, step[1], state, blas_workspace_bytes),
     ]
+
+
+def _by_size_class(amounts: list[float]) -> list[float]:
+    """Amounts by block class added up by size class."""
+    return [*amounts[:_LARGEST], sum(amounts[_LARGEST:])]
 
 
 def _element_bytes(

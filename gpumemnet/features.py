@@ -101,6 +101,7 @@ LAYER_COLUMNS: Final = (
     Column("loss_bytes", "packed bytes on top of them at the loss"),
     Column("backward_bytes", "packed bytes on top of them at the fullest moment of the backward pass"),
     Column("step_bytes", "packed bytes during the optimizer's step"),
+    Column("unfragmented_bytes", "packed bytes at the fullest moment, as if every free byte could be used again"),
     Column("attention_matrix_bytes", "bytes of all attention matrices that are computed one by one"),
     Column("logits_bytes", "bytes of the last layer's output as the loss takes it"),
     Column("largest_convolution_bytes", "bytes of the largest input and output of a convolution together"),
@@ -120,7 +121,7 @@ LAYER_COLUMNS: Final = (
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((4, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES)).encode()
+    repr((5, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES)).encode()
 ).hexdigest()[:12]
 """Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
@@ -185,7 +186,8 @@ def _fill(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspa
     counts = np.bincount(table.owner * groups + table.group, minlength=len(jobs) * groups).reshape(len(jobs), groups)
     layers = (
         *(table.counts > 0, table.counts, *counts.T, *form.weights.T, *form.kept.T, *form.peak.T, *form.kept_by_group.T),
-        *(form.resident, form.loss_moment, form.backward_moment, form.optimizer_step.sum(axis=1)),
+        *(form.resident, form.loss_moment, form.backward_moment, step := form.optimizer_step.sum(axis=1)),
+        np.maximum(form.resident + form.backward_moment, step),
         *(form.attention_matrices, form.logits, form.largest_convolution, form.blocks),
         *(form.largest_activation, form.largest_weight),
         *_segments(form, known.state_copies, blas_workspace_bytes),

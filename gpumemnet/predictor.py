@@ -1,310 +1,41 @@
 """Predicts the memory of jobs in process, from bundles.  Loads numpy and onnxruntime, never torch.
 
-A predictor chooses the bundle by the job's family, computes the feature vector, runs the graph, and turns the predicted
-distribution into an :class:`~gpumemnet.estimate.Estimate`.  It holds no state that changes and may be shared by threads.
+A predictor chooses the bundles of the job's family and asks them in turn (:mod:`gpumemnet.bundle_model`) for an
+:class:`~gpumemnet.estimate.Estimate`.  It holds no state that changes and may be shared by threads.
 """
 
 from __future__ import annotations
 
-import bisect
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import onnxruntime
-from numpy.typing import NDArray
 
-from gpumemnet.bins import BinScheme, bins_of_width
-from gpumemnet.bundle import ALL_FAMILIES, COMMON, ENCODERS, GRAPH_OUTPUTS, Bundle, load_bundle, shipped_bundles
-from gpumemnet.devices import context, device_profile
-from gpumemnet.distribution import MemoryDistribution
+from gpumemnet.bins import BinScheme
+from gpumemnet.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.bundle_model import BundleModel, Looked, load_session
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
-from gpumemnet.estimates import Estimates, Part, in_order
-from gpumemnet.features import FEATURE_NAMES, feature_matrix, total_matrix, with_layers
+from gpumemnet.estimates import Part, in_order
+from gpumemnet.features import total_matrix, with_layers
 from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_batch import Indices, JobBatch, layer_counts, some_of
+from gpumemnet.job_batch import JobBatch, layer_counts, some_of
 from gpumemnet.layers import describe
-from gpumemnet.reasons import Reasons
-from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
-from gpumemnet.site_calibration import SiteCalibration
-from gpumemnet.support import Support, option_reasons
-from gpumemnet.units import GIB
+from gpumemnet.reasons import outside_rows
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
-_ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
-"""So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
-_NO_NUMBER: Final = "the model gives no number for it"
-_MOST_LOG_BYTES: Final = 700.0
-_MOST_BOUND_BYTES: Final = 2.0**62
-"""However large a graph's amounts are, they stay numbers, and bounds numbers of 64 bits."""
-_EVEN_ROWS: Final = 4
-"""Feature vectors go through a graph in multiples of so many, the last one repeated.  onnxruntime's kernels work on so many rows
-at a time and on the rest in another way, with other last bits; filled up, a job's answer depends on its company only in the few
-cases in which its place among four rows decides the rounding of a sum (one in a hundred, by two millionths)."""
-
-
-class GraphAnswer(NamedTuple):
-    """What a bundle's graph says of ``B`` jobs: distributions; closed form and expected ``[B]``, bounds ``[B, L]``, in bytes.
-
-    Where ``is_broken`` is set, the graph says nothing of the jobs ``[B]`` in it, and all amounts are the GPU's capacity.
-    """
-
-    distribution: MemoryDistribution
-    reference_bytes: NDArray[np.float64]
-    expected_bytes: NDArray[np.float64]
-    bounds_bytes: NDArray[np.float64]
-    is_broken: NDArray[np.bool_] | None
-
-
-class Looked(NamedTuple):
-    """What a model sees of ``B`` jobs before it answers.
-
-    Attributes:
-        features: shape ``[B, F]``; of a batch without layers the columns of the totals alone.
-        reasons: why each job lies outside the model's support; none for jobs inside.
-        has_unseen_option: whether an option or a layer kind is among the reasons.
-    """
-
-    features: NDArray[np.float64]
-    reasons: Sequence[tuple[str, ...]]
-    has_unseen_option: Sequence[bool] | NDArray[np.bool_]
-
-    def take(self, rows: Sequence[int] | Indices) -> Looked:
-        """The same of the jobs in ``rows``, which rise."""
-        at = np.asarray(rows, dtype=np.int64)
-        if isinstance(self.reasons, Reasons):
-            reasons = self.reasons.take(at)
-            return Looked(self.features[at], reasons, reasons.has_unseen_option)
-        return Looked(self.features[at], [self.reasons[row] for row in rows], [self.has_unseen_option[row] for row in rows])
-
-
-class Place(NamedTuple):
-    """The GPU that a question is about, as a model needs it.
-
-    Attributes:
-        gpu: its name.
-        capacity_bytes, blas_workspace_bytes: of it.
-        context_bytes: its CUDA context, less the one that the model's labels hold.
-        context_bound_bytes: the most that it can be, less the same.
-        site: what a site has calibrated for this GPU; ``None`` for the model as it was trained.
-    """
-
-    gpu: str
-    capacity_bytes: int
-    blas_workspace_bytes: int
-    context_bytes: int
-    context_bound_bytes: int
-    site: SiteCalibration | None = None
-
-
-class BundleModel:
-    """One bundle, ready to run for jobs of one family: its graph in onnxruntime and its support as arrays."""
-
-    def __init__(self, bundle: Bundle, family: str | None = None, session: onnxruntime.InferenceSession | None = None) -> None:
-        """For jobs of ``family``, the bundle's first unless given; ``session`` is the bundle's graph where that is loaded."""
-        self.bundle = bundle
-        self.card = card = bundle.card.of(family or bundle.card.families[0])
-        self.needs_layers = card.encoder == "transformer"
-        self.own_place = self._at_site(Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0))
-        self.support = Support(card)
-        self._default_bins = bins_of_width(GIB, card.capacity_bytes)
-        self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
-        self._session = session or _session(bundle)
-
-    def place(self, gpu: str | None) -> Place:
-        """The GPU called ``gpu`` beside the model's own, which it is unless named.
-
-        Raises:
-            InvalidRequestError: when there is no profile of it.
-        """
-        if gpu is None or gpu == self.card.gpu:
-            return self.own_place
-        device = device_profile(gpu)
-        if device.name == self.card.gpu:
-            return self.own_place
-        outside, own = context(device), self.card.context_bytes
-        return self._at_site(
-            Place(
-                device.name,
-                device.capacity_bytes,
-                device.blas_workspace_bytes,
-                outside.expected_bytes - own,
-                outside.bound_bytes - own,
-            )
-        )
-
-    def _at_site(self, place: Place) -> Place:
-        """The same place as a site has calibrated it, where it is the site's GPU."""
-        site = self.card.site_calibration
-        if site is None or site.gpu != place.gpu:
-            return place
-        return place._replace(context_bytes=site.shift_bytes, context_bound_bytes=site.shift_bound_bytes, site=site)
-
-    def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
-        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``; without layers the totals will do."""
-        step = self._rows_at_once
-        if len(features) <= step:
-            weights, locations, scales, amounts = self._run(jobs, features)
-        else:
-            starts = range(0, len(features), step)
-            parts = [self._run(jobs[at : at + step] if self.needs_layers else jobs, features[at : at + step]) for at in starts]
-            weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
-        sums = [np.add.reduce(output, axis=None) for output in (weights, locations, scales, amounts)]
-        is_broken = None
-        if not math.isfinite(
-            sum(sums)
-        ):  # a graph that is no number for some job, though it was one for those that it was tried on
-            is_number = [np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)]
-            is_broken = ~np.logical_and.reduce(is_number)
-            amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)
-        amounts_bytes = np.exp(np.minimum(amounts, _MOST_LOG_BYTES), dtype=np.float64)
-        return GraphAnswer(
-            MemoryDistribution(weights, locations, scales),
-            amounts_bytes[:, 0],
-            amounts_bytes[:, 1],
-            np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES),
-            is_broken,
-        )
-
-    def _run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[Any]:
-        answer: list[Any]
-        if self.needs_layers:
-            sequences, mask = layer_sequence(jobs)
-            inputs = {"features": features.astype(np.float32), "sequences": sequences, "mask": mask.astype(np.float32)}
-            answer = self._session.run(GRAPH_OUTPUTS, inputs)
-            return answer
-        count = len(features)
-        known = features.shape[1]
-        rows = np.empty((count + -count % _EVEN_ROWS, len(FEATURE_NAMES)), dtype=np.float32)
-        rows[:count, :known] = features
-        rows[count:, :known] = features[-1]
-        rows[:, known:] = 0.0
-        answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
-        return answer if len(rows) == count else [output[:count] for output in answer]
-
-    def level(self, coverage: float) -> int:
-        """Position of the smallest calibrated coverage that is at least ``coverage``.
-
-        Raises:
-            InvalidRequestError: when the coverage lies outside the calibrated ones.
-        """
-        coverages = self.card.coverages
-        if isinstance(coverage, bool) or not isinstance(coverage, int | float):
-            raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
-        if not coverages[0] <= coverage <= coverages[-1]:
-            raise InvalidRequestError(
-                f"must be between {coverages[0]:g} and {coverages[-1]:g}, for which {self.card.name} was calibrated, "
-                f"not {describe(coverage)}",
-                "coverage",
-            )
-        return bisect.bisect_left(coverages, coverage)
-
-    def look(self, jobs: Sequence[TrainingJob], place: Place) -> Looked:
-        """What there is to see of the jobs on the GPU ``place``."""
-        features = feature_matrix(jobs, place.blas_workspace_bytes)
-        return Looked(features, *self.support.reasons(jobs, features))
-
-    def glance(self, jobs: JobBatch, place: Place, totals: NDArray[np.float64]) -> Reasons:
-        """The reasons against the jobs of a batch alone: without the layers' features, where the support is not about those.
-
-        Args:
-            jobs: the jobs.
-            place: the GPU.
-            totals: their :func:`~gpumemnet.features.total_matrix`.
-        """
-        is_short = self.support.is_about_totals
-        reasons, _ = self.support.reasons(jobs, totals if is_short else feature_matrix(jobs, place.blas_workspace_bytes))
-        assert isinstance(reasons, Reasons)
-        return reasons
-
-    def estimate(
-        self,
-        jobs: Sequence[TrainingJob],
-        bins: BinScheme | None,
-        coverage: float,
-        place: Place | None = None,
-        looked: Looked | None = None,
-    ) -> Estimates:
-        """Estimates of jobs that all belong to the bundle's family; ``looked`` is what :meth:`look` gave, where that is known."""
-        place = place or self.own_place
-        if bins is None:
-            bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
-        level = self.level(coverage)
-        features, reasons, has_unseen_option = looked or self.look(jobs, place)
-        distribution, reference, expected, bounds, is_broken = self.run(jobs, features)
-        if is_broken is not None:
-            reasons = [(*own, _NO_NUMBER) if one else tuple(own) for one, own in zip(is_broken.tolist(), reasons, strict=True)]
-        safe = bounds[:, level] if place.site is None else place.site.bounds(expected, bounds)[:, level]
-        if _outside(reasons):
-            outside = reasons.counts > 0 if isinstance(reasons, Reasons) else np.array([bool(row) for row in reasons])
-            scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
-            distribution = distribution.replaced(outside, np.log(reference), scales)
-            expected = np.where(outside, reference, expected)
-        if self.card.traced_peak is not None and (traced := _traced(jobs)) is not None:
-            distribution, expected, safe, reasons = self._with_traces(jobs, traced, distribution, expected, safe, reasons, level)
-        if place.context_bytes or place.context_bound_bytes:
-            expected = np.maximum(expected + place.context_bytes, 1.0)
-            safe = safe + place.context_bound_bytes
-        log_edges = bins.log_inner_edges
-        if place.context_bytes:
-            log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
-        outside_reasons = {}
-        safe = np.ceil(np.maximum(safe, expected))
-        outside_rows = _outside(reasons)
-        if outside_rows:
-            outside_reasons = {row: reasons[row] for row in outside_rows}
-            safe[outside_rows] = np.nan
-        return Estimates(
-            expected_bytes=np.rint(expected),
-            safe_bytes=safe,
-            distribution=distribution,
-            log_edges=log_edges,
-            reasons=outside_reasons,
-            coverage=coverage,
-            bins=bins,
-            gpu=place.gpu,
-            estimator=self.card.name,
-            version=self.card.version,
-            label_source=self.card.label_source,
-        )
-
-    def _with_traces(
-        self,
-        jobs: Sequence[TrainingJob],
-        traced: NDArray[np.float64],
-        distribution: MemoryDistribution,
-        expected: NDArray[np.float64],
-        safe: NDArray[np.float64],
-        reasons: Sequence[tuple[str, ...]],
-        level: int,
-    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], Sequence[tuple[str, ...]]]:
-        """Answers in which jobs with a traced peak are answered from it: it has seen what a feature vector cannot."""
-        calibration = self.card.traced_peak
-        assert calibration is not None
-        is_traced = traced > 0
-        centre = np.log(traced + self.card.context_bytes)
-        distribution = distribution.mixed(is_traced, centre + calibration.log_shift, calibration.weights, calibration.log_scales)
-        expected = np.where(is_traced, np.exp(centre + calibration.log_shift), expected)
-        safe = np.where(is_traced, np.exp(centre + calibration.log_bounds[level]), safe)
-        reasons = [
-            option_reasons(jobs[row], calibration.options, "traced jobs were measured with") if is_one else own
-            for row, (is_one, own) in enumerate(zip(is_traced.tolist(), reasons, strict=True))
-        ]
-        return distribution, expected, safe, reasons
 
 
 class Predictor:
     """Answers for the families of its bundles.
 
     Of several bundles for a family, those that learnt from measurements are asked first: the first whose support holds a job
-    answers for it, and where none does the one with the fewest reasons.  The MLP-based encoder of the family answers unless the
-    transformer-based, or the model that all families have in common, is asked for.  A bundle given later takes the place of one
-    with the same family, encoder and provenance.
+    answers for it, and where none does the one with the fewest options, layer kinds and values that it has not seen.  The
+    MLP-based encoder of the family answers unless the transformer-based, or the model that all families have in common, is asked
+    for.  A bundle given later takes the place of one with the same family, encoder and provenance.
 
     Raises:
         BundleError: when there is no bundle, two have one name, or a graph does not run.
@@ -321,7 +52,7 @@ class Predictor:
         self._bundles = tuple(chosen[key] for key in ordered)
         self._of_family: dict[str, dict[str, list[BundleModel]]] = {}
         for bundle in self._bundles:
-            session = _session(bundle)
+            session = load_session(bundle)
             for family in bundle.card.families:
                 models = self._of_family.setdefault(family, {}).setdefault(bundle.card.encoder, [])
                 models.append(BundleModel(bundle, family, session))
@@ -471,12 +202,12 @@ def _without_layers() -> InvalidRequestError:
 def _cascade(
     models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
 ) -> list[Part]:
-    """Every job from the first model whose support holds it, else from the one with the fewest reasons against it."""
+    """Every job from the first model whose support holds it, else from the one that has not seen the fewest things of it."""
     if isinstance(jobs, JobBatch) and len(models) > 1 and all(model.support.takes_batches for model in models):
         return list(_batch_cascade(models, jobs, bins, coverage, gpu))
     place = models[0].place(gpu)
     looked = models[0].look(jobs, place)
-    if len(models) == 1 or not _outside(looked.reasons):
+    if len(models) == 1 or not outside_rows(looked.reasons):
         return [Part(range(len(jobs)), models[0].estimate(jobs, bins, coverage, place, looked))]
     views = [(list(range(len(jobs))), looked)]
     left = [row for row, reasons in enumerate(looked.reasons) if reasons]
@@ -488,7 +219,7 @@ def _cascade(
             break
     nearest: dict[int, int] = {}
     if left:
-        against = [dict(zip(rows, map(len, looked.reasons), strict=True)) for rows, looked in views]
+        against = [dict(zip(rows, looked.counts, strict=True)) for rows, looked in views]
         for row in left:
             counts = [counted[row] for counted in against]
             nearest[row] = counts.index(min(counts))
@@ -528,57 +259,10 @@ def _batch_cascade(
         if len(mine) < len(rows):
             rows, own, totals, reasons = rows[mine], own.take(mine), totals[mine], reasons.take(mine)
         place = models[number].place(gpu)
-        looked = Looked(with_layers(totals, own, place.blas_workspace_bytes), reasons, reasons.has_unseen_option)
+        looked = Looked(with_layers(totals, own, place.blas_workspace_bytes), reasons, reasons.has_unseen_option, reasons.counts)
         yield Part(rows.tolist(), models[number].estimate(own, bins, coverage, place, looked))
-
-
-def _outside(reasons: Sequence[tuple[str, ...]]) -> list[int]:
-    """The jobs that have reasons against them."""
-    if isinstance(reasons, Reasons):
-        return np.flatnonzero(reasons.counts).tolist()
-    return [row for row, words in enumerate(reasons) if words]
-
-
-def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64] | None:
-    """What traces found, in bytes, and 0 for jobs that nobody traced; nothing where nobody traced any."""
-    if isinstance(jobs, JobBatch):
-        column = jobs.column("traced_peak_bytes")
-        return column if column.any() else None
-    amounts = [job.traced_peak_bytes or 0 for job in jobs]
-    return np.array(amounts, dtype=np.float64) if any(amounts) else None
 
 
 def _trust(bundle: Bundle) -> int:
     provenance = bundle.card.document["training_data"].get("provenance")
     return TRUST.index(provenance) if provenance in TRUST else len(TRUST)
-
-
-def _session(bundle: Bundle) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # at these sizes a second thread costs more than it gives
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(bundle.model, options, providers=["CPUExecutionProvider"])
-        inputs = {entry.name: entry.shape for entry in session.get_inputs()}
-        outputs = {entry.name for entry in session.get_outputs()}
-    except Exception as error:  # onnxruntime raises its own, undocumented classes
-        raise BundleError(f"{bundle.source}: the graph does not load ({type(error).__name__})") from None
-    wanted: dict[str, int | None] = {"features": len(FEATURE_NAMES)}
-    if bundle.card.encoder == "transformer":
-        wanted |= {"sequences": len(SEQUENCE_COLUMNS), "mask": None}
-    described = ", ".join(f"{name} [… {width}]" if width else name for name, width in wanted.items())
-    fits = inputs.keys() == wanted.keys() and all(width in (None, inputs[name][-1]) for name, width in wanted.items())
-    if not fits or not outputs >= set(GRAPH_OUTPUTS):
-        raise BundleError(f"{bundle.source}: the graph must map {described} to {', '.join(GRAPH_OUTPUTS)}")
-    shapes = {"features": (1, len(FEATURE_NAMES)), "sequences": (1, 1, len(SEQUENCE_COLUMNS)), "mask": (1, 1)}
-    try:
-        answer = session.run(GRAPH_OUTPUTS, {name: np.ones(shapes[name], dtype=np.float32) for name in wanted})
-        has_numbers = all(np.isfinite(output).all() for output in answer)
-    except Exception as error:
-        raise BundleError(f"{bundle.source}: the graph does not run ({type(error).__name__})") from None
-    if answer[-1].shape != (1, 2 + len(bundle.card.coverages)):
-        raise BundleError(f"{bundle.source}: the graph does not give a bound for each of the card's coverages")
-    if not has_numbers:
-        raise BundleError(f"{bundle.source}: the graph gives infinity or no number where an amount should stand")
-    return session

@@ -29,7 +29,7 @@ class Reasons(Sequence[Words]):
         values: the features that have a range, shape ``[B, R]``.
         is_beyond: which of them lie beyond it, shape ``[B, R]``.
         option_words, kind_words, range_words: put into words the options of a job, kinds, and a value of a column.
-        counts: how many reasons there are against each job, shape ``[B]``.
+        counts: how many options, kinds and values speak against each job, shape ``[B]``.
     """
 
     jobs: JobBatch
@@ -92,3 +92,10 @@ class Reasons(Sequence[Words]):
             range_words=self.range_words,
             counts=self.counts[rows],
         )
+
+
+def outside_rows(reasons: Sequence[tuple[str, ...]]) -> list[int]:
+    """Positions of the jobs that have reasons against them."""
+    if isinstance(reasons, Reasons):
+        return np.flatnonzero(reasons.counts).tolist()
+    return [row for row, words in enumerate(reasons) if words]

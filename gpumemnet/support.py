@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from operator import attrgetter, contains, itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpumemnet.bundle import BundleCard
 from gpumemnet.features import FEATURE_NAMES, TOTAL_COLUMNS
 from gpumemnet.job import TrainingJob
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
+from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Indices, JobBatch
 from gpumemnet.layers import describe
 from gpumemnet.reasons import Reasons
 from gpumemnet.saved_tensors import ALIASES
@@ -29,6 +29,20 @@ _BATCH_FIELDS: Final = frozenset({*OPTION_FIELDS, *NUMBER_FIELDS})
 _KIND: Final = itemgetter(0)
 _LISTED: Final = 8
 """More numbers than this are told as their range."""
+
+
+class Against(NamedTuple):
+    """What speaks against a model's answers for ``B`` jobs.
+
+    Attributes:
+        reasons: why each job lies outside the support; none for jobs inside.
+        has_unseen_option: whether an option or a layer kind is among them.
+        counts: how many options, layer kinds and values were not seen; 0 for jobs inside.
+    """
+
+    reasons: Sequence[tuple[str, ...]]
+    has_unseen_option: Sequence[bool] | NDArray[np.bool_]
+    counts: Sequence[int] | Indices
 
 
 class Support:
@@ -52,10 +66,8 @@ class Support:
         self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
         self._seen_words = {field: _listed(seen) for field, seen in card.options.items()}
 
-    def reasons(
-        self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]
-    ) -> tuple[Sequence[tuple[str, ...]], Sequence[bool] | NDArray[np.bool_]]:
-        """For each job the reasons why it lies outside (none for jobs inside), and whether an option or a kind is among them.
+    def against(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> Against:
+        """What speaks against the model's answers.
 
         Args:
             jobs: ``B`` jobs; those of a batch have :class:`~gpumemnet.reasons.Reasons`.
@@ -65,21 +77,25 @@ class Support:
         beyond = (values < self._low) | (values > self._high)
         if isinstance(jobs, JobBatch) and self.takes_batches:
             batch_reasons = self._batch_reasons(jobs, values, beyond)
-            return batch_reasons, batch_reasons.has_unseen_option
-        reasons = [self._job_reasons(job) for job in jobs]
-        has_unseen_option = list(map(bool, reasons))
+            return Against(batch_reasons, batch_reasons.has_unseen_option, batch_reasons.counts)
+        found = [self._job_reasons(job) for job in jobs]
+        reasons, counts = [words for words, _ in found], [count for _, count in found]
+        has_unseen_option = list(map(bool, counts))
         if beyond.any():
-            for row in np.flatnonzero(beyond.any(axis=1)):
-                reasons[row] += tuple(
-                    self._range_reason(column, values[row, column]) for column in np.flatnonzero(beyond[row]).tolist()
-                )
-        return reasons, has_unseen_option
+            for row in np.flatnonzero(beyond.any(axis=1)).tolist():
+                columns = np.flatnonzero(beyond[row]).tolist()
+                counts[row] += len(columns)
+                reasons[row] += tuple([self._range_reason(column, values[row, column]) for column in columns])
+        return Against(reasons, has_unseen_option, counts)
 
-    def _job_reasons(self, job: TrainingJob) -> tuple[str, ...]:
+    def _job_reasons(self, job: TrainingJob) -> tuple[tuple[str, ...], int]:
+        """What speaks against the options and layer kinds of a job in words, and of how many of them."""
         has_known_options = all(map(contains, self._seen_options, self._options_of(job)))
-        if has_known_options and self._inside_kinds.issuperset(map(_KIND, job.layers)):
-            return ()
-        return option_reasons(job, self._options) + self._kind_reasons({layer.kind for layer in job.layers})
+        kinds = set(map(_KIND, job.layers))
+        if has_known_options and self._inside_kinds.issuperset(kinds):
+            return (), 0
+        words = option_reasons(job, self._options)
+        return words + self._kind_reasons(kinds), len(words) + len(kinds - self._inside_kinds)
 
     def _batch_reasons(self, jobs: JobBatch, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> Reasons:
         """The same for every job of a batch: looked at once for each set of options, kind of layer and number."""
@@ -100,7 +116,7 @@ class Support:
             owners = np.repeat(np.arange(len(jobs)), jobs.layer_counts)[is_unseen_kind]
             for row, kind in zip(owners.tolist(), jobs.layer_kinds[is_unseen_kind].tolist(), strict=True):
                 unseen.setdefault(row, set()).add(names[kind])
-            counts[list(unseen)] += 1
+            counts[list(unseen)] += list(map(len, unseen.values()))
         return Reasons(
             jobs=jobs,
             option_counts=option_counts,

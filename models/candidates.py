@@ -21,8 +21,8 @@ from sklearn.neural_network import MLPClassifier
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.bundle import Bundle
+from gpumemnet.bundle_model import BundleModel
 from gpumemnet.features import FEATURE_NAMES
-from gpumemnet.predictor import BundleModel
 from gpumemnet.units import GIB, MIB
 from models.answers import (
     COVERAGE,
@@ -32,6 +32,7 @@ from models.answers import (
     commonest_bin,
     regression_answers,
 )
+from models.bounds import COVERAGES
 from models.data import LabelledJobs, features_on, joined
 from models.export import save_classifier
 from models.network import float_tensor
@@ -40,7 +41,7 @@ from models.paper.training import fit_paper_mlp, fit_paper_transformer
 from models.plans import COMMON as COMMON_PLAN
 from models.sequence_training import SequencePlan, train_sequence_classifier
 from models.traced_peak import fit_traced_peak
-from models.training import COVERAGES, TrainingPlan, fitted_transform, train_classifier
+from models.training import TrainingPlan, fitted_transform, train_classifier
 
 Array = NDArray[np.float64]
 
@@ -217,10 +218,10 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
     looked = model.look(jobs, place)
     estimates = {scheme.name: model.estimate(jobs, scheme, COVERAGE, place, looked) for scheme in SCHEMES}
     first = estimates[ONE_GIB.name]
-    answer = model.run(jobs, looked[0])
+    answer = model.run(jobs, looked.features)
     bounds = answer.bounds_bytes if place.site is None else place.site.bounds(answer.expected_bytes, answer.bounds_bytes)
     bounds = np.maximum(bounds + place.context_bound_bytes, 0.0)
-    bounds[np.array([bool(reasons) for reasons in looked[1]], dtype=bool)] = np.nan
+    bounds[np.array([bool(reasons) for reasons in looked.reasons], dtype=bool)] = np.nan
     return Answers(
         expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),
         safe_bytes=np.array([estimate.safe_bytes or np.nan for estimate in first], dtype=np.float64),
@@ -236,7 +237,7 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
     known = ~np.isnan(training.label_bytes)
     place = model.place(training.gpu)
     looked = model.look(training.jobs, place)
-    reserved = model.run(training.jobs, looked[0]).expected_bytes - model.card.context_bytes
+    reserved = model.run(training.jobs, looked.features).expected_bytes - model.card.context_bytes
     context_bytes = int(np.median((training.label_bytes - reserved)[known]))
     return served_answers(bundle, test, training.gpu, max(0, context_bytes))
 

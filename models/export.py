@@ -44,22 +44,35 @@ RANGE_COLUMNS: Final = (
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
 """Scale of a logistic whose central 99 % reach from half to double: nobody has measured how the closed form errs there."""
 
-PUBLISHED_CREDIT: Final[Mapping[str, str]] = {
-    "description": "3,000 MLP training jobs (fp32, Adam) measured by GPUMemNet on one A100-SXM4-40GB: maximum of one-second "
-    "nvidia-smi readings of the whole GPU over 60 s",
-    "source": "https://github.com/itu-rad/GPUMemNet (Datasets/MLP/mlp_data_step2.csv); arXiv 2602.17817",
-    "licence": "CC BY 4.0",
-    "credit": "Measurements by the authors of GPUMemNet, IT University of Copenhagen (itu-rad)",
+PUBLISHED_FILES: Final = {
+    "mlp": "Datasets/MLP/mlp_data_step2.csv",
+    "cnn": "rows of cnn_data_step1.csv in Datasets/",
+    "transformer": "rows of transformer_data.csv in Datasets/",
 }
-
-
+"""Where GPUMemNet's readings of each family were published."""
 TRACED_CREDIT: Final[Mapping[str, str]] = {
     "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
     "source": "python -m dataset_builder trace-recipe",
     "licence": "Apache-2.0",
 }
 
-_CREDITS: Final = {"published": PUBLISHED_CREDIT, TRACED: TRACED_CREDIT}
+
+def _credit(data: LabelledJobs) -> Mapping[str, str]:
+    """Whose readings, or traces, the labels are."""
+    if data.provenance == TRACED:
+        return TRACED_CREDIT
+    if data.provenance != "published":
+        return {"description": f"measured on {data.gpu}"}
+    families = {"mlp": "MLP", "cnn": "CNN"}
+    named = ", ".join(families.get(family, family) for family in data.families)
+    files = ", ".join(PUBLISHED_FILES[family] for family in data.families)
+    return {
+        "description": f"{len(data):,} {named} training jobs (fp32, Adam) measured by GPUMemNet on one A100-SXM4-40GB: maximum "
+        "of one-second nvidia-smi readings of the whole GPU over 60 s",
+        "source": f"https://github.com/itu-rad/GPUMemNet ({files}); arXiv 2602.17817",
+        "licence": "CC BY 4.0",
+        "credit": "Measurements by the authors of GPUMemNet, IT University of Copenhagen (itu-rad)",
+    }
 
 
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
@@ -138,7 +151,7 @@ def save_classifier(
         "limits": "Holds for the options, layer kinds and ranges under 'support'; beyond them the answer is the calibrated "
         "closed form, without safe bytes.",
         "training_data": {
-            **_CREDITS.get(data.provenance, {"description": f"measured on {data.gpu}"}),
+            **_credit(data),
             "rows": len(data),
             "architectures": len(np.unique(data.groups)),
             "provenance": data.provenance,
@@ -146,12 +159,13 @@ def save_classifier(
             "sha256": data.sha256,
         },
         "conformal": {
-            "method": "cross-conformal: log-errors in units of the predicted spread, scored on rows that the scored member of "
-            f"the ensemble had not trained on, apart for {'each family and for ' if by_family else ''}jobs with and without "
+            "method": "cross-conformal: log-errors in units of the predicted spread and a floor, scored on rows that the scored "
+            f"member had not trained on, apart for {'each family and for ' if by_family else ''}jobs with and without "
             "cudnn.benchmark; meant for jobs like the training jobs; the share above the bound, measured on held-out folds, "
             "stands in the report",
             "coverages": list(classifier.coverages),
             "multiples": {mode: list(multiples) for mode, multiples in classifier.multiples.items()},
+            "floor": classifier.floor,
         },
         **_family_parts(data, classifier.range_log_scale, classifier.coverages, traces_of_all),
         "training": {

@@ -38,7 +38,8 @@ _LAYERS, _TOTALS, _BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
 LAYER_BYTES: Final = (
     *(f"{part}_{size}_bytes" for part in ("peak", "weights", "kept") for size in SIZE_CLASSES),
     *(f"kept_by_{group}_bytes" for group in GROUP_NAMES),
-    *("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes", "attention_matrix_bytes", "logits_bytes"),
+    *("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes", "unfragmented_bytes"),
+    *("attention_matrix_bytes", "logits_bytes"),
     *("largest_convolution_bytes", "largest_weight_bytes", "largest_activation_bytes"),
 )
 OPTIONS: Final = tuple(name for name in FEATURE_NAMES if name.startswith("is_"))
@@ -245,8 +246,12 @@ class MixtureClassifier(nn.Module):
 
     multiples: Tensor
 
-    def __init__(self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]]) -> None:
-        """``multiples`` hold for each of the :func:`group_names`, for each calibrated coverage, the multiple of the spread."""
+    def __init__(
+        self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]], floor: float
+    ) -> None:
+        """``multiples`` hold for each of the :func:`group_names`, for each calibrated coverage, the multiple of the spread and of
+        the ``floor`` beside it, which is in units of the closed form's error.
+        """
         super().__init__()
         self.transform = transform
         self.members = members
@@ -254,6 +259,7 @@ class MixtureClassifier(nn.Module):
         # The spread of all members is a sum over them; dividing here saves the graph a node.
         multiples_GL = [multiples[group] for group in group_names(transform.families)]
         self.register_buffer("multiples", torch.tensor(multiples_GL) / self.member_count)
+        self.floor = floor * self.member_count
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
@@ -266,7 +272,7 @@ class MixtureClassifier(nn.Module):
         weights_BK, locations_BK, scales_BK = flat
         centre_B1, spread_B1 = centre_and_spread(weights_BK, locations_BK, scales_BK)
         expected_B1 = reference_B1 + centre_B1 * units_B1
-        bounds_BL = expected_B1 + spread_B1 * units_B1 * (groups_BG @ self.multiples)
+        bounds_BL = expected_B1 + (spread_B1 + self.floor) * units_B1 * (groups_BG @ self.multiples)
         pad = nn.functional.pad
         return (
             pad(weights_BK * ((1.0 - BACKGROUND_WEIGHT) / self.member_count), (0, 1), value=BACKGROUND_WEIGHT),

@@ -17,8 +17,11 @@ from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.units import MIB
 
 MODEL_STATE_COLUMNS: Final = ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "optimizer_temporary_bytes")
-LAYER_TERMS: Final = (("segment_bytes",),)
-"""The line of a job with layers: one term, the closed form in whole segments."""
+LAYER_TERMS: Final = (("segment_bytes",), ("unfragmented_bytes",))
+"""The line of a job with layers: the closed form in whole segments that only tensors about as large take over, and without them.
+
+The truth lies between: a free segment of 200 MiB does serve a tensor of 50 where no smaller one is free.
+"""
 TOTALS_TERMS: Final = (MODEL_STATE_COLUMNS, ("activation_bytes",), ("input_bytes",))
 """The line of a job with totals only: three terms, the first a sum of columns."""
 
@@ -52,15 +55,26 @@ def fit_line(
     *,
     least_squares: bool = False,
 ) -> PhysicsLine:
-    """Fit the line of ``terms`` to the rows with a label (no NaN), by median regression or by least squares."""
+    """Fit the line of ``terms`` to the rows with a label (no NaN), by median regression or by least squares.
+
+    No slope is negative, as no bytes make a job smaller, and the line answers beyond the jobs that it was fitted to: a term whose
+    slope would be negative is left out, the most negative first.
+    """
     known = ~np.isnan(label_bytes)
     inputs, labels_mib = term_matrix_mib(features[known], terms), label_bytes[known] / MIB
-    regression = LinearRegression() if least_squares else QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs")
-    regression.fit(inputs, labels_mib)
+    slopes, left = np.zeros(len(terms)), np.arange(len(terms))
+    while True:
+        regression = LinearRegression() if least_squares else QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs")
+        regression.fit(inputs[:, left], labels_mib)
+        lowest = int(np.argmin(regression.coef_))
+        if len(left) == 1 or regression.coef_[lowest] >= 0:
+            break
+        left = np.delete(left, lowest)
+    slopes[left] = regression.coef_
     return PhysicsLine(
         terms=tuple(tuple(columns) for columns in terms),
         intercept_mib=float(regression.intercept_),
-        slopes=tuple(float(slope) for slope in regression.coef_),
+        slopes=tuple(slopes.tolist()),
         floor_mib=0.5 * float(labels_mib.min()),
     )
 

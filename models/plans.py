@@ -11,9 +11,9 @@ from models.training import TrainingPlan
 
 Plan = TrainingPlan | SequencePlan
 
-WIDE: Final = TrainingPlan(hidden=96, epochs=40)
+WIDE: Final = TrainingPlan(hidden=96, epochs=12)
 """For jobs of many optimizers and precisions."""
-COMMON: Final = TrainingPlan(hidden=128, epochs=40)
+COMMON: Final = TrainingPlan(hidden=128, epochs=12)
 """For jobs of several families."""
 
 

@@ -84,14 +84,15 @@ class SequenceClassifier(nn.Module):
         encoder: LayerEncoder,
         members: MemberMLPs,
         multiples: Mapping[str, Sequence[float]] | None = None,
+        floor: float = 0.0,
     ) -> None:
-        """``multiples`` are those of the head, for jobs with layers; none before calibration."""
+        """``multiples`` and ``floor`` are those of the head, for jobs with layers; none before calibration."""
         super().__init__()
         self.encoder = encoder
         given = multiples or {}
         # jobs with totals only have no sequence: their groups are there for the graph alone
         filled = {group: given.get(group.replace("totals", "layers"), ()) for group in group_names()}
-        self.head = MixtureClassifier(transform, members, filled)
+        self.head = MixtureClassifier(transform, members, filled, floor)
 
     def joined(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs of the head ``[B, D]``; reference and unit ``[B, 1]``, groups ``[B, 4]`` as the transform gives them."""

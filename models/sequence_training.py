@@ -1,7 +1,7 @@
 """Training of the transformer-based classifier, and the calibration of its safe bytes.
 
 One piece of the training architectures is held out: it chooses the epoch and gives the conformal multiples (split conformal
-prediction in units of the predicted spread; Lei et al., JASA 113, 2018).  The choice of the epoch makes that inexact, so the
+prediction, :mod:`models.bounds`).  The choice of the epoch makes that inexact, so the
 coverage on held-out folds, in every evaluation, is the evidence.
 """
 
@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpumemnet.sequence import layer_sequence
+from models.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
 from models.data import LabelledJobs
 from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
 from models.physics_line import LAYER_TERMS
 from models.sequence_network import SequenceClassifier, encoder_width, initialised
 from models.splits import pieces
 from models.training import (
-    COVERAGES,
     SHORTEST_SCHEDULE,
     TrainedClassifier,
     extrapolation_scale,
     fitted_transform,
-    grouped_multiples,
     label_interval,
 )
 
@@ -92,9 +91,11 @@ def train_sequence_classifier(
 
     coverages = tuple(level for level in COVERAGES if math.ceil((len(data) + 1) * level) <= len(data))
     held_out = np.flatnonzero(piece == 0)
-    multiples = grouped_multiples("layers", _scores(network, rows, data, held_out), data.take(held_out), coverages)
-    final = SequenceClassifier(transform, network.encoder, members, multiples).eval()
-    return TrainedClassifier(final, coverages, multiples, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
+    errors = _errors(network, rows, data, held_out)
+    floor = spread_floor([errors])
+    multiples = grouped_multiples("layers", conformal_scores(errors, floor), data.take(held_out), coverages)
+    final = SequenceClassifier(transform, network.encoder, members, multiples, floor).eval()
+    return TrainedClassifier(final, coverages, multiples, floor, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
 
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
@@ -178,17 +179,14 @@ def _loss(network: SequenceClassifier, rows: _Rows, batch: NDArray[np.int64]) ->
     return -(mixture_cdf(mixture, upper) - mixture_cdf(mixture, lower)).clamp_min(1e-7).log()[:, 0]
 
 
-def _scores(network: SequenceClassifier, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Log-errors of the jobs held out, in units of the predicted spread."""
-    scores = []
+def _errors(network: SequenceClassifier, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
+    """Of the jobs held out."""
+    parts = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]
         with torch.no_grad():
             sequences = batch_of([rows.sequences[row] for row in part.tolist()])
             inputs_BD, reference_B1, units_B1, _ = network.joined(rows.features[torch.from_numpy(part)], *sequences)
             centre, spread = centre_and_spread(*(amount[:, 0] for amount in network.head.members(inputs_BD.unsqueeze(0))))
-        expected = (reference_B1 + centre * units_B1)[:, 0].double().numpy()
-        unit = (spread * units_B1)[:, 0].double().numpy()
-        labels = np.where(np.isnan(data.label_bytes[part]), data.lower_bytes[part], data.label_bytes[part])
-        scores.append((np.log(labels) - expected) / unit)
-    return np.concatenate(scores)
+        parts.append(torch.cat((reference_B1 + centre * units_B1, spread * units_B1, units_B1), dim=1))
+    return errors_of(data.take(held_out), *torch.cat(parts).double().numpy().T)

@@ -2,7 +2,7 @@
 
 Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
 there, in the manner of cross-conformal prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015), in units of
-the predicted spread (Lei et al., JASA 113, 2018).  No theorem covers this exactly, because the piece also chooses the epoch and
+the predicted spread (:mod:`models.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch and
 all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
 """
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.units import MIB
+from models.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
 from models.data import LabelledJobs
 from models.network import (
     FeatureTransform,
@@ -32,11 +33,8 @@ from models.network import (
 from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from models.splits import pieces
 
-COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 SHORTEST_SCHEDULE: Final = 20
 """Steps of the shortest one-cycle schedule: with fewer its first tenth holds none."""
-FEWEST_SCORES: Final = 60
-"""Scores that a group needs to be calibrated apart."""
 BEYOND: Final = 1e6
 """Above every label, in units of the closed form's error."""
 TOTALS_COPIES: Final = 2
@@ -70,7 +68,8 @@ class TrainedClassifier:
     Attributes:
         network: the whole graph, in evaluation mode.
         coverages: the levels of the graph's bounds.
-        multiples: one of :func:`models.network.group_names` → for each coverage the multiple of the spread that gives it.
+        multiples: one of :func:`models.network.group_names` → for each coverage the multiple of spread and floor that gives it.
+        floor: stands beside every spread, in units of the closed form's error.
         range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
         best_epochs: the epoch that each member stopped at.
         range_log_scales: of a common model the scale in each family.
@@ -79,6 +78,7 @@ class TrainedClassifier:
     network: nn.Module
     coverages: tuple[float, ...]
     multiples: Mapping[str, tuple[float, ...]]
+    floor: float
     range_log_scale: float
     best_epochs: tuple[int, ...]
     range_log_scales: Mapping[str, float] = field(default_factory=dict)
@@ -111,18 +111,20 @@ def train_classifier(
     fewest = min(map(len, rows_of.values()))
     coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
     multiples: dict[str, tuple[float, ...]] = {}
-    for mode, mode_data in (("layers", data), ("totals", totals)):
-        scores = _conformal_scores(transform, members, mode_data, piece)
+    errors = {"layers": _errors(transform, members, data, piece), "totals": _errors(transform, members, totals, piece)}
+    floor = spread_floor(list(errors.values()))
+    for mode, mode_errors in errors.items():
+        scores = conformal_scores(mode_errors, floor)
         for family, family_rows in rows_of.items():
             name = mode_name(mode, family)
             multiples |= grouped_multiples(name, scores[family_rows], data.take(family_rows), coverages)
-    network = MixtureClassifier(transform, members, multiples).eval()
+    network = MixtureClassifier(transform, members, multiples, floor).eval()
     scales = {
         family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
         for family, some in rows_of.items()
     }
     by_family = scales if len(scales) > 1 else {}
-    return TrainedClassifier(network, coverages, multiples, max(scales.values()), best_epochs, by_family)
+    return TrainedClassifier(network, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)
 
 
 def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
@@ -232,45 +234,14 @@ def _fit(
     return tuple(best_epoch_E.tolist())
 
 
-def _conformal_scores(
-    transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Each job's log-error in units of the predicted spread, of the member that had not seen it, shape ``[B]``.
-
-    A job that ran out of memory scores with the card's capacity, the least that it can have needed.
-    """
+def _errors(transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]) -> Errors:
+    """Of each job, by the member that had not seen it."""
     with torch.no_grad():
         inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
         own = (torch.arange(len(piece)), torch.from_numpy(piece))
         centre_B1, spread_B1 = centre_and_spread(*(part[own] for part in members(inputs_BD.unsqueeze(0))))
-    expected, spread = (reference_B1 + centre_B1 * units_B1).double()[:, 0], (spread_B1 * units_B1).double()[:, 0]
-    labels = np.where(np.isnan(data.label_bytes), data.lower_bytes, data.label_bytes)
-    scores: NDArray[np.float64] = (np.log(labels) - expected.numpy()) / spread.numpy()
-    return scores
-
-
-def grouped_multiples(
-    mode: str, scores: NDArray[np.float64], data: LabelledJobs, coverages: Sequence[float]
-) -> dict[str, tuple[float, ...]]:
-    """The multiples of ``mode`` for jobs without and with ``cudnn.benchmark``; alike where either are too few to tell apart."""
-    benchmark = np.array([job.cudnn_benchmark for job in data.jobs], dtype=bool)
-    parts = [scores[~benchmark], scores[benchmark]]
-    if min(map(len, parts)) < FEWEST_SCORES:
-        parts = [scores, scores]
-    names = (mode, f"{mode}, cudnn_benchmark")
-    return {name: conformal_multiples(part, coverages) for name, part in zip(names, parts, strict=True)}
-
-
-def conformal_multiples(scores: NDArray[np.float64], coverages: Sequence[float]) -> tuple[float, ...]:
-    """For each coverage the score that bounds that share of jobs like these.
-
-    Where there are too few for the highest levels, twice the largest score stands in for what was not seen.
-    """
-    ordered = np.sort(scores)
-    ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]
-    if ranks[-1] >= len(ordered):
-        ordered = np.append(ordered, [2.0 * max(ordered[-1], 1.0)] * (ranks[-1] - len(ordered) + 1))
-    return tuple(float(ordered[rank]) for rank in ranks)
+    columns = (reference_B1 + centre_B1 * units_B1, spread_B1 * units_B1, units_B1)
+    return errors_of(data, *(column[:, 0].double().numpy() for column in columns))
 
 
 def extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:

@@ -236,7 +236,7 @@ class Answerer:
         """
         asked = read_batch_sizes(body)
         job = self._job(asked.job, "job", asked.encoder)
-        gpu = asked.gpu or self._predictor.models_for(job, asked.encoder)[0].card.gpu
+        gpu = asked.gpu or self._predictor.predict(job, encoder=asked.encoder).gpu
         found = batch_sizes(
             self._predictor,
             job,

@@ -28,6 +28,8 @@ RATIOS: Final = {
     "GB for GiB": 1000**3 / 1024**3,
     "GiB for GB": 1024**3 / 1000**3,
 }
+_LINE: Final = (("segment_bytes",),)
+"""One term: of two that rise together neither slope is known well."""
 TOLERANCE: Final = 0.006
 """How near, in logarithms, slope and intercept must both come to a ratio; the ratios lie 0.024 apart."""
 
@@ -55,7 +57,7 @@ def _has_line(one: Measurement) -> bool:
 
 def _line(rows: Sequence[Measurement]) -> PhysicsLine:
     from models.data import features_on
-    from models.physics_line import LAYER_TERMS, fit_line  # loads scikit-learn
+    from models.physics_line import fit_line  # loads scikit-learn
 
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-    return fit_line(features_on(rows[0].gpu, [one.job for one in rows]), labels, LAYER_TERMS)
+    return fit_line(features_on(rows[0].gpu, [one.job for one in rows]), labels, _LINE)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.bundle import Bundle
+from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_from_dict
-from gpumemnet.predictor import BundleModel, Predictor
+from gpumemnet.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
 from service.oip.outputs import Row

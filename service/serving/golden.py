@@ -15,12 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from gpumemnet.bundle import ENCODERS
+from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError
 from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_from_dict
-from gpumemnet.predictor import BundleModel, Predictor
+from gpumemnet.predictor import Predictor
 from service.examples import EXAMPLE_JOBS, predict_examples
 
 PLAUSIBLE_FACTOR: Final = 4.0
@@ -79,7 +80,7 @@ def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
 
 
 def _problem(model: BundleModel, job: TrainingJob) -> str | None:
-    features, _, _ = model.look((job,), model.own_place)
+    features = model.look((job,), model.own_place).features
     answer = model.run((job,), features)
     mixture = answer.distribution
     amounts = (answer.reference_bytes, answer.expected_bytes, answer.bounds_bytes)

@@ -119,7 +119,7 @@ def test_the_inverse_questions(client, predictor, job):
     assert free == batch_sizes(predictor, job, target("A100", free_mib=2000))
     assert client.smallest_gpu(job) == smallest_gpu(predictor, job)
     chosen = client.smallest_gpu(job, gpus=["T4"], devices=DEVICES, coverage=0.9, encoder="mlp")
-    assert chosen.safe == fits(predictor, job, [target("T4")], coverage=0.9)[0]
+    assert chosen.safe == smallest_gpu(predictor, job, [target("T4")], coverage=0.9).safe
     assert [gpu["name"] for gpu in client.gpus()] == [profile.name for profile in device_profiles()]
 
 

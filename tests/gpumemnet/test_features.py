@@ -86,13 +86,13 @@ def test_bytes_per_parameter(optimizer: str, precision: str, weights: int, gradi
 
 
 @pytest.mark.parametrize(
-    ("size_mib", "size_class", "packed_mib"),
-    [(0.5, 0, 0.5), (1, 0, 1), (1.5, 1, 20 / 13), (7, 1, 10), (9.9, 1, 10), (10, 2, 10), (11, 2, 12), (20, 3, 20), (41, 3, 42)],
+    ("size_mib", "block_class", "packed_mib"),
+    [(0.5, 0, 0.5), (1, 0, 1), (1.5, 1, 20 / 13), (7, 1, 10), (9.9, 1, 10), (10, 2, 10), (11, 2, 12), (20, 3, 20), (41, 4, 42)],
 )
-def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, size_class: int, packed_mib: float) -> None:
+def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, block_class: int, packed_mib: float) -> None:
     shares = packed(np.array([size_mib * MIB])) / MIB
-    assert shares[0].nonzero()[0].tolist() == [size_class]
-    assert shares[0, size_class] == pytest.approx(packed_mib)
+    assert shares[0].nonzero()[0].tolist() == [block_class]
+    assert shares[0, block_class] == pytest.approx(packed_mib)
 
 
 @given(st.floats(1, 2**40))

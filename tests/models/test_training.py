@@ -11,17 +11,15 @@ import torch
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
 from models.answers import REGRESSIONS, commonest_bin, regression_answers
+from models.bounds import COVERAGES, conformal_multiples, grouped_multiples
 from models.data import LabelledJobs, features_on
 from models.evaluation import SCHEMES
 from models.export import save_classifier
 from models.network import MemberMLPs, float_tensor
 from models.splits import folds
 from models.training import (
-    COVERAGES,
     TrainedClassifier,
     TrainingPlan,
-    conformal_multiples,
-    grouped_multiples,
     train_classifier,
 )
 

@@ -17,8 +17,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 
 from gpumemnet.bins import bins_of_width
+from gpumemnet.bundle_model import BundleModel
 from gpumemnet.job_json import job_from_dict
-from gpumemnet.predictor import BundleModel
 from gpumemnet.units import GIB, MIB
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS

@@ -1,0 +1,84 @@
+"""The calibration of safe bytes: conformal prediction in units of the predicted spread.
+
+A job's score is its log-error over ``spread + floor``, both in log-bytes (normalised nonconformity with a constant beside the
+spread: Papadopoulos et al., IJCAI 2011, section 4; Lei et al., JASA 113, 2018).  The floor is the typical error of the jobs that
+calibrate.  Without it one job whose spread was predicted far too small sets the bounds of all others: at 99 % of 167 jobs the
+largest score is the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.data import LabelledJobs
+
+Array = NDArray[np.float64]
+
+COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
+FEWEST_SCORES: Final = 60
+"""Scores that a group needs to be calibrated apart."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errors:
+    """What a network that had not seen ``B`` jobs says of them, shape ``[B]`` each.
+
+    Attributes:
+        log_errors: label less expectation in log-bytes; of a job that ran out of memory with the card's capacity as its label,
+            the least that it can have needed.
+        spreads: predicted, in log-bytes.
+        units: of the network's output, in log-bytes.
+        is_measured: whether the job has a label of its own.
+    """
+
+    log_errors: Array
+    spreads: Array
+    units: Array
+    is_measured: NDArray[np.bool_]
+
+
+def errors_of(data: LabelledJobs, expected: Array, spreads: Array, units: Array) -> Errors:
+    """The errors of expectations in log-bytes, shape ``[B]``."""
+    is_measured = ~np.isnan(data.label_bytes)
+    labels = np.where(is_measured, data.label_bytes, data.lower_bytes)
+    return Errors(np.log(labels) - expected, spreads, units, is_measured)
+
+
+def spread_floor(parts: Sequence[Errors]) -> float:
+    """The typical error of measured jobs, in units of the network's output; the mean over ``parts``."""
+    typical = [float(np.mean(np.abs(part.log_errors / part.units)[part.is_measured])) for part in parts]
+    return float(np.mean(typical))
+
+
+def conformal_scores(errors: Errors, floor: float) -> Array:
+    """Each job's log-error over its spread and the floor, shape ``[B]``."""
+    scores: Array = errors.log_errors / (errors.spreads + floor * errors.units)
+    return scores
+
+
+def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:
+    """The multiples of ``mode`` for jobs without and with ``cudnn.benchmark``; alike where either are too few to tell apart."""
+    benchmark = np.array([job.cudnn_benchmark for job in data.jobs], dtype=bool)
+    parts = [scores[~benchmark], scores[benchmark]]
+    if min(map(len, parts)) < FEWEST_SCORES:
+        parts = [scores, scores]
+    names = (mode, f"{mode}, cudnn_benchmark")
+    return {name: conformal_multiples(part, coverages) for name, part in zip(names, parts, strict=True)}
+
+
+def conformal_multiples(scores: Array, coverages: Sequence[float]) -> tuple[float, ...]:
+    """For each coverage the score that bounds that share of jobs like these.
+
+    Where there are too few for the highest levels, twice the largest score stands in for what was not seen.
+    """
+    ordered = np.sort(scores)
+    ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]
+    if ranks[-1] >= len(ordered):
+        ordered = np.append(ordered, [2.0 * max(ordered[-1], 1.0)] * (ranks[-1] - len(ordered) + 1))
+    return tuple(float(ordered[rank]) for rank in ranks)
