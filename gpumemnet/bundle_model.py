@@ -27,7 +27,7 @@ from gpumemnet.layers import describe
 from gpumemnet.reasons import Reasons, outside_rows
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
-from gpumemnet.support import Support, option_reasons
+from gpumemnet.support import Against, Support, option_reasons
 from gpumemnet.units import GIB
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
@@ -60,26 +60,15 @@ class Looked(NamedTuple):
 
     Attributes:
         features: shape ``[B, F]``; of a batch without layers the columns of the totals alone.
-        reasons, has_unseen_option, counts: what speaks against its answers (:class:`~gpumemnet.support.Against`).
+        against: what speaks against its answers.
     """
 
     features: NDArray[np.float64]
-    reasons: Sequence[tuple[str, ...]]
-    has_unseen_option: Sequence[bool] | NDArray[np.bool_]
-    counts: Sequence[int] | Indices
+    against: Against
 
     def take(self, rows: Sequence[int] | Indices) -> Looked:
         """The same of the jobs in ``rows``, which rise."""
-        at = np.asarray(rows, dtype=np.int64)
-        if isinstance(self.reasons, Reasons):
-            reasons = self.reasons.take(at)
-            return Looked(self.features[at], reasons, reasons.has_unseen_option, reasons.counts)
-        return Looked(
-            self.features[at],
-            [self.reasons[row] for row in rows],
-            [self.has_unseen_option[row] for row in rows],
-            [self.counts[row] for row in rows],
-        )
+        return Looked(self.features[np.asarray(rows, dtype=np.int64)], self.against.take(rows))
 
 
 class Place(NamedTuple):
@@ -185,6 +174,11 @@ class BundleModel:
         answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
         return answer if len(rows) == count else [output[:count] for output in answer]
 
+    def reaches(self, coverage: float) -> bool:
+        """Whether the bounds are calibrated for ``coverage``."""
+        coverages = self.card.coverages
+        return type(coverage) in (int, float) and coverages[0] <= coverage <= coverages[-1]
+
     def level(self, coverage: float) -> int:
         """Position of the smallest calibrated coverage that is at least ``coverage``.
 
@@ -194,7 +188,7 @@ class BundleModel:
         coverages = self.card.coverages
         if isinstance(coverage, bool) or not isinstance(coverage, int | float):
             raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
-        if not coverages[0] <= coverage <= coverages[-1]:
+        if not self.reaches(coverage):
             raise InvalidRequestError(
                 f"must be between {coverages[0]:g} and {coverages[-1]:g}, for which {self.card.name} was calibrated, "
                 f"not {describe(coverage)}",
@@ -205,7 +199,7 @@ class BundleModel:
     def look(self, jobs: Sequence[TrainingJob], place: Place) -> Looked:
         """What there is to see of the jobs on the GPU ``place``."""
         features = feature_matrix(jobs, place.blas_workspace_bytes)
-        return Looked(features, *self.support.against(jobs, features))
+        return Looked(features, self.support.against(jobs, features))
 
     def glance(self, jobs: JobBatch, place: Place, totals: NDArray[np.float64]) -> Reasons:
         """The reasons against the jobs of a batch alone: without the layers' features, where the support is not about those.
@@ -233,7 +227,7 @@ class BundleModel:
         if bins is None:
             bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
         level = self.level(coverage)
-        features, reasons, has_unseen_option, _ = looked or self.look(jobs, place)
+        features, (reasons, has_unseen_option, _) = looked or self.look(jobs, place)
         distribution, reference, expected, bounds, is_broken = self.run(jobs, features)
         if is_broken is not None:
             reasons = [(*own, _NO_NUMBER) if one else tuple(own) for one, own in zip(is_broken.tolist(), reasons, strict=True)]

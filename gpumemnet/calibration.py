@@ -276,8 +276,8 @@ def _parts(
             if not left:
                 break
             looked = model.look([rows[at].job for at in left], model.place(gpu))
-            mine = [number for number, reasons in enumerate(looked.reasons) if not reasons]
-            outside.update(reason for reasons in looked.reasons for reason in reasons)
+            mine = [number for number, reasons in enumerate(looked.against.reasons) if not reasons]
+            outside.update(reason for reasons in looked.against.reasons for reason in reasons)
             if mine:
                 at = np.array([left[number] for number in mine])
                 answer = model.run([rows[number].job for number in at], looked.features[mine])
@@ -293,7 +293,7 @@ def _parts(
                     fold=folds[at],
                     **numbers,
                 )
-            left = [at for at, reasons in zip(left, looked.reasons, strict=True) if reasons]
+            left = [at for at, reasons in zip(left, looked.against.reasons, strict=True) if reasons]
     return parts, outside
 
 

@@ -5,7 +5,8 @@ from *i* on, the tensors kept for the layers up to *i*, the gradient that flows 
 the layers give every such moment at once (liveness as in DNNMem, ESEC/FSE '20, section 3.3).  Each tensor counts with its share
 of the segments that the allocator would fill with its like (``c10/cuda/CUDACachingAllocator.cpp``), because that is what
 ``nvidia-smi`` sees.  Segments are never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of
-2 GiB.  So the peak is taken for every octave of tensor sizes apart, and the sum of these peaks is what the process comes to hold.
+2 GiB, while the other way round they can.  So the peak is taken for every octave of tensor sizes apart, what the optimizer's step
+needs comes out of segments that are as large or larger, and the sum of what each octave holds is what the process comes to hold.
 
 What the layer list does not say is taken as usual: frozen layers are the first ones, a checkpointed block ends with a residual
 sum (without any, it starts with a linear layer or a convolution), the loss is a cross-entropy of the last layer's output.
@@ -226,6 +227,7 @@ class _Chain:
         """Each layer's predecessor's value; ``first`` for a job's first layer."""
         shifted = np.empty_like(values)
         shifted[1:] = values[:-1]
+        shifted[:1] = 0.0  # what lies there by chance may be no number, and times 0 it stays none
         filled: Array = np.where(self.is_first, first, shifted) if shifted.ndim == 1 else shifted * ~self.is_first[:, None]
         return filled
 
@@ -279,7 +281,8 @@ def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
     standing, recomputed, blocks = _checkpointed(chain, tensors) if job[12].any() else (tensors.kept, None, np.zeros(len(rows)))
     logits = chain.elements[lasts] * np.where(job[10] > 0, FULL_BYTES, tensors.element_bytes[lasts])
     at_loss = np.add.reduceat(standing, starts) + copies_total + LOSS_TENSORS * packed(logits)
-    at_loss += tensors.outputs[lasts] * ~tensors.is_saved[lasts, None]
+    # Under autocast the loss takes a copy in fp32, and nothing needs the layer's own output any more.
+    at_loss += tensors.outputs[lasts] * ~(tensors.is_saved[lasts] | (job[10] > 0))[:, None]
 
     # What is kept comes layer by layer; the gradients of later layers are there, unless they are from the start.
     counts = ends - starts
@@ -308,7 +311,7 @@ def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
         {
             "weights": weights_total @ _SIZE_CLASS_OF,
             "kept": kept_total @ _SIZE_CLASS_OF,
-            "peak": np.maximum(resident + fullest, step) @ _SIZE_CLASS_OF,
+            "peak": held(resident + fullest, step) @ _SIZE_CLASS_OF,
             "optimizer_step": step @ _SIZE_CLASS_OF,
             "resident": resident.sum(axis=1),
             "loss_moment": at_loss.sum(axis=1),
@@ -322,6 +325,20 @@ def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
             "blocks": blocks,
         },
     )
+
+
+def held(before: Array, after: Array) -> Array:
+    """What the process holds after two moments, by block class, all ``[B, C]``.
+
+    What the second moment needs beyond the first in a class comes out of what larger classes have free by then, but for the
+    smallest, which has a pool of its own; the rest is new.
+    """
+    beyond = (after - before)[:, :0:-1]
+    new = np.maximum(np.maximum.accumulate(beyond.cumsum(axis=1), axis=1), 0.0)  # in a class and all larger ones together
+    amounts = before.copy()
+    amounts[:, 0] = np.maximum(before[:, 0], after[:, 0])
+    amounts[:, :0:-1] += np.diff(new, axis=1, prepend=0.0)
+    return amounts
 
 
 def _over_classes(amounts: Array) -> Array:

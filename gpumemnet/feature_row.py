@@ -218,15 +218,21 @@ def _layer_columns(job: TrainingJob, blas_workspace_bytes: int) -> list[float]:
         logits = previous_elements * (FULL_BYTES if is_autocast else previous_bytes)
         place, amount = packed[logits]
         at_loss[place] = LOSS_TENSORS * amount
-        at_loss[before_class] += before_bytes * (1 - saved[-1])
+        if not (saved[-1] or is_autocast):
+            at_loss[before_class] += before_bytes
         place, amount = packed[input_bytes]
         resident[place] = amount
     standing, passing = state + (1.0 - created), created + temporary
-    for c in _CLASSES:
+    beyond = new = 0.0
+    for c in reversed(_CLASSES):
         resident[c] += weights[c] + standing * trained[c]
         step[c] = resident[c] + passing * trained[c] + loop_copies * largest_trained[c]
         at_loss[c] += kept[c] + copies[c]
-        peak[c] = max(resident[c] + fullest[c], resident[c] + at_loss[c], step[c])
+        peak[c] = max(resident[c] + fullest[c], resident[c] + at_loss[c])
+        # The step takes what larger classes have free; what it needs on top is new (closed_form.held).
+        beyond = step[c] - peak[c] + (beyond if c else 0.0)
+        before, new = new if c else 0.0, max(beyond, new if c else 0.0)
+        peak[c] += new - before
     resident_total, at_loss_total, step_total = sum(resident), sum(at_loss), sum(step)
     fullest_total = max(fullest_total, at_loss_total)
     peaks = _by_size_class(peak)

@@ -1,7 +1,8 @@
 """Jobs in and out of JSON, JSON Lines and plain dictionaries, with errors that name the place.
 
-This is the only parser of jobs: the service, the command line and the batch reader all come through
-:func:`job_from_dict`, so a job that one accepts the others accept, and they refuse with the same sentence.
+:func:`job_from_dict` says what a job may be: the service, the command line and the batch reader come through it, or through
+quicker readers that leave to it whatever is odd.  So a job that one accepts the others accept, and they refuse with the same
+sentence.
 """
 
 from __future__ import annotations

@@ -1,10 +1,26 @@
-"""Workers of a pool that do not outlive the process that they work for."""
+"""Processes that do not outlive the one that they work for."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+import time
+from typing import Final
+
+_LOOK_SECONDS: Final = 0.2
+
+
+def end_with_starter() -> None:
+    """The same for a program that another one has started: look now and then whether it is still there."""
+    starter = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == starter:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=look, name="end-with-starter", daemon=True).start()
 
 
 def end_with_parent() -> None:

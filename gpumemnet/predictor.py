@@ -23,6 +23,7 @@ from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import JobBatch, layer_counts, some_of
 from gpumemnet.layers import describe
 from gpumemnet.reasons import outside_rows
+from gpumemnet.support import against_batch
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
@@ -102,6 +103,15 @@ class Predictor:
             )
         return models
 
+    def models_reaching(self, coverage: float, family: str, encoder: str | None = None) -> list[BundleModel]:
+        """The models for jobs of ``family`` that were calibrated for ``coverage``; where none is, asking the first says why.
+
+        A model that learnt from few jobs reaches no high coverage, and then the next one is asked instead.  Errors as
+        :meth:`models_of`.
+        """
+        models = self.models_of(family, encoder)
+        return [model for model in models if model.reaches(coverage)] or models[:1]
+
     def unanswered(self, jobs: JobBatch, encoder: str | None = None) -> list[int]:
         """Positions of the jobs for which :meth:`models_for` raises an error."""
         is_refused, needs_layers = np.zeros((2, len(jobs.option_sets)), dtype=np.bool_)
@@ -164,7 +174,7 @@ class Predictor:
         """
         asked = []
         for family, rows in _rows_of_families(jobs).items():
-            models, own = self.models_of(family, encoder), some_of(jobs, rows)
+            models, own = self.models_reaching(coverage, family, encoder), some_of(jobs, rows)
             if models[0].needs_layers and not layer_counts(own).all():
                 raise _without_layers()
             asked.append((models, rows, own))
@@ -207,25 +217,25 @@ def _cascade(
         return list(_batch_cascade(models, jobs, bins, coverage, gpu))
     place = models[0].place(gpu)
     looked = models[0].look(jobs, place)
-    if len(models) == 1 or not outside_rows(looked.reasons):
+    if len(models) == 1 or not outside_rows(looked.against.reasons):
         return [Part(range(len(jobs)), models[0].estimate(jobs, bins, coverage, place, looked))]
     views = [(list(range(len(jobs))), looked)]
-    left = [row for row, reasons in enumerate(looked.reasons) if reasons]
+    left = [row for row, reasons in enumerate(looked.against.reasons) if reasons]
     for model in models[1:]:
         looked = model.look(some_of(jobs, left), model.place(gpu))
         views.append((left, looked))
-        left = [row for row, reasons in zip(left, looked.reasons, strict=True) if reasons]
+        left = [row for row, reasons in zip(left, looked.against.reasons, strict=True) if reasons]
         if not left:
             break
     nearest: dict[int, int] = {}
     if left:
-        against = [dict(zip(rows, looked.counts, strict=True)) for rows, looked in views]
+        against = [dict(zip(rows, looked.against.counts, strict=True)) for rows, looked in views]
         for row in left:
             counts = [counted[row] for counted in against]
             nearest[row] = counts.index(min(counts))
     parts = []
     for number, (rows, looked) in enumerate(views):
-        mine = [at for at, row in enumerate(rows) if not looked.reasons[at] or nearest.get(row) == number]
+        mine = [at for at, row in enumerate(rows) if not looked.against.reasons[at] or nearest.get(row) == number]
         if mine:
             answered, model = [rows[at] for at in mine], models[number]
             seen = looked if len(mine) == len(rows) else looked.take(mine)
@@ -259,7 +269,7 @@ def _batch_cascade(
         if len(mine) < len(rows):
             rows, own, totals, reasons = rows[mine], own.take(mine), totals[mine], reasons.take(mine)
         place = models[number].place(gpu)
-        looked = Looked(with_layers(totals, own, place.blas_workspace_bytes), reasons, reasons.has_unseen_option, reasons.counts)
+        looked = Looked(with_layers(totals, own, place.blas_workspace_bytes), against_batch(reasons))
         yield Part(rows.tolist(), models[number].estimate(own, bins, coverage, place, looked))
 
 

@@ -44,6 +44,21 @@ class Against(NamedTuple):
     has_unseen_option: Sequence[bool] | NDArray[np.bool_]
     counts: Sequence[int] | Indices
 
+    def take(self, rows: Sequence[int] | Indices) -> Against:
+        """The same of the jobs in ``rows``, which rise."""
+        if isinstance(self.reasons, Reasons):
+            return against_batch(self.reasons.take(np.asarray(rows, dtype=np.int64)))
+        return Against(
+            [self.reasons[row] for row in rows],
+            [self.has_unseen_option[row] for row in rows],
+            [self.counts[row] for row in rows],
+        )
+
+
+def against_batch(reasons: Reasons) -> Against:
+    """What the reasons against the jobs of a batch say."""
+    return Against(reasons, reasons.has_unseen_option, reasons.counts)
+
 
 class Support:
     """The support of one bundle, as arrays."""
@@ -76,8 +91,7 @@ class Support:
         values = features.take(self._columns, axis=1)
         beyond = (values < self._low) | (values > self._high)
         if isinstance(jobs, JobBatch) and self.takes_batches:
-            batch_reasons = self._batch_reasons(jobs, values, beyond)
-            return Against(batch_reasons, batch_reasons.has_unseen_option, batch_reasons.counts)
+            return against_batch(self._batch_reasons(jobs, values, beyond))
         found = [self._job_reasons(job) for job in jobs]
         reasons, counts = [words for words, _ in found], [count for _, count in found]
         has_unseen_option = list(map(bool, counts))

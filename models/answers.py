@@ -93,7 +93,7 @@ def calibrated_physics(training: LabelledJobs) -> Callable[[LabelledJobs], Array
 
 
 def calibrated_closed_form(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
-    """Median regression on the closed form in whole segments, where layers are known, else on the totals."""
+    """Median regression on the closed form, with and without fragmentation, where layers are known, else on the totals."""
     terms = LAYER_TERMS if training.jobs[0].has_layers else TOTALS_TERMS
     line = fit_line(training.features, training.label_bytes, terms)
     return lambda jobs: line.predict_bytes(jobs.features)

@@ -51,9 +51,12 @@ def errors_of(data: LabelledJobs, expected: Array, spreads: Array, units: Array)
 
 
 def spread_floor(parts: Sequence[Errors]) -> float:
-    """The typical error of measured jobs, in units of the network's output; the mean over ``parts``."""
-    typical = [float(np.mean(np.abs(part.log_errors / part.units)[part.is_measured])) for part in parts]
-    return float(np.mean(typical))
+    """The typical error of measured jobs, in units of the network's output; the mean over ``parts``.
+
+    Where all jobs ran out of memory it is 1, the closed form's own typical error.
+    """
+    typical = [float(np.mean(np.abs(part.log_errors / part.units)[part.is_measured])) for part in parts if part.is_measured.any()]
+    return float(np.mean(typical)) if typical else 1.0
 
 
 def conformal_scores(errors: Errors, floor: float) -> Array:

@@ -221,7 +221,7 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
     answer = model.run(jobs, looked.features)
     bounds = answer.bounds_bytes if place.site is None else place.site.bounds(answer.expected_bytes, answer.bounds_bytes)
     bounds = np.maximum(bounds + place.context_bound_bytes, 0.0)
-    bounds[np.array([bool(reasons) for reasons in looked.reasons], dtype=bool)] = np.nan
+    bounds[np.array([bool(reasons) for reasons in looked.against.reasons], dtype=bool)] = np.nan
     return Answers(
         expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),
         safe_bytes=np.array([estimate.safe_bytes or np.nan for estimate in first], dtype=np.float64),

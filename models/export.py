@@ -44,12 +44,10 @@ RANGE_COLUMNS: Final = (
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
 """Scale of a logistic whose central 99 % reach from half to double: nobody has measured how the closed form errs there."""
 
-PUBLISHED_FILES: Final = {
-    "mlp": "Datasets/MLP/mlp_data_step2.csv",
-    "cnn": "rows of cnn_data_step1.csv in Datasets/",
-    "transformer": "rows of transformer_data.csv in Datasets/",
-}
-"""Where GPUMemNet's readings of each family were published."""
+PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
+"""On which GPUMemNet measured."""
+PUBLISHED_FILES: Final = {"mlp": "mlp_data_step2.csv", "cnn": "cnn_data_step1.csv", "transformer": "transformer_data.csv"}
+"""Where its readings of each family stand, below ``Datasets/``."""
 TRACED_CREDIT: Final[Mapping[str, str]] = {
     "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
     "source": "python -m dataset_builder trace-recipe",
@@ -61,15 +59,17 @@ def _credit(data: LabelledJobs) -> Mapping[str, str]:
     """Whose readings, or traces, the labels are."""
     if data.provenance == TRACED:
         return TRACED_CREDIT
-    if data.provenance != "published":
-        return {"description": f"measured on {data.gpu}"}
+    if data.provenance != "published" or data.gpu != PUBLISHED_GPU:
+        return {"description": f"{data.provenance} readings on {data.gpu}"}
     families = {"mlp": "MLP", "cnn": "CNN"}
     named = ", ".join(families.get(family, family) for family in data.families)
     files = ", ".join(PUBLISHED_FILES[family] for family in data.families)
+    out_of_memory = int(np.isnan(data.label_bytes).sum())
+    without = f", {out_of_memory} of which ran out of memory" if out_of_memory else ""
     return {
-        "description": f"{len(data):,} {named} training jobs (fp32, Adam) measured by GPUMemNet on one A100-SXM4-40GB: maximum "
-        "of one-second nvidia-smi readings of the whole GPU over 60 s",
-        "source": f"https://github.com/itu-rad/GPUMemNet ({files}); arXiv 2602.17817",
+        "description": f"{len(data):,} {named} training jobs (fp32, Adam{without}) measured by GPUMemNet on one A100-SXM4-40GB: "
+        "maximum of one-second nvidia-smi readings of the whole GPU over 60 s",
+        "source": f"https://github.com/itu-rad/GPUMemNet (Datasets: {files}); arXiv 2602.17817",
         "licence": "CC BY 4.0",
         "credit": "Measurements by the authors of GPUMemNet, IT University of Copenhagen (itu-rad)",
     }

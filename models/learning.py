@@ -23,7 +23,7 @@ FEATURE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "model state": ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "optimizer_temporary_bytes"),
     "counts of layers": tuple(name for name in FEATURE_NAMES if name.endswith("_count")),
     "closed form by size class": tuple(name for name in FEATURE_NAMES if name.startswith(("weights_", "peak_", "kept_"))),
-    "moments of the step": ("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes"),
+    "moments of the step": ("resident_bytes", "loss_bytes", "backward_bytes", "step_bytes", "unfragmented_bytes"),
     "largest tensors": tuple(name for name in FEATURE_NAMES if name.startswith("largest_") or name == "logits_bytes"),
     "closed form in whole segments": ("segment_bytes", "small_slack_bytes", "medium_slack_bytes", "spare_medium_segments"),
 }

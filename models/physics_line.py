@@ -67,13 +67,16 @@ def fit_line(
         regression = LinearRegression() if least_squares else QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs")
         regression.fit(inputs[:, left], labels_mib)
         lowest = int(np.argmin(regression.coef_))
-        if len(left) == 1 or regression.coef_[lowest] >= 0:
+        if regression.coef_[lowest] >= 0:
+            slopes[left], intercept = regression.coef_, float(regression.intercept_)
             break
         left = np.delete(left, lowest)
-    slopes[left] = regression.coef_
+        if not len(left):
+            intercept = float(np.mean(labels_mib) if least_squares else np.median(labels_mib))
+            break
     return PhysicsLine(
         terms=tuple(tuple(columns) for columns in terms),
-        intercept_mib=float(regression.intercept_),
+        intercept_mib=intercept,
         slopes=tuple(slopes.tolist()),
         floor_mib=0.5 * float(labels_mib.min()),
     )

@@ -1,7 +1,7 @@
 """Training of the transformer-based classifier, and the calibration of its safe bytes.
 
 One piece of the training architectures is held out: it chooses the epoch and gives the conformal multiples (split conformal
-prediction, :mod:`models.bounds`).  The choice of the epoch makes that inexact, so the
+prediction, :mod:`models.bounds`).  The choice of the epoch, and the floor, make that inexact, so the
 coverage on held-out folds, in every evaluation, is the evidence.
 """
 

@@ -2,8 +2,8 @@
 
 Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
 there, in the manner of cross-conformal prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015), in units of
-the predicted spread (:mod:`models.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch and
-all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
+the predicted spread (:mod:`models.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch and the
+floor, and all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
 """
 
 from __future__ import annotations

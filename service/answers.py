@@ -236,7 +236,7 @@ class Answerer:
         """
         asked = read_batch_sizes(body)
         job = self._job(asked.job, "job", asked.encoder)
-        gpu = asked.gpu or self._predictor.predict(job, encoder=asked.encoder).gpu
+        gpu = asked.gpu or self._predictor.predict(job, coverage=asked.coverage, encoder=asked.encoder).gpu
         found = batch_sizes(
             self._predictor,
             job,

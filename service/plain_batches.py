@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
-from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION
+from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, OPTIONS_OF, Array, Indices, JobBatch
 from gpumemnet.job_reader import DEFAULTS, LayerColumns, job_batch, kind_codes, settle_totals
 from gpumemnet.layers import CODE_OF_KIND, MAX_ELEMENTS, is_kind
@@ -37,7 +37,7 @@ class _Layer(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 def _job_type() -> Any:
     """A job's fields with what each may hold.  An optional one that is not stated stays unset, so that keys can be counted."""
-    types: dict[str, Any] = dict.fromkeys(JOB_FIELDS, bool)
+    types: dict[str, Any] = {name: bool for name in OPTION_FIELDS if name not in FIELD_CHOICES}
     types |= {name: Annotated[int, Meta(ge=minimum, le=maximum)] for name, (minimum, maximum) in _RANGES.items()}
     types |= {name: Literal[choices] for name, choices in FIELD_CHOICES.items()}
     types |= {"layers": list[_Layer], "schema_version": Literal[SCHEMA_VERSION]}
@@ -81,7 +81,7 @@ def read_plain_batch(body: bytes, max_jobs: int, max_layers: int) -> PlainBatch 
     if not 0 < len(request.jobs) <= max_jobs:
         return None
     stated = {name: value for name in request.__struct_fields__[1:] if (value := getattr(request, name)) is not UNSET}
-    read = _read(request.jobs, max_layers)
+    read = _read(request.jobs, min(max_layers, MAX_LAYERS))
     if read is None:
         return None
     jobs, key_count = read

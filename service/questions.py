@@ -1,6 +1,6 @@
 """Reads the bodies of requests: which jobs are asked about, and how the answer is wanted.
 
-Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job_json.job_from_dict`, the one parser of jobs.
+Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job_json.job_from_dict`, or alike by quicker readers.
 """
 
 from __future__ import annotations

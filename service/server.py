@@ -120,7 +120,7 @@ def serve(
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM before the first request: there is nothing to finish.
+    """SIGTERM before the first request: nothing was accepted, and a migration ends with its starter.
 
     An exception would be lost, and the signal with it, where the signal comes while Python frees an object.
     """

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.job import MAX_LAYERS
 from gpumemnet.layers import describe
 from gpumemnet.units import MIB
 
@@ -109,7 +110,7 @@ class Settings(BaseSettings):
         10.0, description="how long a request's body may take to arrive"
     )
     max_jobs: Annotated[int, _number(1, 100_000)] = Field(1000, description="most jobs in one batch")
-    max_layers: Annotated[int, _number(1, 100_000)] = Field(20_000, description="most layers of one job")
+    max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(MAX_LAYERS, description="most layers of one job")
     max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
         256, description="most requests at work in a worker; more get 503 at once instead of waiting"
     )

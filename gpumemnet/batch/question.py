@@ -57,7 +57,7 @@ def checked_names(predictor: Predictor, question: Question) -> Names:
     """
     gpus: set[str] = set()
     for family in _families(predictor, question):
-        for model in predictor.models_of(family, question.encoder):
+        for model in predictor.models_reaching(question.coverage, family, question.encoder):
             model.level(question.coverage)
             gpus.add(model.place(question.gpu).gpu)
     bundles = predictor.bundles

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,7 +98,7 @@ def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
             f"the driver for {shown(url)} is not installed: install it with  pip install 'gpumemnet[postgres]'"
         ) from None
     if url.get_backend_name() == "sqlite":
-        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "connect", partial(_set_up_sqlite, busy_seconds))
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -195,22 +196,22 @@ def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
     return DatabaseError(f"the database {shown(url)} cannot be used: {reason}")
 
 
-def _set_up_sqlite(connection: Any, _record: object) -> None:
+def _set_up_sqlite(busy_seconds: float, connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so, not where the driver guesses
-    _use_write_ahead_log(connection)
+    _use_write_ahead_log(connection, busy_seconds)
     for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+def _use_write_ahead_log(connection: sqlite3.Connection, busy_seconds: float) -> None:
     """Turn the log on, which is for good.  SQLite does not wait for others while it does so, whatever its timeout."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + busy_seconds
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(_WAL_PAUSE_SECONDS)
 

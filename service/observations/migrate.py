@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.durable import locked
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.orphans import end_with_starter
 from service.observations import migrations
 from service.observations.database import (
     MIGRATION_LOCK,
@@ -31,6 +32,7 @@ from service.observations.database import (
 
 def main() -> int:
     """Migrate the database whose URL is on standard input, or the only argument; returns the exit code."""
+    end_with_starter()  # what is done by then is rolled back
     try:
         migrate(database_url(sys.argv[1] if len(sys.argv) == 2 else sys.stdin.read().strip()))
     except GpumemnetError as error:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.closed_form import MEDIUM_SEGMENT, closed_form, job_columns, packed
+from gpumemnet.closed_form import BLOCK_CLASSES, MEDIUM_SEGMENT, closed_form, held, job_columns, packed
 from gpumemnet.feature_row import feature_row, is_quick
 from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_columns, feature_matrix
 from gpumemnet.job import TrainingJob, totals_only
@@ -188,3 +188,25 @@ def test_whole_segments_grow_like_a_staircase() -> None:
 def test_frozen_parameters_need_no_gradient() -> None:
     assert column(small_job(trainable_parameters=0), "gradient_bytes") == 0
     assert column(small_job(trainable_parameters=0), "peak_small_bytes") < column(small_job(), "peak_small_bytes")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "held_bytes"),
+    [
+        ([0, 0, 50, 100], [0, 0, 90, 60], [0, 0, 50, 100]),  # the larger class has 40 free
+        ([0, 0, 50, 100], [0, 0, 100, 60], [0, 0, 60, 100]),
+        ([0, 0, 50, 100], [0, 0, 10, 120], [0, 0, 50, 120]),  # what is smaller cannot serve what is larger
+        ([0, 30, 0, 100], [0, 60, 20, 70], [0, 50, 0, 100]),  # both come out of the same 30
+        ([10, 0, 0, 100], [30, 0, 0, 0], [30, 0, 0, 100]),  # small blocks have a pool of their own
+    ],
+)
+def test_a_step_takes_what_larger_classes_have_free(before: list[int], after: list[int], held_bytes: list[int]) -> None:
+    first, second, wanted = (np.array([own + [0] * (BLOCK_CLASSES - 4)], dtype=np.float64) for own in (before, after, held_bytes))
+    assert held(first, second).tolist() == wanted.tolist()
+
+
+def test_what_lies_in_memory_by_chance_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [small_job(batch_size=size) for size in range(1, 20)]
+    expected = feature_columns(many, WORKSPACE)
+    monkeypatch.setattr(np, "empty_like", lambda values: np.full(values.shape, np.nan))
+    np.testing.assert_array_equal(feature_columns(many, WORKSPACE), expected)

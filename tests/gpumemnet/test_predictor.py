@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.bundle import save_bundle, shipped_bundles
+from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.job import TrainingJob, totals_only
@@ -23,7 +24,9 @@ from gpumemnet.layers import Layer
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs, small_job
+from tests.registries import shipped
 
+DATASETS = Path(__file__).parents[2] / "dataset_builder" / "datasets"
 PREDICTOR = Predictor([bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"])
 DEFAULT = Predictor.default()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
@@ -263,6 +266,19 @@ def test_the_layers_of_a_batch_are_asked_for_where_a_model_needs_them() -> None:
         DEFAULT.estimate(batch, encoder="transformer")
     assert DEFAULT.parts([]) == []
     assert DEFAULT.parts(batch[:0]) == []
+
+
+def test_a_model_that_reaches_no_high_coverage_leaves_the_job_to_the_next() -> None:
+    few, many = (shipped(f"transformer-{name}") for name in ("a100-published", "h200-traced"))
+    assert few.card.coverages[-1] < 0.999 <= many.card.coverages[-1]
+    (row, *_) = read_dataset(DATASETS / "published_transformer_a100.parquet")
+    both = Predictor([few, many])
+    assert both.predict(row.job).estimator == few.card.name
+    assert both.predict(row.job, coverage=0.999).estimator == many.card.name
+    with pytest.raises(InvalidRequestError, match=f"for which {few.card.name} was calibrated"):
+        Predictor([few]).predict(row.job, coverage=0.999)
+    with pytest.raises(InvalidRequestError, match="must be between"):
+        both.predict(row.job, coverage=0.4)
 
 
 def test_every_job_is_in_one_part() -> None:
