@@ -102,13 +102,17 @@ class Support:
                 reasons[row] += tuple([self._range_reason(column, values[row, column]) for column in columns])
         return Against(reasons, has_unseen_option, counts)
 
+    def knows(self, job: TrainingJob) -> bool:
+        """Whether nothing speaks against the options and layer kinds of ``job``; its sizes may lie outside."""
+        return all(map(contains, self._seen_options, self._options_of(job))) and self._inside_kinds.issuperset(
+            map(_KIND, job.layers)
+        )
+
     def _job_reasons(self, job: TrainingJob) -> tuple[tuple[str, ...], int]:
         """What speaks against the options and layer kinds of a job in words, and of how many of them."""
-        has_known_options = all(map(contains, self._seen_options, self._options_of(job)))
-        kinds = set(map(_KIND, job.layers))
-        if has_known_options and self._inside_kinds.issuperset(kinds):
+        if self.knows(job):
             return (), 0
-        words = option_reasons(job, self._options)
+        words, kinds = option_reasons(job, self._options), set(map(_KIND, job.layers))
         return words + self._kind_reasons(kinds), len(words) + len(kinds - self._inside_kinds)
 
     def _batch_reasons(self, jobs: JobBatch, values: NDArray[np.float64], beyond: NDArray[np.bool_]) -> Reasons:
