@@ -52,7 +52,7 @@ def test_features_of_totals_do_not_depend_on_the_company() -> None:
     model = PREDICTOR.models_of("mlp")[0]
     whole = model.look(batch, model.own_place)
     np.testing.assert_array_equal(whole.features[2500:2600], model.look(batch[2500:2600], model.own_place).features)
-    assert list(whole.reasons) == list(model.glance(batch, model.own_place, total_matrix(batch)))
+    assert list(whole.against.reasons) == list(model.glance(batch, model.own_place, total_matrix(batch)))
 
 
 def _totals(count: int) -> list[TrainingJob]:
