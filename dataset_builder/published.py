@@ -21,10 +21,9 @@ from gpumemnet.dataset import write_dataset
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.job import TrainingJob
 from gpumemnet.layers import Layer, describe
-from gpumemnet.measurement import Measurement
+from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.units import MIB
 
-PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
 PUBLISHED_CAPACITY_BYTES: Final = 40_960 * MIB
 """The card's nominal memory; what its driver offered is not published."""
 PUBLISHED_SECONDS: Final = 60.0

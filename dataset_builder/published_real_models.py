@@ -20,14 +20,14 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from dataset_builder.published import PUBLISHED_CAPACITY_BYTES, PUBLISHED_GPU
+from dataset_builder.published import PUBLISHED_CAPACITY_BYTES
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.dataset import write_dataset
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.measurement import Measurement
+from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.trace.memory import Memory, memory_of
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions, record

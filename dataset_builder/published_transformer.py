@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dataset_builder.families import Network, TensorSpec
-from dataset_builder.published import PUBLISHED_CAPACITY_BYTES, PUBLISHED_GPU, PUBLISHED_SECONDS
+from dataset_builder.published import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS
 from gpumemnet.errors import DatasetError
 from gpumemnet.job import TrainingJob
 from gpumemnet.layers import Layer, describe
-from gpumemnet.measurement import Measurement
+from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:

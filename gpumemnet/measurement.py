@@ -31,6 +31,8 @@ SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
 """Provenance of what a finished job of a site really used, as its scheduler reported it."""
+PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
+"""On which GPUMemNet measured what it published."""
 PROVENANCES: Final = ("measured", "published", TRACED, OBSERVED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 

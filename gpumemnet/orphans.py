@@ -9,18 +9,7 @@ import time
 from typing import Final
 
 _LOOK_SECONDS: Final = 0.2
-
-
-def end_with_starter() -> None:
-    """The same for a program that another one has started: look now and then whether it is still there."""
-    starter = os.getppid()
-
-    def look() -> None:
-        while os.getppid() == starter:
-            time.sleep(_LOOK_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=look, name="end-with-starter", daemon=True).start()
+"""How often a program looks whether the one that started it is still there."""
 
 
 def end_with_parent() -> None:
@@ -38,3 +27,15 @@ def end_with_parent() -> None:
         os._exit(1)  # from a thread there is no other way, and nobody is left to report to
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
+
+
+def end_with_starter() -> None:
+    """The same for a program that is no worker of a pool: it looks now and then whether who started it is still there."""
+    starter = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == starter:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=look, name="end-with-starter", daemon=True).start()

@@ -14,7 +14,7 @@ import torch
 from gpumemnet.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.measurement import TRACED
+from gpumemnet.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.sequence import SEQUENCE_COLUMNS
 from gpumemnet.training_reference import reference_document, training_reference
 from models.data import LabelledJobs
@@ -44,8 +44,6 @@ RANGE_COLUMNS: Final = (
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
 """Scale of a logistic whose central 99 % reach from half to double: nobody has measured how the closed form errs there."""
 
-PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
-"""On which GPUMemNet measured."""
 PUBLISHED_FILES: Final = {"mlp": "mlp_data_step2.csv", "cnn": "cnn_data_step1.csv", "transformer": "transformer_data.csv"}
 """Where its readings of each family stand, below ``Datasets/``."""
 TRACED_CREDIT: Final[Mapping[str, str]] = {

@@ -96,23 +96,23 @@ def _read(jobs: list[Any], max_layers: int) -> tuple[JobBatch, int] | None:
     columns = {name: list(map(attrgetter(name), jobs)) for name in NUMBER_FIELDS}
     versions = [job.schema_version for job in jobs]
     layers = list(map(_LAYERS, jobs))
-    unset = sum(column.count(UNSET) for column in (*columns.values(), versions, layers))
+    unset = {name: column.count(UNSET) for name, column in columns.items()}
+    unset_elsewhere = versions.count(UNSET) + layers.count(UNSET)
     read = _read_layers(layers, max_layers)
     if read is None:
         return None
     layer_columns, layer_keys = read
     option_sets, option_codes, unset_options = _read_options(map(OPTIONS_OF, jobs), len(jobs))
-    numbers = {name: _as_numbers(name, column) for name, column in columns.items()}
+    numbers = {name: _as_numbers(name, column, unset[name]) for name, column in columns.items()}
     if settle_totals(numbers, layer_columns).any():
         return None
-    key_count = len(jobs) * len(JOB_FIELDS) - unset - unset_options + layer_keys
+    key_count = len(jobs) * len(JOB_FIELDS) - sum(unset.values()) - unset_elsewhere - unset_options + layer_keys
     return job_batch(numbers, option_sets, option_codes, layer_columns), key_count
 
 
-def _as_numbers(name: str, column: list[Any]) -> Array:
-    """Counts as floats, the default where one is not stated; not a number for none."""
+def _as_numbers(name: str, column: list[Any], unset: int) -> Array:
+    """Counts as floats, the default where one is not stated, ``unset`` times; not a number for none."""
     default = DEFAULTS[name]
-    unset = column.count(UNSET)
     if unset == len(column):
         return np.full(unset, np.nan if default is None else default, dtype=np.float64)
     return np.array([default if value is UNSET else value for value in column] if unset else column, dtype=np.float64)
