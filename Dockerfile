@@ -7,14 +7,16 @@
 # Without keys it does not listen on an address that others can reach; deploy/README.md tells how to make them, and
 # docs/service.md lists every setting.  Own bundles: -v ./my-bundle:/bundle:ro -e GPUMEMNET_BUNDLES=/bundle
 
-FROM python:3.12-slim AS build
+# The whole image, because the slim one has no compiler.
+FROM python:3.12 AS build
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY gpumemnet gpumemnet
 COPY service service
 # client: the admission webhook (integrations/kubernetes) runs from this image too.  What no service loads is left out; of the rest,
 # the modules are compiled now, because a read-only file system keeps no compiled ones.
-RUN python -m venv --without-pip /opt/gpumemnet \
+RUN export GPUMEMNET_COMPILE=1 \
+ && python -m venv --without-pip /opt/gpumemnet \
  && pip --python /opt/gpumemnet/bin/python install --no-cache-dir --no-compile --constraint constraints.txt '.[service,postgres,client]' \
  && find /opt/gpumemnet -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.map' \) -delete \
  && /opt/gpumemnet/bin/python -I -c "import service.app, alembic.command, httpx, psycopg, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite" \

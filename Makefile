@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
+BUILT_FROM := pyproject.toml constraints.txt hatch_build.py gpumemnet/closed_form.py gpumemnet/closed_form.pxd
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: serve test lint format benchmark clean
@@ -34,10 +35,10 @@ $(VENV)/bin/python:
 	  { echo "error: $(PYTHON) is older than Python 3.11; name a newer one:  make PYTHON=python3.12 ..." >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-service: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed-service: $(VENV)/bin/python $(BUILT_FROM)
 	$(PIP) --editable '.[service]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(VENV)/bin/python $(BUILT_FROM)
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed-service

@@ -1,8 +1,8 @@
 """What a prediction costs in process, on one core: ``python benchmarks/in_process.py``.
 
-Prints the median and the 99th percentile of one prediction over many different jobs, its parts, the feature vector as a loop and
-as arrays, batches, requests from their bytes to the bytes of their answers, the memory of a process that has all bundles loaded,
-and the time from a fresh interpreter to the first prediction.
+Prints the median and the 99th percentile of one prediction over many different jobs, its parts, batches, requests from their bytes
+to the bytes of their answers, the memory of a process that has all bundles loaded, and the time from a fresh interpreter to the first
+prediction.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ os.sched_setaffinity(0, {CORE})
 import numpy as np  # noqa: E402 - after the process is pinned
 
 from gpumemnet import Layer, Predictor, TrainingJob, job_to_json  # noqa: E402
-from gpumemnet.feature_row import feature_row  # noqa: E402
-from gpumemnet.features import FEATURE_NAMES, feature_columns  # noqa: E402
+from gpumemnet.closed_form import IS_COMPILED  # noqa: E402
+from gpumemnet.features import FEATURE_NAMES, feature_matrix  # noqa: E402
 from gpumemnet.job_json import job_from_json  # noqa: E402
 from service.answers import Answerer  # noqa: E402
 from service.examples import EXAMPLE_JOBS  # noqa: E402
@@ -132,15 +132,15 @@ def main() -> None:
     jobs = random_jobs(JOBS)
     [model, *_] = predictor.models_for(jobs[0])
     workspace = model.card.blas_workspace_bytes
-    rows = {id(job): np.array([feature_row(job, workspace)]) for job in jobs}
+    rows = {id(job): feature_matrix((job,), workspace) for job in jobs}
     deep = [deep_transformer(job.batch_size % 64 + 1) for job in jobs[:500]]
-    print(f"one core, {JOBS} different MLP jobs of 7 to 31 layers, {len(FEATURE_NAMES)} features")
+    form = "compiled" if IS_COMPILED else "not compiled"
+    print(f"one core, {JOBS} different MLP jobs of 7 to 31 layers, {len(FEATURE_NAMES)} features, closed form {form}")
     print(f"{'':44}{'median µs':>12}{'p99 µs':>12}")
     for name, run in (
         ("one prediction, probabilities of all bins", predictor.predict),
-        ("  of which: feature vector, plain floats", lambda job: feature_row(job, workspace)),
+        ("  of which: feature vector", lambda job: feature_matrix((job,), workspace)),
         ("  of which: graph in onnxruntime", lambda job: model.run((job,), rows[id(job)])),
-        ("feature vector of one job, arrays", lambda job: feature_columns((job,), workspace)),
     ):
         median, p99 = microseconds(run, jobs)
         print(f"{name:44}{median:12.0f}{p99:12.0f}")
@@ -150,6 +150,7 @@ def main() -> None:
     print(f"{'':44}{'median ms':>12}")
     for name, act in (
         ("1,000 different MLP jobs in one call", lambda: predictor.estimate(jobs[:1000])),
+        ("  of which: feature vectors", lambda: feature_matrix(jobs[:1000], workspace)),
         ("1,000 transformers, MLP-based", lambda: predictor.estimate(deep * 2)),
         ("1,000 transformers, transformer-based", lambda: predictor.estimate(deep * 2, encoder="transformer")),
         ("ten calls of 100 MLP jobs", lambda: [predictor.estimate(jobs[at : at + 100]) for at in range(0, 1000, 100)]),

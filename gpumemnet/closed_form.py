@@ -1,43 +1,38 @@
 """The peak of a training step in closed form, by size class of the caching allocator, from the layer list alone.
 
 No event is replayed: at the backward pass of layer *i* the weights and their optimizer state live, the gradients of the layers
-from *i* on, the tensors kept for the layers up to *i*, the gradient that flows in and the one that flows out.  Prefix sums over
-the layers give every such moment at once (liveness as in DNNMem, ESEC/FSE '20, section 3.3).  Each tensor counts with its share
-of the segments that the allocator would fill with its like (``c10/cuda/CUDACachingAllocator.cpp``), because that is what
-``nvidia-smi`` sees.  Segments are never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of
-2 GiB, while the other way round they can.  So the peak is taken for every octave of tensor sizes apart, what the optimizer's step
-needs comes out of segments that are as large or larger, and the sum of what each octave holds is what the process comes to hold.
+from *i* on, the tensors kept for the layers up to *i*, the gradient that flows in and the one that flows out.  One walk over the
+layers meets every such moment (liveness as in DNNMem, ESEC/FSE '20, section 3.3).  Each tensor counts with its share of the
+segments that the allocator would fill with its like (``c10/cuda/CUDACachingAllocator.cpp``), because that is what ``nvidia-smi``
+sees.  Segments are never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2 GiB, while
+the other way round they can.  So the peak is taken for every octave of tensor sizes apart, what the optimizer's step needs comes
+out of segments that are as large or larger, and the sum of what each octave holds is what the process comes to hold.
 
 What the layer list does not say is taken as usual: frozen layers are the first ones, a checkpointed block ends with a residual
 sum (without any, it starts with a linear layer or a convolution), the loss is a cross-entropy of the last layer's output.
+
+This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
+``closed_form.pxd``, and a job takes a hundredth of the time (``benchmarks/in_process.py``).  Hence the flat buffers with named
+places, and loops instead of arrays: both forms are this text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from collections.abc import Iterable, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_table import JobTable, job_table
-from gpumemnet.layer_table import LayerTable
-from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, KINDS, LAYER_GROUPS
+from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS, OTHER_CODE
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
 
-Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Indices = NDArray[np.int64]
+IS_COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is the compiled form, which takes arrays where the other takes lists."""
 
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 """Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments).
 
 Features are by these; the peaks behind them by :data:`BLOCK_CLASSES`.
 """
-
 SMALL_LIMIT: Final = MIB
 MEDIUM_LIMIT: Final = 10 * MIB
 LARGE_LIMIT: Final = 20 * MIB
@@ -53,64 +48,11 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
 LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
-
 HUGE_OCTAVES: Final = 7
 """Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
 BLOCK_TOPS: Final = (SMALL_LIMIT, *(top - BLOCK for top in (MEDIUM_LIMIT, *(LARGE_LIMIT << k for k in range(HUGE_OCTAVES)))))
 """Largest block of each class of tensors that take over each other's segments, but the last, which has no largest."""
 BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
-_LARGEST: Final = len(SIZE_CLASSES) - 1
-_SIZE_CLASS_OF: Final[Array] = np.eye(len(SIZE_CLASSES))[np.minimum(np.arange(BLOCK_CLASSES), _LARGEST)]
-"""Adds amounts by block class up to amounts by size class, shape ``[BLOCK_CLASSES, 4]``."""
-
-
-def _is_one_of(kinds: Sequence[str]) -> Flags:
-    return np.array([kind in kinds for kind in KINDS])
-
-
-_STARTS_BLOCK: Final = _is_one_of((*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"]))
-_IS_ATTENTION: Final = _is_one_of((*LAYER_GROUPS["attention"], "softmax"))
-_IS_EMBEDDING: Final = _is_one_of(LAYER_GROUPS["embedding"])
-_ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT = (
-    CODE_OF_KIND[kind] for kind in ("add", "multiply", "softmax", "matmul", "dropout")
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClosedForm:
-    """Closed-form bytes of ``B`` jobs; jobs without layers have zeros.
-
-    Attributes:
-        weights: packed bytes of the parameters by size class, shape ``[B, 4]``.
-        kept: packed bytes of the tensors kept for the backward pass by size class, shape ``[B, 4]``.
-        peak: packed bytes at the peaks of the block classes, by size class, shape ``[B, 4]``.
-        optimizer_step: packed bytes during the optimizer's step by size class, shape ``[B, 4]``.
-        resident: packed bytes that stay from step to step, shape ``[B]``.
-        loss_moment, backward_moment: packed bytes on top of those at the loss, and at the fullest moment, shape ``[B]``.
-        kept_by_group: packed bytes kept for the backward pass by the layer group that made them, shape ``[B, G]``.
-        attention_matrices: bytes of the outputs of all softmax layers, shape ``[B]``.
-        logits: bytes of the last layer's output as the loss takes it, shape ``[B]``.
-        largest_activation: bytes of the largest layer output, shape ``[B]``.
-        largest_weight: bytes of the largest layer's parameters, shape ``[B]``.
-        largest_convolution: bytes of the largest input and output of a convolution together, shape ``[B]``.
-        blocks: number of checkpointed blocks, 0 where nothing is checkpointed, shape ``[B]``.
-    """
-
-    weights: Array
-    kept: Array
-    peak: Array
-    optimizer_step: Array
-    resident: Array
-    loss_moment: Array
-    backward_moment: Array
-    kept_by_group: Array
-    attention_matrices: Array
-    logits: Array
-    largest_activation: Array
-    largest_weight: Array
-    largest_convolution: Array
-    blocks: Array
-
 
 JOB_COLUMNS: Final = (
     "batch_size",
@@ -136,341 +78,561 @@ are per element (:class:`gpumemnet.physics.ElementBytes`), the copies those of :
 ``is_created`` says that the backward pass creates the gradients as it goes: it does not where they are accumulated.
 """
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-def job_columns(jobs: Sequence[TrainingJob]) -> Array:
-    """The columns :data:`JOB_COLUMNS` of ``B`` jobs, shape ``[15, B]``."""
-    return columns_of(job_table(jobs))
+    Amounts = MutableSequence[float] | NDArray[np.float64]
+    Numbers = Sequence[float] | NDArray[np.float64]
+    Codes = Sequence[int] | NDArray[np.int64]
+    Places = MutableSequence[int] | NDArray[np.int64]
+
+# The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes C variables of them.
+_BLOCK: Final = float(BLOCK)
+_ROUNDING: Final = float(ROUNDING)
+_SMALL_SEGMENT: Final = float(SMALL_SEGMENT)
+_MEDIUM_SEGMENT: Final = float(MEDIUM_SEGMENT)
+_MEDIUM_LIMIT: Final = float(MEDIUM_LIMIT)
+_SMALL_TOP: Final = float(BLOCK_TOPS[0])
+_MEDIUM_TOP: Final = float(BLOCK_TOPS[1])
+_LARGE_TOP: Final = float(BLOCK_TOPS[2])
+_CUBLASLT: Final = float(CUBLASLT_WORKSPACE)
+_TYPICAL: Final = float(TYPICAL_LARGE_TENSOR)
+_FULL: Final = float(FULL_BYTES)
+_LOSS: Final = float(LOSS_TENSORS)
+_HANDLES: Final = float(HANDLES)
+_CLASSES: Final = BLOCK_CLASSES
+_LARGEST_SIZE: Final = len(SIZE_CLASSES) - 1
+_KINDS: Final = len(KINDS)
+_CONVOLUTION: Final = GROUP_NAMES.index("conv")
+_ADD: Final = CODE_OF_KIND["add"]
+_MULTIPLY: Final = CODE_OF_KIND["multiply"]
+_SOFTMAX: Final = CODE_OF_KIND["softmax"]
+_MATMUL: Final = CODE_OF_KIND["matmul"]
+_DROPOUT: Final = CODE_OF_KIND["dropout"]
+_OTHER: Final = OTHER_CODE
+
+# What is known of each kind: the columns of KIND_RULES, and three more.
+_IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
+_SECOND_SHARE, _HAS_BIAS, _IS_CAST, _OWN_BYTES, _TAKEN_BYTES = 5, 6, 7, 8, 9
+_STARTS_BLOCK, _IS_ATTENTION, _IS_EMBEDDING = 10, 11, 12
+_RULE_WIDTH: Final = 13
+_BLOCK_STARTERS: Final = (*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"])
+_ATTENTION_KINDS: Final = (*LAYER_GROUPS["attention"], "softmax")
+_RULE_ROWS: Final = [
+    (*rules, kind in _BLOCK_STARTERS, kind in _ATTENTION_KINDS, kind in LAYER_GROUPS["embedding"])
+    for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
+]
+RULES: Final = [float(value) for row in _RULE_ROWS for value in row]
+"""The rules of :data:`gpumemnet.saved_tensors.KIND_RULES` and some more, as :func:`fill_columns` takes them."""
+GROUPS: Final = [GROUP_NAMES.index(GROUP_OF_KIND[kind]) for kind in KINDS]
+"""The group of each kind, as it takes those."""
+
+# Columns of a job, as in JOB_COLUMNS.
+_BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN = 0, 1, 2, 3, 4, 5, 6, 7
+_CREATED, _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS = 8, 9, 10, 11, 12, 13, 14
+_JOB_WIDTH: Final = len(JOB_COLUMNS)
+
+# Places of the answer, as in gpumemnet.features.LAYER_COLUMNS.
+_COUNT_PLACE: Final = 2
+_WEIGHT_PLACE: Final = _COUNT_PLACE + len(GROUP_NAMES)
+_KEPT_PLACE: Final = _WEIGHT_PLACE + len(SIZE_CLASSES)
+_PEAK_PLACE: Final = _KEPT_PLACE + len(SIZE_CLASSES)
+_GROUP_PLACE: Final = _PEAK_PLACE + len(SIZE_CLASSES)
+_SUM_PLACE: Final = _GROUP_PLACE + len(GROUP_NAMES)
+ANSWER_WIDTH: Final = _SUM_PLACE + 16
+
+# Places of the notes: sums over layers by block class, and then what is known of each layer.
+_WEIGHTS: Final = 0
+_TRAINED: Final = BLOCK_CLASSES
+_LARGEST: Final = 2 * BLOCK_CLASSES
+_KEPT: Final = 3 * BLOCK_CLASSES
+_STANDING: Final = 4 * BLOCK_CLASSES
+_BLOCK_KEPT: Final = 5 * BLOCK_CLASSES
+_COPIES: Final = 6 * BLOCK_CLASSES
+_FULLEST: Final = 7 * BLOCK_CLASSES
+_FULLEST_FROZEN: Final = 8 * BLOCK_CLASSES
+_PEAK: Final = 9 * BLOCK_CLASSES
+_STEP: Final = 10 * BLOCK_CLASSES
+_LAYER_NOTES: Final = 11 * BLOCK_CLASSES
+_OWN, _TAKEN, _IS_NEEDED, _BEGINS = 0, 1, 2, 3
+_NOTE_WIDTH: Final = 4
 
 
-def columns_of(table: JobTable) -> Array:
-    """The same of a table of jobs."""
-    inputs = table.batch_size * table.input_elements
-    return np.stack(
-        (
-            table.batch_size,
-            np.maximum(table.sequence_length, 1.0),
-            table.weight_bytes,
-            table.base_bytes,
-            table.copy_bytes,
-            table.state_copies,
-            table.temporary_copies,
-            table.total_parameters - table.trainable_parameters,
-            table.gradient_accumulation == 1,
-            inputs * table.input_bytes,
-            table.is_autocast,
-            table.is_math,
-            table.is_checkpointed,
-            table.loop_copies,
-            inputs,
-        )
-    )
+def note_count(most_layers: int) -> int:
+    """How long the ``notes`` of :func:`fill_columns` have to be."""
+    return _LAYER_NOTES + _NOTE_WIDTH * most_layers
 
 
-def packed(sizes: Array) -> Array:
-    """Bytes of segment that each tensor costs among its likes, in the column of its block class.
-
-    A tensor of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes, so that sums are exact in any
-    order: a job has the same features alone and among others.
+def read_layers(
+    layers: Iterable[tuple[str, int, int]],
+    first: int,
+    codes: dict[str, int],
+    kinds: Places,
+    activations: Amounts,
+    parameters: Amounts,
+) -> int:
+    """Write the layers of a job into columns, from place ``first`` on.
 
     Args:
-        sizes: bytes of the tensors, any shape ``[...]``.
+        layers: the layers.
+        first: where the first of them goes.
+        codes: kind → code; kinds that are not in it are ``other``.
+        kinds, activations, parameters: the columns, which are long enough.
 
     Returns:
-        Shape ``[..., C]`` with ``C`` block classes, zero outside the tensor's own.
+        The place after the last one.
     """
-    flat = np.ascontiguousarray(sizes).ravel()
-    places = np.flatnonzero(flat != 0.0)  # half of them are empty: a layer without weights, or without a mask
-    blocks = np.ceil(flat[places] / BLOCK)
-    blocks *= BLOCK
-    shares = MEDIUM_SEGMENT // (MEDIUM_SEGMENT // np.minimum(blocks, MEDIUM_LIMIT))
-    own_segments = np.ceil(blocks / ROUNDING) * ROUNDING
-    classes = np.searchsorted(BLOCK_TOPS, blocks)
-    amounts = np.where(classes > 1, own_segments, np.where(classes, shares, blocks))
-    by_class = np.zeros(len(flat) * BLOCK_CLASSES)
-    by_class[places * BLOCK_CLASSES + classes] = amounts
-    return by_class.reshape(*sizes.shape, BLOCK_CLASSES)
+    at = first
+    for layer in layers:
+        kinds[at] = codes.get(layer[0], _OTHER)
+        activations[at] = layer[1]
+        parameters[at] = layer[2]
+        at += 1
+    return at
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chain:
-    """The layers with storage of ``J`` jobs that have any, ``N`` in all, with what is known of each.
+def fill_columns(
+    answers: Amounts,
+    width: int,
+    begin: int,
+    jobs: Numbers,
+    counts: Codes,
+    kinds: Codes,
+    activations: Numbers,
+    parameters: Numbers,
+    blas_workspace_bytes: float,
+    rules: Numbers,
+    groups: Codes,
+    chain: Places,
+    notes: Amounts,
+) -> None:
+    """Write the columns :data:`gpumemnet.features.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
 
-    Attributes:
-        starts, ends: first layer of each job, and one past its last, shape ``[J]``.
-        is_first, is_last: of a job, shape ``[N]``.
-        job: the job's columns for each layer, shape ``[15, N]``.
-        kind, group: codes, shape ``[N]``.
-        rules: shape ``[N, 10]``.
-        elements: output elements of the batch, shape ``[N]``.
-        parameters: shape ``[N]``.
+    Args:
+        answers: rows of ``width`` columns, one after the other, zero where this writes: ``B * width`` numbers; those of jobs
+            without layers stay zero.
+        width: columns of a row.
+        begin: the first column that this writes; it writes :data:`ANSWER_WIDTH`.
+        jobs: the columns :data:`JOB_COLUMNS` of each job, one job after the other.
+        counts: layers of each job, ``B`` numbers.
+        kinds: codes of the layers' kinds, ``N`` numbers.
+        activations: their output elements per sample.
+        parameters: their parameter elements.
+        blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question.
+        rules, groups: :data:`RULES` and :data:`GROUPS`.
+        chain: two numbers for each layer of the longest list, overwritten.
+        notes: :func:`note_count` numbers for that list, overwritten.
+
+    Raises:
+        ValueError: when a buffer is too short, or a code none of a kind.
     """
+    first = 0
+    job_count = len(counts)
+    layer_count = len(kinds)
+    most_layers = min(len(chain) // 2, (len(notes) - _LAYER_NOTES) // _NOTE_WIDTH)
+    if len(answers) < job_count * width or begin + ANSWER_WIDTH > width or len(jobs) < job_count * _JOB_WIDTH:
+        raise ValueError("too few numbers for the jobs")
+    if (
+        len(activations) < layer_count
+        or len(parameters) < layer_count
+        or len(rules) < _KINDS * _RULE_WIDTH
+        or len(groups) < _KINDS
+    ):
+        raise ValueError("too few numbers for the layers")
+    for layer in range(layer_count):
+        if not 0 <= kinds[layer] < _KINDS:
+            raise ValueError("a code that is no kind's")
+    for job in range(job_count):
+        count = counts[job]
+        if count < 0 or first + count > layer_count or count > most_layers:
+            raise ValueError("more layers than there is room for")
+        if count:
+            _fill_job(
+                answers,
+                job * width + begin,
+                jobs,
+                job * _JOB_WIDTH,
+                kinds,
+                activations,
+                parameters,
+                first,
+                count,
+                blas_workspace_bytes,
+                rules,
+                groups,
+                chain,
+                notes,
+            )
+        first += count
 
-    starts: Indices
-    ends: Indices
-    is_first: Flags
-    is_last: Flags
-    job: Array
-    kind: Indices
-    group: Indices
-    rules: Array
-    elements: Array
-    activations: Array
-    parameters: Array
 
-    def cumulated(self, amounts: Array) -> Array:
-        """Sums from each job's first layer up to each layer, shape as ``amounts``, ``[N]`` or ``[N, C]``."""
-        sums = amounts.cumsum(axis=0)
-        before = sums[self.starts] - amounts[self.starts]
-        return sums - np.repeat(before, self.ends - self.starts, axis=0)
+def packed(size: float) -> tuple[int, float]:
+    """Block class of a tensor of ``size`` bytes, and the bytes of segment that it costs among its likes.
 
-    def before(self, values: Array, first: Array | float) -> Array:
-        """Each layer's predecessor's value; ``first`` for a job's first layer."""
-        shifted = np.empty_like(values)
-        shifted[1:] = values[:-1]
-        shifted[:1] = 0.0  # what lies there by chance may be no number, and times 0 it stays none
-        filled: Array = np.where(self.is_first, first, shifted) if shifted.ndim == 1 else shifted * ~self.is_first[:, None]
-        return filled
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tensors:
-    """Packed bytes by block class, shape ``[N, C]`` each.
-
-    Attributes:
-        outputs: of each layer.
-        kept: of what each layer leaves for the backward pass.
-        weights: of its parameters, main and second tensor.
-        copies: of autocast's copies of them.
-        largest: of its larger parameter tensor.
-        is_saved: whether the layer's own output is among what is kept, shape ``[N]``.
-        is_needed: whether a gradient reaches the layer, shape ``[N]``.
-        element_bytes: of the outputs, shape ``[N]``.
+    A tensor of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
     """
-
-    outputs: Array
-    kept: Array
-    weights: Array
-    copies: Array
-    largest: Array
-    is_saved: Flags
-    is_needed: Flags
-    element_bytes: Array
+    place = _block_class(size)
+    return place, _cost(size, place)
 
 
-def closed_form(columns: Array, table: LayerTable) -> ClosedForm:
-    """The closed form of ``B`` jobs from their :func:`job_columns`, shape ``[15, B]``, and their layers."""
-    rules = KIND_RULES[table.kind]
-    if rules[:, 0].any():
-        table = table.without(rules[:, 0] > 0)
-        rules = KIND_RULES[table.kind]
-    job_count = len(table.counts)
-    if not len(table.owner):
-        return _spread(job_count, np.zeros(0, dtype=np.int64), {})
-    rows = np.flatnonzero(table.counts)  # the jobs that have layers
-    chain = _chain(columns, table, rules, table.counts[rows])
-    tensors = _tensors(chain)
-    starts, ends, lasts = chain.starts, chain.ends, chain.ends - 1
-    job = columns[:, rows]
-    state, temporary, created, loop = job[5, :, None], job[6, :, None], job[8, :, None], job[13, :, None]
-
-    trained = tensors.weights * tensors.is_needed[:, None]
-    sums = np.add.reduceat(np.concatenate((tensors.weights, trained, tensors.kept, tensors.copies), axis=1), starts)
-    weights_total, trained_total, kept_total, copies_total = np.split(sums, 4, axis=1)
-    largest_trained = np.maximum.reduceat(tensors.largest * tensors.is_needed[:, None], starts)
-
-    standing, recomputed, blocks = _checkpointed(chain, tensors) if job[12].any() else (tensors.kept, None, np.zeros(len(rows)))
-    logits = chain.elements[lasts] * np.where(job[10] > 0, FULL_BYTES, tensors.element_bytes[lasts])
-    at_loss = np.add.reduceat(standing, starts) + copies_total + LOSS_TENSORS * packed(logits)
-    # Under autocast the loss takes a copy in fp32, and nothing needs the layer's own output any more.
-    at_loss += tensors.outputs[lasts] * ~(tensors.is_saved[lasts] | (job[10] > 0))[:, None]
-
-    # What is kept comes layer by layer; the gradients of later layers are there, unless they are from the start.
-    counts = ends - starts
-    moments = chain.cumulated(standing + tensors.copies - np.repeat(created, counts, axis=0) * trained)
-    moments += np.repeat(created * trained_total, counts, axis=0)
-    if recomputed is not None:
-        moments += recomputed
-    moments += trained
-    moments *= tensors.is_needed[:, None]  # without a gradient only what flows forward is there
-    moments += tensors.outputs
-    moments += chain.before(tensors.outputs, 0.0)
-    fullest = np.maximum(np.maximum.reduceat(moments, starts), at_loss)
-
-    resident = weights_total + (state + (1.0 - created)) * trained_total + packed(job[9])
-    step = resident + (created + temporary) * trained_total + loop * largest_trained
-    is_convolution = chain.group == GROUP_NAMES.index("conv")
-    output_bytes = chain.elements * tensors.element_bytes
-    around = (output_bytes + chain.before(output_bytes, chain.job[9])) * is_convolution
-
-    groups = len(GROUP_NAMES)
-    place = np.repeat(np.arange(len(rows)), counts) * groups + chain.group
-    by_group = np.bincount(place, weights=_over_classes(tensors.kept), minlength=len(rows) * groups)
-    return _spread(
-        job_count,
-        rows,
-        {
-            "weights": weights_total @ _SIZE_CLASS_OF,
-            "kept": kept_total @ _SIZE_CLASS_OF,
-            "peak": held(resident + fullest, step) @ _SIZE_CLASS_OF,
-            "optimizer_step": step @ _SIZE_CLASS_OF,
-            "resident": resident.sum(axis=1),
-            "loss_moment": at_loss.sum(axis=1),
-            "backward_moment": np.maximum(np.maximum.reduceat(_over_classes(moments), starts), at_loss.sum(axis=1)),
-            "kept_by_group": by_group.reshape(len(rows), groups),
-            "attention_matrices": np.add.reduceat(output_bytes * (chain.kind == _SOFTMAX), starts),
-            "logits": logits,
-            "largest_activation": np.maximum.reduceat(output_bytes, starts),
-            "largest_weight": np.maximum.reduceat(chain.parameters, starts) * job[2],
-            "largest_convolution": np.maximum.reduceat(around, starts),
-            "blocks": blocks,
-        },
-    )
+def _block_class(size: float) -> int:
+    block = -(-size // _BLOCK) * _BLOCK
+    if block <= _SMALL_TOP:
+        return 0
+    if block <= _MEDIUM_TOP:
+        return 1
+    place = 2
+    top = _LARGE_TOP
+    while block > top and place < _CLASSES - 1:
+        place += 1
+        top = 2.0 * (top + _BLOCK) - _BLOCK
+    return place
 
 
-def held(before: Array, after: Array) -> Array:
-    """What the process holds after two moments, by block class, all ``[B, C]``.
-
-    What the second moment needs beyond the first in a class comes out of what larger classes have free by then, but for the
-    smallest, which has a pool of its own; the rest is new.
-    """
-    beyond = (after - before)[:, :0:-1]
-    new = np.maximum(np.maximum.accumulate(beyond.cumsum(axis=1), axis=1), 0.0)  # in a class and all larger ones together
-    amounts = before.copy()
-    amounts[:, 0] = np.maximum(before[:, 0], after[:, 0])
-    amounts[:, :0:-1] += np.diff(new, axis=1, prepend=0.0)
-    return amounts
+def _cost(size: float, place: int) -> float:
+    block = -(-size // _BLOCK) * _BLOCK
+    if place > 1:
+        return -(-block // _ROUNDING) * _ROUNDING
+    if place == 1:
+        return _MEDIUM_SEGMENT // (_MEDIUM_SEGMENT // block)
+    return block
 
 
-def _over_classes(amounts: Array) -> Array:
-    """Sums of ``[N, C]`` over the block classes; a matrix product is ten times as quick as a sum along so short an axis."""
-    return amounts @ np.ones(BLOCK_CLASSES)
+def _fill_job(
+    answers: Amounts,
+    answer: int,
+    jobs: Numbers,
+    job: int,
+    kinds: Codes,
+    activations: Numbers,
+    parameters: Numbers,
+    first: int,
+    count: int,
+    blas_workspace_bytes: float,
+    rules: Numbers,
+    groups: Codes,
+    chain: Places,
+    notes: Amounts,
+) -> None:
+    """One job: its row starts at ``answer``, its columns at ``job``, its layers at ``first``."""
+    stored = 0  # layers with storage of their own: an alias is counted, and else no tensor
+    for place in range(_LAYER_NOTES):
+        notes[place] = 0.0
+    for layer in range(first, first + count):
+        kind = kinds[layer]
+        answers[answer + _COUNT_PLACE + groups[kind]] += 1.0
+        if not rules[kind * _RULE_WIDTH + _IS_ALIAS]:
+            chain[2 * stored] = kind
+            chain[2 * stored + 1] = layer
+            stored += 1
+    answers[answer] = 1.0
+    answers[answer + 1] = count
+    _note_element_bytes(jobs, job, stored, rules, chain, notes)
+    cumulated = 0.0
+    for at in range(stored):
+        note = _LAYER_NOTES + at * _NOTE_WIDTH
+        cumulated += parameters[chain[2 * at + 1]]
+        notes[note + _IS_NEEDED] = 1.0 if cumulated > jobs[job + _FROZEN] else 0.0
+        notes[note + _BEGINS] = 0.0
+    last_inside = _note_blocks(stored, rules, chain, notes) if jobs[job + _CHECKPOINTED] else -1
+    _walk(answers, answer, jobs, job, activations, parameters, stored, last_inside, rules, groups, chain, notes)
+    _finish(answers, answer, jobs, job, stored, blas_workspace_bytes, notes)
 
 
-_WIDTHS: Final = {"weights": 4, "kept": 4, "peak": 4, "optimizer_step": 4, "kept_by_group": len(GROUP_NAMES)}
-
-
-def _spread(job_count: int, rows: Indices, amounts: Mapping[str, NDArray[Any]]) -> ClosedForm:
-    """The amounts of the jobs in ``rows``, and zeros for the others."""
-    values = {}
-    for field in fields(ClosedForm):
-        width = _WIDTHS.get(field.name)
-        values[field.name] = np.zeros((job_count, width) if width else job_count)
-        if len(rows):
-            values[field.name][rows] = amounts[field.name]
-    return ClosedForm(**values)
-
-
-def _chain(columns: Array, table: LayerTable, rules: Array, counts: Indices) -> _Chain:
-    ends = counts.cumsum()
-    starts = ends - counts
-    is_first, is_last = np.zeros((2, len(table.owner)), dtype=bool)
-    is_first[starts] = True
-    is_last[ends - 1] = True
-    job = columns.take(table.owner, axis=1)
-    return _Chain(
-        starts=starts,
-        ends=ends,
-        is_first=is_first,
-        is_last=is_last,
-        job=job,
-        kind=table.kind,
-        group=table.group,
-        rules=rules,
-        elements=table.activations * job[0],
-        activations=table.activations,
-        parameters=table.parameters,
-    )
-
-
-def _tensors(chain: _Chain) -> _Tensors:
-    """Every tensor of each layer, and which of them stay for the backward pass."""
-    _, saves_input, saves_output, mask_bytes, statistics, second_share, has_bias, is_cast, _, _ = chain.rules.T
-    element_bytes, input_bytes = _element_bytes(chain)
-    is_needed = chain.cumulated(chain.parameters) > chain.job[7]
-    previous_bytes = chain.before(element_bytes, chain.job[9] / chain.job[14])
-    previous_elements = chain.before(chain.elements, chain.job[14])
-    saves = (saves_input > 0) & is_needed
-    casts = saves & (input_bytes != previous_bytes)
-    is_saved = (saves_output > 0) & is_needed
-    is_saved[:-1] |= (saves & ~casts & ~chain.is_first)[1:]
-    is_scaling = (chain.kind == _MULTIPLY) & (chain.elements > previous_elements) & (chain.parameters == 0) & is_needed
-
-    widths = chain.activations / chain.job[1]
-    second = second_share * chain.parameters + (has_bias * widths) * (chain.parameters > widths)
-    main = chain.parameters - second
-    sizes = np.stack(
-        (
-            chain.elements * element_bytes,
-            chain.elements * mask_bytes * is_needed,
-            main * chain.job[2],
-            second * chain.job[2],
-            main * chain.job[4] * is_cast,
-            previous_elements * input_bytes * casts,
-        )
-    )
-    outputs, masks, mains, seconds, copies, casted = packed(sizes)
-    kept = outputs * (is_saved * 1.0 + is_scaling)[:, None] + masks + casted + seconds * (statistics * is_needed)[:, None]
-    return _Tensors(outputs, kept, mains + seconds, copies, np.maximum(mains, seconds), is_saved, is_needed, element_bytes)
-
-
-def _element_bytes(chain: _Chain) -> tuple[Array, Array]:
-    """Bytes per element of each layer's output, and of its input as the kernel takes it, shape ``[N]``.
+def _note_element_bytes(jobs: Numbers, job: int, stored: int, rules: Numbers, chain: Codes, notes: Amounts) -> None:
+    """Note the bytes per element of each layer's output, and of its input as the kernel takes it.
 
     Autocast lowers some kinds and raises others; the rest hand on what they are given.  A sum with a residual stream that began
     with an embedding is fp32.  The math kernel computes attention weights in fp32 whatever it is given
     (``aten/src/ATen/native/transformers/attention.cpp``).
     """
-    is_autocast, is_math = chain.job[10] > 0, chain.job[11] > 0
-    if not (is_autocast.any() or is_math.any()):
-        return chain.job[3], chain.job[3]
-    own, taken = chain.rules[:, 8], chain.rules[:, 9]
-    counts = chain.ends - chain.starts
-    has_embedding = np.repeat(np.logical_or.reduceat(_IS_EMBEDDING[chain.kind], chain.starts), counts)
-    fixed = np.where((chain.kind == _ADD) & has_embedding, FULL_BYTES, own)
-    fixed = np.where(is_autocast, fixed, chain.job[3])
-    is_softmax = chain.kind == _SOFTMAX
-    after, before = np.zeros((2, len(is_softmax)), dtype=bool)
-    after[1:], before[:-1] = is_softmax[:-1], is_softmax[1:]
-    after &= (chain.kind == _DROPOUT) & ~chain.is_first
-    before &= (chain.kind == _MATMUL) & ~chain.is_last
-    in_full = is_math & (is_softmax | after | before)
-    fixed = np.where(in_full, FULL_BYTES, fixed)
-    fixed = np.where(chain.is_first & (fixed == 0), FULL_BYTES, fixed)
-    known = np.maximum.accumulate(np.where(fixed > 0, np.arange(len(fixed)), 0))
-    element_bytes = fixed[known]
-    previous = chain.before(element_bytes, chain.job[9] / chain.job[14])
-    weighs = np.zeros(len(is_softmax), dtype=bool)
-    weighs[1:] = in_full[:-1] & ~before[:-1] & ~chain.is_first[1:]
-    keeps_input = (taken == 0) | ~is_autocast | (weighs & is_math)
-    return element_bytes, np.where(keeps_input, previous, taken)
+    is_autocast = jobs[job + _AUTOCAST] > 0.0
+    is_math = jobs[job + _MATH] > 0.0
+    base = jobs[job + _BASE_BYTES]
+    if not is_autocast and not is_math:
+        for at in range(stored):
+            note = _LAYER_NOTES + at * _NOTE_WIDTH
+            notes[note + _OWN] = base
+            notes[note + _TAKEN] = base
+        return
+    sums_in_full = False
+    for at in range(stored):
+        if rules[chain[2 * at] * _RULE_WIDTH + _IS_EMBEDDING]:
+            sums_in_full = True
+    own = jobs[job + _INPUT_BYTES] / jobs[job + _INPUT_ELEMENTS]
+    weighed = False  # whether the layer before made attention weights, which the math kernel keeps in fp32
+    before = -1
+    for at in range(stored):
+        note = _LAYER_NOTES + at * _NOTE_WIDTH
+        kind = chain[2 * at]
+        following = chain[2 * at + 2] if at + 1 < stored else -1
+        rule = kind * _RULE_WIDTH
+        taken = own
+        if is_autocast and rules[rule + _TAKEN_BYTES] and not weighed:
+            taken = rules[rule + _TAKEN_BYTES]
+        scores = is_math and kind == _MATMUL and following == _SOFTMAX
+        weighed = is_math and (kind == _SOFTMAX or (kind == _DROPOUT and before == _SOFTMAX))
+        if scores or weighed:
+            own = _FULL
+        elif not is_autocast:
+            own = base
+        elif kind == _ADD and sums_in_full:
+            own = _FULL
+        elif rules[rule + _OWN_BYTES]:
+            own = rules[rule + _OWN_BYTES]
+        notes[note + _OWN] = own
+        notes[note + _TAKEN] = taken
+        before = kind
 
 
-def _checkpointed(chain: _Chain, tensors: _Tensors) -> tuple[Array, Array, Array]:
-    """What stands from the forward pass, what recomputing adds up to each layer, shape ``[N, C]``; blocks of each job ``[J]``."""
-    count = len(chain.kind)
-    places = np.arange(count)
-    counts = chain.ends - chain.starts
-    is_add = chain.kind == _ADD
-    follows_add = np.zeros(count, dtype=bool)
-    follows_add[1:] = is_add[:-1]
-    follows_add &= ~chain.is_first
-    has_add = np.repeat(np.logical_or.reduceat(is_add, chain.starts), counts)
-    is_attention = _IS_ATTENTION[chain.kind]
-    has_attention = np.repeat(np.logical_or.reduceat(is_attention, chain.starts), counts)
-    stretch = (chain.is_first | follows_add).cumsum() - 1
-    attends = np.bincount(stretch, weights=is_attention)[stretch] > 0
-    begins = np.where(has_add, follows_add & (attends | ~has_attention), _STARTS_BLOCK[chain.kind]) | chain.is_first
+def _note_blocks(stored: int, rules: Numbers, chain: Codes, notes: Amounts) -> int:
+    """Note which layers begin a checkpointed block, and say which is the last inside of one.
 
-    # what follows the last sum, or the last linear layer or convolution, lies outside of every block
-    last_add = np.maximum.reduceat(np.where(is_add, places, -1), chain.starts)
-    last_begin = np.maximum.reduceat(np.where(begins, places, -1), chain.starts) - 1
-    last = np.repeat(np.where(last_add >= 0, last_add, last_begin), counts)
-    inside = (chain.job[12] > 0) & (places <= last)
-    ends_block = np.ones(count, dtype=bool)
-    ends_block[:-1] = begins[1:] | ~inside[1:]
-    ends_block &= inside
-    standing = np.where(inside[:, None], tensors.outputs * (ends_block & tensors.is_needed)[:, None], tensors.kept)
-    sums = tensors.kept.cumsum(axis=0)
-    first_of_block = np.maximum.accumulate(np.where(begins, places, 0))
-    recomputed = (sums - (sums - tensors.kept)[first_of_block]) * inside[:, None]
-    return standing, recomputed, np.add.reduceat(ends_block * 1.0, chain.starts)
+    What follows the last sum, or the last linear layer or convolution, lies outside of every block.
+    """
+    last_add = last_begin = -1
+    has_attention = False
+    for at in range(stored):
+        kind = chain[2 * at]
+        if kind == _ADD:
+            last_add = at
+        if rules[kind * _RULE_WIDTH + _IS_ATTENTION]:
+            has_attention = True
+    attends = False  # whether there is attention from here up to the next sum
+    for at in range(stored - 1, -1, -1):
+        note = _LAYER_NOTES + at * _NOTE_WIDTH
+        rule = chain[2 * at] * _RULE_WIDTH
+        follows_add = at > 0 and chain[2 * at - 2] == _ADD
+        if rules[rule + _IS_ATTENTION]:
+            attends = True
+        if last_add >= 0:
+            begins = at == 0 or (follows_add and (attends or not has_attention))
+        else:
+            begins = at == 0 or rules[rule + _STARTS_BLOCK] > 0.0
+        notes[note + _BEGINS] = 1.0 if begins else 0.0
+        if begins and last_begin < 0:
+            last_begin = at
+        if follows_add:
+            attends = False
+    return last_add if last_add >= 0 else last_begin - 1
+
+
+def _keep(answers: Amounts, group: int, size: float, copies: float, is_inside: bool, notes: Amounts) -> int:
+    """A tensor of ``size`` bytes is kept for the backward pass, ``copies`` times; says its block class."""
+    place = _block_class(size)
+    amount = copies * _cost(size, place)
+    notes[_KEPT + place] += amount
+    notes[(_BLOCK_KEPT if is_inside else _STANDING) + place] += amount
+    answers[group] += amount
+    return place
+
+
+def _walk(
+    answers: Amounts,
+    answer: int,
+    jobs: Numbers,
+    job: int,
+    activations: Numbers,
+    parameters: Numbers,
+    stored: int,
+    last_inside: int,
+    rules: Numbers,
+    groups: Codes,
+    chain: Codes,
+    notes: Amounts,
+) -> None:
+    """Every tensor of each layer, which of them stay for the backward pass, and the fullest moment of that."""
+    batch_size = jobs[job + _BATCH]
+    weight_bytes = jobs[job + _WEIGHT_BYTES]
+    copy_bytes = jobs[job + _COPY_BYTES]
+    created = jobs[job + _CREATED]
+    is_autocast = jobs[job + _AUTOCAST] > 0.0
+    previous_elements = jobs[job + _INPUT_ELEMENTS]
+    previous_total = jobs[job + _INPUT_BYTES]
+    previous_bytes = previous_total / previous_elements
+    before_amount = matrices = largest_output = largest_weight = largest_convolution = blocks = total = 0.0
+    fullest = fullest_frozen = 0.0
+    before_place = highest = 0  # the highest class of any tensor up to here: beyond it all are nothing
+    is_saved = False
+    for at in range(stored):
+        note = _LAYER_NOTES + at * _NOTE_WIDTH
+        kind, layer = chain[2 * at], chain[2 * at + 1]
+        rule = kind * _RULE_WIDTH
+        group = groups[kind]
+        own_bytes = notes[note + _OWN]
+        taken_bytes = notes[note + _TAKEN]
+        is_needed = notes[note + _IS_NEEDED] > 0.0
+        is_inside = at <= last_inside
+        elements = activations[layer] * batch_size
+        count = parameters[layer]
+        total = elements * own_bytes
+        place = _block_class(total)
+        amount = _cost(total, place)
+        kept_by = answer + _GROUP_PLACE + group
+        highest = max(highest, place)
+        if notes[note + _BEGINS]:
+            for c in range(_CLASSES):
+                notes[_BLOCK_KEPT + c] = 0.0
+
+        # What it leaves for the backward pass; its output where it needs that itself, or the next layer its input.
+        is_saved = is_needed and rules[rule + _SAVES_OUTPUT] > 0.0
+        if not is_saved and at + 1 < stored and notes[note + _NOTE_WIDTH + _IS_NEEDED]:
+            following = chain[2 * at + 2] * _RULE_WIDTH
+            is_saved = rules[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
+        if is_saved:
+            _keep(answers, kept_by, total, 1.0, is_inside, notes)
+        second = rules[rule + _SECOND_SHARE] * count
+        if rules[rule + _HAS_BIAS]:
+            second = activations[layer] / jobs[job + _POSITIONS]
+            if count <= second:
+                second = 0.0
+        if is_needed:
+            if rules[rule + _SAVES_INPUT] and taken_bytes != previous_bytes:
+                highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
+            if rules[rule + _MASK_BYTES]:
+                highest = max(highest, _keep(answers, kept_by, elements * rules[rule + _MASK_BYTES], 1.0, is_inside, notes))
+            if kind == _MULTIPLY and not count and elements > previous_elements:
+                _keep(answers, kept_by, total, 1.0, is_inside, notes)
+            if rules[rule + _STATISTICS] and second:
+                _keep(answers, kept_by, second * weight_bytes, rules[rule + _STATISTICS], is_inside, notes)
+
+        # Its parameters: the main tensor, and a bias or the shift of a norm.
+        main_place = second_place = 0
+        main_amount = second_amount = 0.0
+        if count:
+            main_place = _block_class((count - second) * weight_bytes)
+            main_amount = _cost((count - second) * weight_bytes, main_place)
+            second_place = _block_class(second * weight_bytes)
+            second_amount = _cost(second * weight_bytes, second_place)
+            highest = max(highest, main_place, second_place)
+            if rules[rule + _IS_CAST] and copy_bytes:
+                copy_place = _block_class((count - second) * copy_bytes)
+                notes[_COPIES + copy_place] += _cost((count - second) * copy_bytes, copy_place)
+            notes[_WEIGHTS + main_place] += main_amount
+            notes[_WEIGHTS + second_place] += second_amount
+            largest_weight = max(largest_weight, count)
+        if is_inside and (at == last_inside or notes[note + _NOTE_WIDTH + _BEGINS]):
+            blocks += 1.0
+            if is_needed:
+                notes[_STANDING + place] += amount
+
+        # The moment of its backward pass: gradients of later layers are there, unless they are from the start; so what it holds
+        # is noted less the gradients of all layers, which are not known yet.
+        moment_total = 0.0
+        for c in range(highest + 1):
+            moment = 0.0
+            if is_needed:
+                moment = notes[_STANDING + c] + notes[_COPIES + c] - created * notes[_TRAINED + c]
+                if is_inside:
+                    moment += notes[_BLOCK_KEPT + c]
+                if not created:
+                    if c == main_place:
+                        moment += main_amount
+                    if c == second_place:
+                        moment += second_amount
+            if c == place:
+                moment += amount
+            if c == before_place:
+                moment += before_amount
+            moment_total += moment
+            if is_needed:
+                notes[_FULLEST + c] = max(notes[_FULLEST + c], moment)
+            else:
+                notes[_FULLEST_FROZEN + c] = max(notes[_FULLEST_FROZEN + c], moment)
+        if is_needed:
+            fullest = max(fullest, moment_total)
+            notes[_TRAINED + main_place] += main_amount
+            notes[_TRAINED + second_place] += second_amount
+            notes[_LARGEST + main_place] = max(notes[_LARGEST + main_place], main_amount)
+            notes[_LARGEST + second_place] = max(notes[_LARGEST + second_place], second_amount)
+        else:
+            fullest_frozen = max(fullest_frozen, moment_total)
+
+        if kind == _SOFTMAX:
+            matrices += total
+        if group == _CONVOLUTION:
+            largest_convolution = max(largest_convolution, total + previous_total)
+        largest_output = max(largest_output, total)
+        previous_elements, previous_bytes, previous_total = elements, own_bytes, total
+        before_place, before_amount = place, amount
+
+    trained_total = 0.0
+    for c in range(_CLASSES):
+        trained_total += notes[_TRAINED + c]
+        moment = notes[_FULLEST + c] + created * notes[_TRAINED + c]
+        notes[_FULLEST + c] = max(moment, notes[_FULLEST_FROZEN + c])
+        notes[_STANDING + c] += notes[_COPIES + c]  # from here on what is there at the loss
+    logits = 0.0
+    if stored:
+        logits = previous_elements * (_FULL if is_autocast else previous_bytes)
+        place = _block_class(logits)
+        notes[_STANDING + place] += _LOSS * _cost(logits, place)
+        # Under autocast the loss takes a copy in fp32, and nothing needs the layer's own output any more.
+        if not is_saved and not is_autocast:
+            notes[_STANDING + before_place] += before_amount
+    sums = answer + _SUM_PLACE
+    answers[sums + 2] = max(fullest + created * trained_total, fullest_frozen)
+    answers[sums + 5] = matrices
+    answers[sums + 6] = logits
+    answers[sums + 7] = largest_convolution
+    answers[sums + 8] = blocks
+    answers[sums + 9] = largest_output
+    answers[sums + 10] = largest_weight * weight_bytes
+
+
+def _finish(
+    answers: Amounts, answer: int, jobs: Numbers, job: int, stored: int, blas_workspace_bytes: float, notes: Amounts
+) -> None:
+    """The peak of each block class, what the step takes of larger ones, and whole segments."""
+    created, state = jobs[job + _CREATED], jobs[job + _STATE]
+    resident_total = loss_total = step_total = 0.0
+    input_place = _block_class(jobs[job + _INPUT_BYTES])
+    for c in range(_CLASSES):
+        trained, loss = notes[_TRAINED + c], notes[_STANDING + c]
+        resident = notes[_WEIGHTS + c] + (state + 1.0 - created) * trained
+        if c == input_place and stored:
+            resident += _cost(jobs[job + _INPUT_BYTES], input_place)
+        step = resident + (created + jobs[job + _TEMPORARY]) * trained + jobs[job + _LOOP] * notes[_LARGEST + c]
+        notes[_STEP + c] = step
+        notes[_PEAK + c] = resident + max(notes[_FULLEST + c], loss)
+        resident_total += resident
+        loss_total += loss
+        step_total += step
+    # What the step needs beyond the backward pass in a class comes out of what larger classes have free by then, but for the
+    # smallest, which has a pool of its own; the rest is new.
+    beyond = new = 0.0
+    for c in range(_CLASSES - 1, 0, -1):
+        beyond += notes[_STEP + c] - notes[_PEAK + c]
+        notes[_PEAK + c] += max(beyond, new) - new
+        new = max(beyond, new)
+    notes[_PEAK] = max(notes[_PEAK], notes[_STEP])
+    for c in range(_CLASSES):
+        size = min(c, _LARGEST_SIZE)
+        answers[answer + _WEIGHT_PLACE + size] += notes[_WEIGHTS + c]
+        answers[answer + _KEPT_PLACE + size] += notes[_KEPT + c]
+        answers[answer + _PEAK_PLACE + size] += notes[_PEAK + c]
+    sums = answer + _SUM_PLACE
+    backward = max(answers[sums + 2], loss_total)
+    answers[sums] = resident_total
+    answers[sums + 1] = loss_total
+    answers[sums + 2] = backward
+    answers[sums + 3] = step_total
+    answers[sums + 4] = max(resident_total + backward, step_total)
+
+    # Workspaces below 10 MiB lie among the medium tensors, larger ones in segments of their own.
+    own = _HANDLES * blas_workspace_bytes
+    pooled = 0.0
+    if blas_workspace_bytes < _MEDIUM_LIMIT:
+        pooled, own = own, 0.0
+    peak = answer + _PEAK_PLACE
+    small = answers[peak] + _CUBLASLT
+    medium = answers[peak + 1] + pooled
+    small_bytes = -(-small // _SMALL_SEGMENT) * _SMALL_SEGMENT
+    medium_count = -(-medium // _MEDIUM_SEGMENT)
+    spare = max(medium_count + (-(notes[_STEP + 1] + pooled) // _MEDIUM_SEGMENT), 0.0)
+    answers[sums + 11] = small_bytes + medium_count * _MEDIUM_SEGMENT + answers[peak + 2] + answers[peak + 3] + own
+    answers[sums + 12] = small_bytes - small
+    answers[sums + 13] = medium_count * _MEDIUM_SEGMENT - medium
+    answers[sums + 14] = spare
+    answers[sums + 15] = min(spare, (1.0 + state) * answers[answer + _WEIGHT_PLACE + 2] / _TYPICAL)

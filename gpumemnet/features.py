@@ -10,37 +10,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.closed_form import (
-    CUBLASLT_WORKSPACE,
-    HANDLES,
-    MEDIUM_LIMIT,
-    MEDIUM_SEGMENT,
-    SIZE_CLASSES,
-    SMALL_SEGMENT,
-    TYPICAL_LARGE_TENSOR,
-    ClosedForm,
-    closed_form,
-    columns_of,
-)
-from gpumemnet.feature_row import QUICK_LAYERS, feature_row, is_quick
+from gpumemnet.closed_form import GROUPS, IS_COMPILED, RULES, SIZE_CLASSES, fill_columns, note_count
 from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_batch import JobBatch, layer_counts
-from gpumemnet.job_table import JobTable, job_table
-from gpumemnet.layer_table import layer_table
+from gpumemnet.job_batch import JobBatch
+from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
+from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES
 from gpumemnet.saved_tensors import KIND_RULES
 
 _FEW: Final = 12
-"""Up to so many jobs the loop over plain floats is quicker than the arrays."""
-_LAYERS_AT_ONCE: Final = 4096
+"""Up to so many jobs the totals are quicker one by one than as arrays."""
 _JOBS_AT_ONCE: Final = 2048
-"""The arrays of so many layers, or jobs, still fit the processor's cache."""
+"""The arrays of so many jobs still fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +113,19 @@ FEATURE_SCHEMA: Final = hashlib.sha256(
 """Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
 
+_WIDTH: Final = len(FEATURE_COLUMNS)
+_TOTALS: Final = len(TOTAL_COLUMNS)
+
+
+def _flat(values: NDArray[Any]) -> Any:
+    """``values`` one after the other, for the closed form: where that is not compiled a list, which Python reads sooner."""
+    return values.reshape(-1) if IS_COMPILED else values.ravel().tolist()
+
+
+_RULES: Final = _flat(np.array(RULES))
+_GROUPS: Final = _flat(np.array(GROUPS, dtype=np.int64))
+
+
 def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
     """Feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
 
@@ -134,32 +134,25 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
             (:attr:`gpumemnet.devices.DeviceProfile.blas_workspace_bytes`).
     """
+    matrix = np.zeros((len(jobs), _WIDTH))
     if isinstance(jobs, JobBatch) or len(jobs) > _FEW:
-        return feature_columns(jobs, blas_workspace_bytes)
-    if sum([len(job.layers) for job in jobs]) <= QUICK_LAYERS and all(map(is_quick, jobs)):
-        rows = [feature_row(job, blas_workspace_bytes) for job in jobs]
-        return np.array(rows, dtype=np.float64).reshape(len(jobs), len(FEATURE_COLUMNS))
-    return feature_columns(jobs, blas_workspace_bytes)
-
-
-def feature_columns(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
-    """The arrays behind :func:`feature_matrix`, for many jobs: same arguments, same answer."""
-    matrix = np.empty((len(jobs), len(FEATURE_COLUMNS)))
-    ends = np.cumsum(layer_counts(jobs))
-    start = 0
-    while start < len(jobs):
-        before = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + _LAYERS_AT_ONCE, side="right")))
-        end = min(end, start + _JOBS_AT_ONCE)
-        fill = _fill if ends[end - 1] > before else _fill_totals
-        fill(matrix[start:end], jobs[start:end], blas_workspace_bytes)
-        start = end
+        for start in range(0, len(jobs), _JOBS_AT_ONCE):
+            rows, some = matrix[start : start + _JOBS_AT_ONCE], jobs[start : start + _JOBS_AT_ONCE]
+            table = job_table(some)
+            for place, column in enumerate(_totals(table)):
+                rows[:, place] = column
+            _fill_layers(rows, _columns_of(table), layer_table(some), blas_workspace_bytes)
+    elif len(jobs):
+        known = [(job, option_numbers(job)) for job in jobs]
+        matrix[:, :_TOTALS] = [_total_row(job, numbers) for job, numbers in known]
+        columns = np.array([_column_row(job, numbers) for job, numbers in known], dtype=np.float64)
+        _fill_layers(matrix, columns, layer_table(jobs), blas_workspace_bytes)
     return matrix
 
 
 def total_matrix(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     """The columns :data:`TOTAL_COLUMNS` alone, which hold for every GPU, shape ``[B, T]``."""
-    matrix = np.empty((len(jobs), len(TOTAL_COLUMNS)))
+    matrix = np.empty((len(jobs), _TOTALS))
     for start in range(0, len(jobs), _JOBS_AT_ONCE):
         rows = slice(start, start + _JOBS_AT_ONCE)
         for place, column in enumerate(_totals(job_table(jobs[rows]))):
@@ -169,36 +162,79 @@ def total_matrix(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
 
 def with_layers(totals: NDArray[np.float64], jobs: JobBatch, blas_workspace_bytes: int) -> NDArray[np.float64]:
     """The :func:`feature_matrix` of jobs with the :func:`total_matrix` ``totals``; where none has layers, that itself."""
-    return feature_columns(jobs, blas_workspace_bytes) if jobs.layer_counts.any() else totals
+    return feature_matrix(jobs, blas_workspace_bytes) if jobs.layer_counts.any() else totals
 
 
-def _fill_totals(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:
-    """The rows of jobs of which none states its layers."""
-    for place, column in enumerate(_totals(job_table(jobs))):
-        matrix[:, place] = column
-    matrix[:, len(TOTAL_COLUMNS) :] = 0.0
-
-
-def _fill(matrix: NDArray[np.float64], jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> None:
-    known, table = job_table(jobs), layer_table(jobs)
-    form = closed_form(columns_of(known), table)
-    groups = len(GROUP_NAMES)
-    counts = np.bincount(table.owner * groups + table.group, minlength=len(jobs) * groups).reshape(len(jobs), groups)
-    layers = (
-        *(table.counts > 0, table.counts, *counts.T, *form.weights.T, *form.kept.T, *form.peak.T, *form.kept_by_group.T),
-        *(form.resident, form.loss_moment, form.backward_moment, step := form.optimizer_step.sum(axis=1)),
-        np.maximum(form.resident + form.backward_moment, step),
-        *(form.attention_matrices, form.logits, form.largest_convolution, form.blocks),
-        *(form.largest_activation, form.largest_weight),
-        *_segments(form, known.state_copies, blas_workspace_bytes),
+def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], table: LayerTable, workspace: int) -> None:
+    """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, 15]``."""
+    if not len(table.kind):
+        return
+    longest = int(table.counts.max())
+    answers = _flat(matrix)
+    fill_columns(
+        answers,
+        _WIDTH,
+        _TOTALS,
+        _flat(columns),
+        _flat(table.counts),
+        _flat(table.kind),
+        _flat(table.activations),
+        _flat(table.parameters),
+        workspace,
+        _RULES,
+        _GROUPS,
+        _flat(np.empty(2 * longest, dtype=np.int64)),
+        _flat(np.empty(note_count(longest))),
     )
-    for place, column in enumerate((*_totals(known), *layers)):
-        matrix[:, place] = column
-    matrix[table.counts == 0, len(TOTAL_COLUMNS) :] = 0.0
+    if not IS_COMPILED:
+        matrix[:] = np.reshape(answers, matrix.shape)
+
+
+def _column_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
+    """The columns :data:`gpumemnet.closed_form.JOB_COLUMNS`; :func:`_columns_of` is the same for many jobs."""
+    assert job.total_parameters is not None
+    assert job.trainable_parameters is not None
+    inputs = job.batch_size * job.input_elements
+    return (
+        *(job.batch_size, job.sequence_length or 1, numbers.weight_bytes, numbers.base_bytes, numbers.copy_bytes),
+        *(numbers.state_copies, numbers.temporary_copies, job.total_parameters - job.trainable_parameters),
+        *(job.gradient_accumulation == 1, inputs * numbers.input_bytes, numbers.is_autocast, numbers.is_math),
+        *(numbers.is_checkpointed, numbers.loop_copies, inputs),
+    )
+
+
+def _columns_of(known: JobTable) -> NDArray[np.float64]:
+    """The same of a table of jobs, shape ``[B, 15]``."""
+    inputs = known.batch_size * known.input_elements
+    return np.stack(
+        (
+            *(known.batch_size, np.maximum(known.sequence_length, 1.0), known.weight_bytes, known.base_bytes, known.copy_bytes),
+            *(known.state_copies, known.temporary_copies, known.total_parameters - known.trainable_parameters),
+            *(known.gradient_accumulation == 1, inputs * known.input_bytes, known.is_autocast, known.is_math),
+            *(known.is_checkpointed, known.loop_copies, inputs),
+        ),
+        axis=1,
+    )
+
+
+def _total_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
+    """The columns :data:`TOTAL_COLUMNS`; :func:`_totals` is the same for many jobs."""
+    assert job.total_parameters is not None
+    assert job.total_activations is not None
+    batch_size, parameters, share = job.batch_size, job.total_parameters, job.trainable_share
+    trained_bytes = parameters * share * numbers.weight_bytes
+    return (
+        *(batch_size, job.input_elements, parameters, share, job.total_activations, job.sequence_length or 0),
+        *(job.gradient_accumulation, *numbers.flags, job.traced_peak_bytes or 0),
+        parameters * (numbers.weight_bytes + numbers.copy_bytes),
+        *(trained_bytes, trained_bytes * numbers.state_copies, trained_bytes * numbers.temporary_copies),
+        batch_size * job.input_elements * numbers.input_bytes,
+        job.total_activations * batch_size * numbers.activation_bytes,
+    )
 
 
 def _totals(known: JobTable) -> tuple[NDArray[np.float64], ...]:
-    """The columns :data:`TOTAL_COLUMNS`; :func:`gpumemnet.feature_row.total_columns` is the same for one job."""
+    """The columns :data:`TOTAL_COLUMNS` of a table of jobs, shape ``[B]`` each."""
     parameters, batch_size = known.total_parameters, known.batch_size
     share = np.ones(len(parameters))
     np.divide(known.trainable_parameters, parameters, out=share, where=parameters > 0)
@@ -210,27 +246,4 @@ def _totals(known: JobTable) -> tuple[NDArray[np.float64], ...]:
         *(trained_bytes, trained_bytes * known.state_copies, trained_bytes * known.temporary_copies),
         batch_size * known.input_elements * known.input_bytes,
         known.total_activations * batch_size * known.activation_bytes,
-    )
-
-
-def _segments(form: ClosedForm, state_copies: NDArray[np.float64], blas_workspace_bytes: int) -> tuple[NDArray[np.float64], ...]:
-    """The last five columns; :func:`gpumemnet.feature_row.segments` is the same for one job.
-
-    Workspaces below 10 MiB lie among the medium tensors, larger ones in segments of their own.
-    """
-    workspaces = HANDLES * blas_workspace_bytes
-    pooled, own = (workspaces, 0) if blas_workspace_bytes < MEDIUM_LIMIT else (0, workspaces)
-    small, medium = form.peak[:, 0] + CUBLASLT_WORKSPACE, form.peak[:, 1] + pooled
-    small_segments = np.ceil(small / SMALL_SEGMENT) * SMALL_SEGMENT
-    medium_count = np.ceil(medium / MEDIUM_SEGMENT)
-    medium_segments = medium_count * MEDIUM_SEGMENT
-    after_backward = np.ceil((form.optimizer_step[:, 1] + pooled) / MEDIUM_SEGMENT)
-    spare = np.maximum(medium_count - after_backward, 0.0)
-    large_copies = (1.0 + state_copies) * form.weights[:, 2]
-    return (
-        small_segments + medium_segments + form.peak[:, 2] + form.peak[:, 3] + own,
-        small_segments - small,
-        medium_segments - medium,
-        spare,
-        np.minimum(spare, large_copies / TYPICAL_LARGE_TENSOR),
     )

@@ -47,27 +47,30 @@ def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], ND
         raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
     known = job_table(jobs)
     output_bytes, weight_bytes = known.batch_size * known.activation_bytes, known.weight_bytes
-    layer_bytes = table.activations * output_bytes[table.owner], table.parameters * weight_bytes[table.owner]
+    owner = table.owner
+    layer_bytes = table.activations * output_bytes[owner], table.parameters * weight_bytes[owner]
     if table.counts.max(initial=0) <= MAX_TOKENS:
         tokens = table.counts
-        flat = np.zeros((len(table.owner), len(SEQUENCE_COLUMNS)), dtype=np.float32)
+        flat = np.zeros((len(owner), len(SEQUENCE_COLUMNS)), dtype=np.float32)
         flat[np.arange(len(flat)), table.group] = 1.0
         flat[:, -2], flat[:, -1] = map(np.log1p, layer_bytes)
     else:
-        tokens, flat = _stretches(table, *layer_bytes)
+        tokens, flat = _stretches(table, owner, *layer_bytes)
     mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
     sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
     sequences[mask] = flat
     return sequences, mask
 
 
-def _stretches(table: LayerTable, output_bytes: Array, weight_bytes: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _stretches(
+    table: LayerTable, owner: NDArray[np.int64], output_bytes: Array, weight_bytes: Array
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Tokens of each job, shape ``[B]``, and their rows, ``[T, F]``, where lists are cut into stretches."""
     stretch = -(-table.counts // MAX_TOKENS)
     tokens = -(-table.counts // np.maximum(stretch, 1))
     first_layer, first_token = table.counts.cumsum() - table.counts, tokens.cumsum() - tokens
-    place = np.arange(len(table.owner)) - first_layer[table.owner]
-    token = first_token[table.owner] + place // stretch[table.owner]
+    place = np.arange(len(owner)) - first_layer[owner]
+    token = first_token[owner] + place // stretch[owner]
     count, groups = int(tokens.sum()), len(GROUP_NAMES)
     rows = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
     per_group = np.bincount(token * groups + table.group, minlength=count * groups).reshape(count, groups)

@@ -1,15 +1,13 @@
-"""The feature vector and the closed form: two implementations that agree, and physics that can be done by hand."""
+"""The feature vector: the same alone and among others, and physics that can be done by hand."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.closed_form import BLOCK_CLASSES, MEDIUM_SEGMENT, closed_form, held, job_columns, packed
-from gpumemnet.feature_row import feature_row, is_quick
-from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_columns, feature_matrix
+from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES, packed
+from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job import TrainingJob, totals_only
-from gpumemnet.layer_table import layer_table
 from gpumemnet.layers import Layer
 from gpumemnet.units import MIB
 from tests.jobs import jobs, small_job
@@ -20,14 +18,6 @@ TOTALS = len(TOTAL_COLUMNS)
 
 def column(job: TrainingJob, name: str) -> float:
     return float(feature_matrix([job], WORKSPACE)[0, FEATURE_NAMES.index(name)])
-
-
-@settings(max_examples=200)
-@given(st.lists(jobs().filter(is_quick), min_size=1, max_size=6))
-def test_loop_and_arrays_agree(many: list[TrainingJob]) -> None:
-    rows = np.array([feature_row(job, WORKSPACE) for job in many], dtype=np.float64)
-    np.testing.assert_array_equal(feature_columns(many, WORKSPACE)[:, TOTALS:], rows[:, TOTALS:])
-    np.testing.assert_allclose(feature_columns(many, WORKSPACE)[:, :TOTALS], rows[:, :TOTALS], rtol=1e-12)
 
 
 @given(st.lists(jobs(), max_size=20))
@@ -46,9 +36,9 @@ def test_attention_weights_of_one_job_are_nothing_to_the_next() -> None:
         for kind, parameters in (("linear", 640), ("dropout", 0), ("matmul", 0))
     ]
     many = [ends, *begins, ends]
-    together = feature_columns(many, WORKSPACE)
+    together = feature_matrix(many, WORKSPACE)
     for row, job in zip(together, many, strict=True):
-        np.testing.assert_array_equal(feature_columns([job], WORKSPACE)[0], row)
+        np.testing.assert_array_equal(feature_matrix([job], WORKSPACE)[0], row)
 
 
 @given(jobs())
@@ -87,38 +77,52 @@ def test_bytes_per_parameter(optimizer: str, precision: str, weights: int, gradi
 
 @pytest.mark.parametrize(
     ("size_mib", "block_class", "packed_mib"),
-    [(0.5, 0, 0.5), (1, 0, 1), (1.5, 1, 20 / 13), (7, 1, 10), (9.9, 1, 10), (10, 2, 10), (11, 2, 12), (20, 3, 20), (41, 4, 42)],
+    [
+        *[(0.5, 0, 0.5), (1, 0, 1), (1.5, 1, 20 / 13), (7, 1, 10), (9.9, 1, 10), (10, 2, 10), (11, 2, 12), (20, 3, 20)],
+        *[(41, 4, 42), (1279, 8, 1280), (1281, 9, 1282), (100_000, 9, 100_000)],
+    ],
 )
 def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, block_class: int, packed_mib: float) -> None:
-    shares = packed(np.array([size_mib * MIB])) / MIB
-    assert shares[0].nonzero()[0].tolist() == [block_class]
-    assert shares[0, block_class] == pytest.approx(packed_mib)
+    place, cost = packed(size_mib * MIB)
+    assert place == block_class
+    assert cost / MIB == pytest.approx(packed_mib)
 
 
 @given(st.floats(1, 2**40))
 def test_segments_hold_what_is_packed_into_them(size: float) -> None:
-    shares = packed(np.array([size]))[0]
-    assert shares.sum() >= size
-    assert shares.sum() <= max(2 * size, 512) + MEDIUM_SEGMENT
+    _, cost = packed(size)
+    assert size <= cost <= max(2 * size, 512) + MEDIUM_SEGMENT
 
 
 def test_closed_form_of_one_layer_by_hand() -> None:
     # One linear layer of 1,024 × 1,024: weight 4 MiB (five fill a segment), bias 4 KiB; batch 1,024: input and output 4 MiB.
     job = small_job(batch_size=1024, input_elements=1024, layers=(Layer("linear", 1024, 1024 * 1024 + 1024),))
-    form = closed_form(job_columns([job]), layer_table([job]))
-    assert form.weights[0, :2] / MIB == pytest.approx([4 / 1024, 4.0])
-    # Adam's step: weight, gradient, two moments and the foreach temporary, and the input.
-    assert form.optimizer_step[0, 1] / MIB == pytest.approx(5 * 4.0 + 4.0)
+    small, medium = column(job, "weights_small_bytes"), column(job, "weights_medium_bytes")
+    assert [small / MIB, medium / MIB] == pytest.approx([4 / 1024, 4.0])
+    # Adam's step: weight, gradient, two moments and the foreach temporary, of the bias as well, and the input.
+    assert column(job, "step_bytes") / MIB == pytest.approx(5 * (4.0 + 4 / 1024) + 4.0)
     # At the loss: weight, two moments, input; the output, its log-probabilities and both their gradients.
-    assert form.peak[0, 1] / MIB == pytest.approx(3 * 4.0 + 4.0 + 4 * 4.0)
-    assert form.largest_weight[0] == (1024 * 1024 + 1024) * 4
+    assert column(job, "peak_medium_bytes") / MIB == pytest.approx(3 * 4.0 + 4.0 + 4 * 4.0)
+    assert column(job, "largest_weight_bytes") == (1024 * 1024 + 1024) * 4
+    assert column(job, "resident_bytes") / MIB == pytest.approx(3 * (4.0 + 4 / 1024) + 4.0)
+
+
+def test_layers_without_storage_are_counted_and_else_nothing() -> None:
+    job = small_job(layers=(Layer("identity", 100), Layer("identity", 100)))
+    assert column(job, "layer_count") == column(job, "activation_count") == 2
+    assert column(job, "resident_bytes") == column(job, "peak_small_bytes") == 0
+
+
+def by_size(job: TrainingJob, part: str) -> float:
+    """MiB of all size classes together."""
+    return sum(column(job, f"{part}_{size}_bytes") for size in SIZE_CLASSES) / MIB
 
 
 def test_what_is_kept_for_backward_follows_the_kind() -> None:
     def kept_mib(*kinds: str, **options: str) -> float:
         chain = (Layer("linear", 2**20, 2**20), *(Layer(kind, 2**20, 0) for kind in kinds))
         job = small_job(batch_size=4, input_elements=8, layers=chain, **options)
-        return float(closed_form(job_columns([job]), layer_table([job])).kept[0].sum()) / MIB
+        return by_size(job, "kept")
 
     assert kept_mib("add") == 0  # an addition keeps nothing
     assert kept_mib("relu", "add") == 16  # relu keeps its result
@@ -127,10 +131,8 @@ def test_what_is_kept_for_backward_follows_the_kind() -> None:
     assert kept_mib("dropout", "add") == pytest.approx(4)  # a mask of one byte an element
     assert kept_mib("relu", "identity", "gelu") == 16  # an identity is no tensor
     # autocast: the norm raises what the linear layer gave in half, and the next linear layer lowers the norm's output again
-    halves = (packed(np.array([8.0 * 4 * 2]))[0].sum()) / MIB
-    assert kept_mib("layer_norm", "linear", precision="amp_bf16") == pytest.approx(
-        halves + 16 + 10
-    )  # 8 MiB, of which two fill a segment
+    halves = packed(8.0 * 4 * 2)[1] / MIB
+    assert kept_mib("layer_norm", "linear", precision="amp_bf16") == pytest.approx(halves + 16 + 10)  # 8 MiB cost 10
     # the math kernel keeps attention weights in fp32
     assert kept_mib("matmul", "softmax", "matmul", precision="bf16", attention_kernel="math") == pytest.approx(10 + 16)
 
@@ -140,7 +142,7 @@ def test_frozen_layers_keep_nothing() -> None:
         Layer(kind, 2**20, parameters) for kind, parameters in (("linear", 10), ("relu", 0), ("linear", 30), ("relu", 0))
     )
     every, last = (
-        closed_form(job_columns([job]), layer_table([job])).kept[0].sum() / MIB
+        by_size(job, "kept")
         for job in (small_job(batch_size=4, input_elements=8, layers=chain, trainable_parameters=rest) for rest in (40, 30))
     )
     assert every == pytest.approx(32)  # both results
@@ -151,7 +153,7 @@ def test_recomputed_blocks_leave_their_last_output() -> None:
     block = (Layer("layer_norm", 2**20, 8), Layer("linear", 2**22, 8), Layer("gelu", 2**22), Layer("linear", 2**20, 8))
     chain = (Layer("linear", 2**20, 8), *(6 * (*block, Layer("add", 2**20))), Layer("linear", 10, 10))
     peaks = {
-        checkpointing: closed_form(job_columns([job]), layer_table([job])).peak[0].sum() / MIB
+        checkpointing: by_size(job, "peak")
         for checkpointing in ("none", "every_block")
         for job in [small_job(batch_size=4, input_elements=8, optimizer="sgd", layers=chain, checkpointing=checkpointing)]
     }
@@ -164,7 +166,7 @@ def test_recomputed_blocks_leave_their_last_output() -> None:
 def test_accumulated_gradients_are_there_before_the_backward_pass() -> None:
     wide = tuple(Layer("linear", 4096, 4096 * 4097) for _ in range(4))
     once, accumulated = (
-        closed_form(job_columns([job]), layer_table([job])).peak[0].sum()
+        by_size(job, "peak")
         for job in (small_job(optimizer="sgd", batch_size=4096, layers=wide, gradient_accumulation=steps) for steps in (1, 4))
     )
     assert accumulated > once
@@ -191,22 +193,13 @@ def test_frozen_parameters_need_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "held_bytes"),
+    ("batch_size", "large_mib"),
     [
-        ([0, 0, 50, 100], [0, 0, 90, 60], [0, 0, 50, 100]),  # the larger class has 40 free
-        ([0, 0, 50, 100], [0, 0, 100, 60], [0, 0, 60, 100]),
-        ([0, 0, 50, 100], [0, 0, 10, 120], [0, 0, 50, 120]),  # what is smaller cannot serve what is larger
-        ([0, 30, 0, 100], [0, 60, 20, 70], [0, 50, 0, 100]),  # both come out of the same 30
-        ([10, 0, 0, 100], [30, 0, 0, 0], [30, 0, 0, 100]),  # small blocks have a pool of their own
+        (4, 5 * 12),  # at the step: weights, gradients, two moments, and a temporary that nothing was there for
+        (256, 5 * 12),  # outputs of 3 MiB have left segments that are too small for it
+        (4096, 4 * 12),  # outputs of 48 MiB have left larger ones
     ],
 )
-def test_a_step_takes_what_larger_classes_have_free(before: list[int], after: list[int], held_bytes: list[int]) -> None:
-    first, second, wanted = (np.array([own + [0] * (BLOCK_CLASSES - 4)], dtype=np.float64) for own in (before, after, held_bytes))
-    assert held(first, second).tolist() == wanted.tolist()
-
-
-def test_what_lies_in_memory_by_chance_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [small_job(batch_size=size) for size in range(1, 20)]
-    expected = feature_columns(many, WORKSPACE)
-    monkeypatch.setattr(np, "empty_like", lambda values: np.full(values.shape, np.nan))
-    np.testing.assert_array_equal(feature_columns(many, WORKSPACE), expected)
+def test_a_step_takes_what_larger_tensors_have_left(batch_size: int, large_mib: int) -> None:
+    job = small_job(batch_size=batch_size, input_elements=16, layers=(Layer("linear", 3072, 1024 * 3072 + 3072),))
+    assert column(job, "peak_large_bytes") / MIB == large_mib

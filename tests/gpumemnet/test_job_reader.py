@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.features import feature_columns
+from gpumemnet.features import feature_matrix
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_to_dict
 from gpumemnet.job_reader import read_jobs
@@ -28,7 +28,7 @@ def test_both_readers_agree(many: list[Any]) -> None:
     assert list(read.jobs) == alone  # none is None: what is refused is never read here
     assert [type(value) for job in read.jobs for value in (job.batch_size, job.total_parameters)] == [int] * 2 * len(alone)
     there = [job for job in alone if job is not None]
-    np.testing.assert_array_equal(feature_columns(read.jobs, WORKSPACE), feature_columns(there, WORKSPACE))
+    np.testing.assert_array_equal(feature_matrix(read.jobs, WORKSPACE), feature_matrix(there, WORKSPACE))
     with_layers = [row for row, job in enumerate(there) if job.layers]
     for ours, theirs in zip(
         layer_sequence(read.jobs.take(np.array(with_layers, dtype=np.int64))),
