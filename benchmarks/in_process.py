@@ -1,8 +1,8 @@
 """What a prediction costs in process, on one core: ``python benchmarks/in_process.py``.
 
-Prints the median and the 99th percentile of one prediction over many different jobs, its parts, batches, requests from their bytes
-to the bytes of their answers, the memory of a process that has all bundles loaded, and the time from a fresh interpreter to the first
-prediction.
+Prints the median and the 99th percentile of one prediction over many different jobs, its parts, batches, requests from their
+bytes to the bytes of their answers, the memory of a process that has all bundles loaded, and the time from a fresh interpreter to
+the first prediction.
 """
 
 from __future__ import annotations

@@ -142,10 +142,9 @@ class BundleModel:
             starts = range(0, len(features), step)
             parts = [self._run(jobs[at : at + step] if self.needs_layers else jobs, features[at : at + step]) for at in starts]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
-        sums = [np.add.reduce(output, axis=None) for output in (weights, locations, scales, amounts)]
         is_broken = None
         # A spoilt graph may be no number for some job, though it was one for those that it was tried on.
-        if not math.isfinite(sum(sums)):
+        if not math.isfinite(np.vdot(weights, locations) + np.vdot(scales, scales) + np.vdot(amounts, amounts)):
             is_number = [np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)]
             is_broken = ~np.logical_and.reduce(is_number)
             amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)
@@ -170,7 +169,8 @@ class BundleModel:
         rows = np.empty((count + -count % _EVEN_ROWS, len(FEATURE_NAMES)), dtype=np.float32)
         rows[:count, :known] = features
         rows[count:, :known] = features[-1]
-        rows[:, known:] = 0.0
+        if known < len(FEATURE_NAMES):
+            rows[:, known:] = 0.0
         answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
         return answer if len(rows) == count else [output[:count] for output in answer]
 

@@ -18,10 +18,11 @@ places, and loops instead of arrays: both forms are this text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableSequence, Sequence
+from array import array
+from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS, OTHER_CODE
+from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
 
@@ -110,7 +111,6 @@ _MULTIPLY: Final = CODE_OF_KIND["multiply"]
 _SOFTMAX: Final = CODE_OF_KIND["softmax"]
 _MATMUL: Final = CODE_OF_KIND["matmul"]
 _DROPOUT: Final = CODE_OF_KIND["dropout"]
-_OTHER: Final = OTHER_CODE
 
 # What is known of each kind: the columns of KIND_RULES, and three more.
 _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
@@ -123,10 +123,10 @@ _RULE_ROWS: Final = [
     (*rules, kind in _BLOCK_STARTERS, kind in _ATTENTION_KINDS, kind in LAYER_GROUPS["embedding"])
     for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
 ]
-RULES: Final = [float(value) for row in _RULE_ROWS for value in row]
-"""The rules of :data:`gpumemnet.saved_tensors.KIND_RULES` and some more, as :func:`fill_columns` takes them."""
+_RULES: Final = array("d", [value for row in _RULE_ROWS for value in row])
 GROUPS: Final = [GROUP_NAMES.index(GROUP_OF_KIND[kind]) for kind in KINDS]
-"""The group of each kind, as it takes those."""
+"""Position of each kind's group in :data:`gpumemnet.layers.GROUP_NAMES`."""
+_GROUP_OF_KIND: Final = array("q", GROUPS)
 
 # Columns of a job, as in JOB_COLUMNS.
 _BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN = 0, 1, 2, 3, 4, 5, 6, 7
@@ -159,39 +159,6 @@ _OWN, _TAKEN, _IS_NEEDED, _BEGINS = 0, 1, 2, 3
 _NOTE_WIDTH: Final = 4
 
 
-def note_count(most_layers: int) -> int:
-    """How long the ``notes`` of :func:`fill_columns` have to be."""
-    return _LAYER_NOTES + _NOTE_WIDTH * most_layers
-
-
-def read_layers(
-    layers: Iterable[tuple[str, int, int]],
-    first: int,
-    codes: dict[str, int],
-    kinds: Places,
-    activations: Amounts,
-    parameters: Amounts,
-) -> int:
-    """Write the layers of a job into columns, from place ``first`` on.
-
-    Args:
-        layers: the layers.
-        first: where the first of them goes.
-        codes: kind → code; kinds that are not in it are ``other``.
-        kinds, activations, parameters: the columns, which are long enough.
-
-    Returns:
-        The place after the last one.
-    """
-    at = first
-    for layer in layers:
-        kinds[at] = codes.get(layer[0], _OTHER)
-        activations[at] = layer[1]
-        parameters[at] = layer[2]
-        at += 1
-    return at
-
-
 def fill_columns(
     answers: Amounts,
     width: int,
@@ -202,10 +169,6 @@ def fill_columns(
     activations: Numbers,
     parameters: Numbers,
     blas_workspace_bytes: float,
-    rules: Numbers,
-    groups: Codes,
-    chain: Places,
-    notes: Amounts,
 ) -> None:
     """Write the columns :data:`gpumemnet.features.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
 
@@ -220,33 +183,33 @@ def fill_columns(
         activations: their output elements per sample.
         parameters: their parameter elements.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question.
-        rules, groups: :data:`RULES` and :data:`GROUPS`.
-        chain: two numbers for each layer of the longest list, overwritten.
-        notes: :func:`note_count` numbers for that list, overwritten.
 
     Raises:
         ValueError: when a buffer is too short, or a code none of a kind.
     """
-    first = 0
     job_count = len(counts)
     layer_count = len(kinds)
-    most_layers = min(len(chain) // 2, (len(notes) - _LAYER_NOTES) // _NOTE_WIDTH)
     if len(answers) < job_count * width or begin + ANSWER_WIDTH > width or len(jobs) < job_count * _JOB_WIDTH:
         raise ValueError("too few numbers for the jobs")
-    if (
-        len(activations) < layer_count
-        or len(parameters) < layer_count
-        or len(rules) < _KINDS * _RULE_WIDTH
-        or len(groups) < _KINDS
-    ):
+    if len(activations) < layer_count or len(parameters) < layer_count:
         raise ValueError("too few numbers for the layers")
     for layer in range(layer_count):
         if not 0 <= kinds[layer] < _KINDS:
             raise ValueError("a code that is no kind's")
+    longest = left = 0
     for job in range(job_count):
         count = counts[job]
-        if count < 0 or first + count > layer_count or count > most_layers:
-            raise ValueError("more layers than there is room for")
+        if count < 0:
+            raise ValueError("fewer than no layers")
+        longest = max(longest, count)
+        left += count
+    if left > layer_count:
+        raise ValueError("fewer layers than the jobs are said to have")
+    chain = array("q", bytes(8 * 2 * longest))
+    notes = array("d", bytes(8 * (_LAYER_NOTES + _NOTE_WIDTH * longest)))
+    first = 0
+    for job in range(job_count):
+        count = counts[job]
         if count:
             _fill_job(
                 answers,
@@ -259,8 +222,6 @@ def fill_columns(
                 first,
                 count,
                 blas_workspace_bytes,
-                rules,
-                groups,
                 chain,
                 notes,
             )
@@ -310,8 +271,6 @@ def _fill_job(
     first: int,
     count: int,
     blas_workspace_bytes: float,
-    rules: Numbers,
-    groups: Codes,
     chain: Places,
     notes: Amounts,
 ) -> None:
@@ -321,26 +280,26 @@ def _fill_job(
         notes[place] = 0.0
     for layer in range(first, first + count):
         kind = kinds[layer]
-        answers[answer + _COUNT_PLACE + groups[kind]] += 1.0
-        if not rules[kind * _RULE_WIDTH + _IS_ALIAS]:
+        answers[answer + _COUNT_PLACE + _GROUP_OF_KIND[kind]] += 1.0
+        if not _RULES[kind * _RULE_WIDTH + _IS_ALIAS]:
             chain[2 * stored] = kind
             chain[2 * stored + 1] = layer
             stored += 1
     answers[answer] = 1.0
     answers[answer + 1] = count
-    _note_element_bytes(jobs, job, stored, rules, chain, notes)
+    _note_element_bytes(jobs, job, stored, chain, notes)
     cumulated = 0.0
     for at in range(stored):
         note = _LAYER_NOTES + at * _NOTE_WIDTH
         cumulated += parameters[chain[2 * at + 1]]
         notes[note + _IS_NEEDED] = 1.0 if cumulated > jobs[job + _FROZEN] else 0.0
         notes[note + _BEGINS] = 0.0
-    last_inside = _note_blocks(stored, rules, chain, notes) if jobs[job + _CHECKPOINTED] else -1
-    _walk(answers, answer, jobs, job, activations, parameters, stored, last_inside, rules, groups, chain, notes)
+    last_inside = _note_blocks(stored, chain, notes) if jobs[job + _CHECKPOINTED] else -1
+    _walk(answers, answer, jobs, job, activations, parameters, stored, last_inside, chain, notes)
     _finish(answers, answer, jobs, job, stored, blas_workspace_bytes, notes)
 
 
-def _note_element_bytes(jobs: Numbers, job: int, stored: int, rules: Numbers, chain: Codes, notes: Amounts) -> None:
+def _note_element_bytes(jobs: Numbers, job: int, stored: int, chain: Codes, notes: Amounts) -> None:
     """Note the bytes per element of each layer's output, and of its input as the kernel takes it.
 
     Autocast lowers some kinds and raises others; the rest hand on what they are given.  A sum with a residual stream that began
@@ -358,7 +317,7 @@ def _note_element_bytes(jobs: Numbers, job: int, stored: int, rules: Numbers, ch
         return
     sums_in_full = False
     for at in range(stored):
-        if rules[chain[2 * at] * _RULE_WIDTH + _IS_EMBEDDING]:
+        if _RULES[chain[2 * at] * _RULE_WIDTH + _IS_EMBEDDING]:
             sums_in_full = True
     own = jobs[job + _INPUT_BYTES] / jobs[job + _INPUT_ELEMENTS]
     weighed = False  # whether the layer before made attention weights, which the math kernel keeps in fp32
@@ -369,8 +328,8 @@ def _note_element_bytes(jobs: Numbers, job: int, stored: int, rules: Numbers, ch
         following = chain[2 * at + 2] if at + 1 < stored else -1
         rule = kind * _RULE_WIDTH
         taken = own
-        if is_autocast and rules[rule + _TAKEN_BYTES] and not weighed:
-            taken = rules[rule + _TAKEN_BYTES]
+        if is_autocast and _RULES[rule + _TAKEN_BYTES] and not weighed:
+            taken = _RULES[rule + _TAKEN_BYTES]
         scores = is_math and kind == _MATMUL and following == _SOFTMAX
         weighed = is_math and (kind == _SOFTMAX or (kind == _DROPOUT and before == _SOFTMAX))
         if scores or weighed:
@@ -379,14 +338,14 @@ def _note_element_bytes(jobs: Numbers, job: int, stored: int, rules: Numbers, ch
             own = base
         elif kind == _ADD and sums_in_full:
             own = _FULL
-        elif rules[rule + _OWN_BYTES]:
-            own = rules[rule + _OWN_BYTES]
+        elif _RULES[rule + _OWN_BYTES]:
+            own = _RULES[rule + _OWN_BYTES]
         notes[note + _OWN] = own
         notes[note + _TAKEN] = taken
         before = kind
 
 
-def _note_blocks(stored: int, rules: Numbers, chain: Codes, notes: Amounts) -> int:
+def _note_blocks(stored: int, chain: Codes, notes: Amounts) -> int:
     """Note which layers begin a checkpointed block, and say which is the last inside of one.
 
     What follows the last sum, or the last linear layer or convolution, lies outside of every block.
@@ -397,19 +356,19 @@ def _note_blocks(stored: int, rules: Numbers, chain: Codes, notes: Amounts) -> i
         kind = chain[2 * at]
         if kind == _ADD:
             last_add = at
-        if rules[kind * _RULE_WIDTH + _IS_ATTENTION]:
+        if _RULES[kind * _RULE_WIDTH + _IS_ATTENTION]:
             has_attention = True
     attends = False  # whether there is attention from here up to the next sum
     for at in range(stored - 1, -1, -1):
         note = _LAYER_NOTES + at * _NOTE_WIDTH
         rule = chain[2 * at] * _RULE_WIDTH
         follows_add = at > 0 and chain[2 * at - 2] == _ADD
-        if rules[rule + _IS_ATTENTION]:
+        if _RULES[rule + _IS_ATTENTION]:
             attends = True
         if last_add >= 0:
             begins = at == 0 or (follows_add and (attends or not has_attention))
         else:
-            begins = at == 0 or rules[rule + _STARTS_BLOCK] > 0.0
+            begins = at == 0 or _RULES[rule + _STARTS_BLOCK] > 0.0
         notes[note + _BEGINS] = 1.0 if begins else 0.0
         if begins and last_begin < 0:
             last_begin = at
@@ -437,8 +396,6 @@ def _walk(
     parameters: Numbers,
     stored: int,
     last_inside: int,
-    rules: Numbers,
-    groups: Codes,
     chain: Codes,
     notes: Amounts,
 ) -> None:
@@ -459,7 +416,7 @@ def _walk(
         note = _LAYER_NOTES + at * _NOTE_WIDTH
         kind, layer = chain[2 * at], chain[2 * at + 1]
         rule = kind * _RULE_WIDTH
-        group = groups[kind]
+        group = _GROUP_OF_KIND[kind]
         own_bytes = notes[note + _OWN]
         taken_bytes = notes[note + _TAKEN]
         is_needed = notes[note + _IS_NEEDED] > 0.0
@@ -476,26 +433,26 @@ def _walk(
                 notes[_BLOCK_KEPT + c] = 0.0
 
         # What it leaves for the backward pass; its output where it needs that itself, or the next layer its input.
-        is_saved = is_needed and rules[rule + _SAVES_OUTPUT] > 0.0
+        is_saved = is_needed and _RULES[rule + _SAVES_OUTPUT] > 0.0
         if not is_saved and at + 1 < stored and notes[note + _NOTE_WIDTH + _IS_NEEDED]:
             following = chain[2 * at + 2] * _RULE_WIDTH
-            is_saved = rules[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
+            is_saved = _RULES[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
         if is_saved:
             _keep(answers, kept_by, total, 1.0, is_inside, notes)
-        second = rules[rule + _SECOND_SHARE] * count
-        if rules[rule + _HAS_BIAS]:
+        second = _RULES[rule + _SECOND_SHARE] * count
+        if _RULES[rule + _HAS_BIAS]:
             second = activations[layer] / jobs[job + _POSITIONS]
             if count <= second:
                 second = 0.0
         if is_needed:
-            if rules[rule + _SAVES_INPUT] and taken_bytes != previous_bytes:
+            if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes:
                 highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
-            if rules[rule + _MASK_BYTES]:
-                highest = max(highest, _keep(answers, kept_by, elements * rules[rule + _MASK_BYTES], 1.0, is_inside, notes))
+            if _RULES[rule + _MASK_BYTES]:
+                highest = max(highest, _keep(answers, kept_by, elements * _RULES[rule + _MASK_BYTES], 1.0, is_inside, notes))
             if kind == _MULTIPLY and not count and elements > previous_elements:
                 _keep(answers, kept_by, total, 1.0, is_inside, notes)
-            if rules[rule + _STATISTICS] and second:
-                _keep(answers, kept_by, second * weight_bytes, rules[rule + _STATISTICS], is_inside, notes)
+            if _RULES[rule + _STATISTICS] and second:
+                _keep(answers, kept_by, second * weight_bytes, _RULES[rule + _STATISTICS], is_inside, notes)
 
         # Its parameters: the main tensor, and a bias or the shift of a norm.
         main_place = second_place = 0
@@ -506,7 +463,7 @@ def _walk(
             second_place = _block_class(second * weight_bytes)
             second_amount = _cost(second * weight_bytes, second_place)
             highest = max(highest, main_place, second_place)
-            if rules[rule + _IS_CAST] and copy_bytes:
+            if _RULES[rule + _IS_CAST] and copy_bytes:
                 copy_place = _block_class((count - second) * copy_bytes)
                 notes[_COPIES + copy_place] += _cost((count - second) * copy_bytes, copy_place)
             notes[_WEIGHTS + main_place] += main_amount

@@ -18,6 +18,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+_NOTHING, _EVERYTHING = np.array([-np.inf]), np.array([np.inf])
 _FEW_TANGENTS: Final = 4096
 """So few components at so few edges are worked out sooner than it is found out which of them matter."""
 _REACH: Final = 40.0
@@ -50,12 +51,16 @@ class MemoryDistribution:
 
     def cdf(self, log_amounts: Array) -> Array:
         """P(memory ≤ amount) for ``E`` amounts given as ``log(bytes)``, shape ``[E]``; shape ``[B, E]``."""
+        return 0.5 + self._half_shares()[:, None] * self._doubled(log_amounts)
+
+    def _doubled(self, log_amounts: Array) -> Array:
+        """Twice the :meth:`cdf` less one, but for the weights' sum, shape ``[B, E]``."""
         # The logistic function as a hyperbolic tangent, which never overflows.
         tangents = log_amounts[:, None] - self.locations[:, None, :]
         tangents *= (0.5 / self.scales)[:, None, :]
         np.tanh(tangents, out=tangents)
-        probabilities: Array = 0.5 + self._half_shares()[:, None] * (tangents @ self.weights[:, :, None])[:, :, 0]
-        return probabilities
+        doubled: Array = (tangents @ self.weights[:, :, None])[:, :, 0]
+        return doubled
 
     def _half_shares(self) -> Array:
         """Half of what makes the weights of each add up to one: in single precision they do not quite."""
@@ -66,22 +71,22 @@ class MemoryDistribution:
         """Probabilities of the ``E + 1`` bins that ``E`` rising inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
         count = len(log_inner_edges)
         if self.weights.size * count <= _FEW_TANGENTS:
-            cumulative = np.empty((len(self.weights), count + 2))
-            cumulative[:, 0] = 0.0
-            cumulative[:, -1] = 1.0
-            cumulative[:, 1:-1] = self.cdf(log_inner_edges)
-        else:
-            # Most edges lie where the distribution has not begun yet, or has ended.
-            reaches = _REACH * self.scales
-            first = np.searchsorted(log_inner_edges, (self.locations - reaches).min(axis=1))
-            last = np.searchsorted(log_inner_edges, (self.locations + reaches).max(axis=1))
-            cumulative = (np.arange(count + 2) > last[:, None]).astype(np.float64)
-            counts = last - first
-            rows = np.repeat(np.arange(len(counts)), counts)
-            places = np.arange(len(rows)) + np.repeat(first - (counts.cumsum() - counts), counts)
-            cumulative[rows, places + 1] = self._cdf_of(rows, log_inner_edges[places])
+            doubled = self._doubled(np.concatenate((_NOTHING, log_inner_edges, _EVERYTHING)))
+            shares: Array = (doubled[:, 1:] - doubled[:, :-1]) * self._half_shares()[:, None]
+            np.maximum(shares, 0.0, out=shares)
+            return shares
+        # Most edges lie where the distribution has not begun yet, or has ended.
+        reaches = _REACH * self.scales
+        first = np.searchsorted(log_inner_edges, (self.locations - reaches).min(axis=1))
+        last = np.searchsorted(log_inner_edges, (self.locations + reaches).max(axis=1))
+        cumulative = (np.arange(count + 2) > last[:, None]).astype(np.float64)
+        counts = last - first
+        rows = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(rows)) + np.repeat(first - (counts.cumsum() - counts), counts)
+        cumulative[rows, places + 1] = self._cdf_of(rows, log_inner_edges[places])
         np.minimum(np.maximum(cumulative, 0.0), 1.0, out=cumulative)
-        return cumulative[:, 1:] - cumulative[:, :-1]
+        probabilities: Array = cumulative[:, 1:] - cumulative[:, :-1]
+        return probabilities
 
     def _cdf_of(self, rows: Indices, log_amounts: Array) -> Array:
         """P(memory ≤ amount) of pairs of a distribution and an amount, shape ``[P]`` both."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.closed_form import GROUPS, IS_COMPILED, RULES, SIZE_CLASSES, fill_columns, note_count
+from gpumemnet.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import JobBatch
 from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
@@ -122,10 +122,6 @@ def _flat(values: NDArray[Any]) -> Any:
     return values.reshape(-1) if IS_COMPILED else values.ravel().tolist()
 
 
-_RULES: Final = _flat(np.array(RULES))
-_GROUPS: Final = _flat(np.array(GROUPS, dtype=np.int64))
-
-
 def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
     """Feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
 
@@ -169,7 +165,6 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
     """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, 15]``."""
     if not len(table.kind):
         return
-    longest = int(table.counts.max())
     answers = _flat(matrix)
     fill_columns(
         answers,
@@ -181,10 +176,6 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
         _flat(table.activations),
         _flat(table.parameters),
         workspace,
-        _RULES,
-        _GROUPS,
-        _flat(np.empty(2 * longest, dtype=np.int64)),
-        _flat(np.empty(note_count(longest))),
     )
     if not IS_COMPILED:
         matrix[:] = np.reshape(answers, matrix.shape)

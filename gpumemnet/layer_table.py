@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.closed_form import GROUPS, read_layers
+from gpumemnet.closed_form import GROUPS
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_batch import JobBatch
 from gpumemnet.layers import CODE_OF_KIND, KINDS, OTHER_CODE
 
 _GROUP_OF_CODE: Final = np.array(GROUPS, dtype=np.int64)
+_KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,10 +57,11 @@ def layer_table(jobs: Sequence[TrainingJob]) -> LayerTable:
             activations=jobs.layer_activations,
             parameters=jobs.layer_parameters,
         )
-    counts = [len(job.layers) for job in jobs]
-    count = sum(counts)
-    kind, activations, parameters = np.empty(count, dtype=np.int64), np.empty(count), np.empty(count)
-    first = 0
-    for job in jobs:
-        first = read_layers(job.layers, first, CODE_OF_KIND, kind, activations, parameters)
-    return LayerTable(np.array(counts, dtype=np.int64), kind, activations, parameters)
+    layers = [*chain.from_iterable([job.layers for job in jobs])]
+    count = len(layers)
+    return LayerTable(
+        counts=np.array([len(job.layers) for job in jobs], dtype=np.int64),
+        kind=np.fromiter(map(CODE_OF_KIND.get, map(_KIND, layers), repeat(OTHER_CODE)), np.int64, count),
+        activations=np.fromiter(map(_ACTIVATIONS, layers), np.float64, count),
+        parameters=np.fromiter(map(_PARAMETERS, layers), np.float64, count),
+    )

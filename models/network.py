@@ -30,6 +30,8 @@ SMALLEST_SCALE: Final = 0.03
 BACKGROUND_WEIGHT: Final = 0.005
 BACKGROUND_SCALE: Final = 8.0
 """A thin, wide component that takes faulty labels, so that no other has to."""
+MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
+"""Mean absolute deviation of a logistic of scale 1."""
 CLIP: Final = 6.0
 CONSTANT: Final = 1e-5
 """An input that varies less than this over the training jobs is left out."""
@@ -92,7 +94,7 @@ PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
 )
 MODES: Final[tuple[Amount, ...]] = ({"has_layers": 1.0}, {"has_layers": -1.0, "": 1.0})
 """1 and 0 for a job with layers, 0 and 1 for one with totals only."""
-BENCHMARK: Final = FEATURE_NAMES.index("is_cudnn_benchmark")
+BENCHMARK: Final = "is_cudnn_benchmark"
 
 
 def group_names(families: Sequence[str] = ()) -> tuple[str, ...]:
@@ -120,6 +122,24 @@ def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
             else:
                 offset[column] = factor
     return matrix, offset
+
+
+def _group_amounts(families: Sequence[str]) -> list[Amount]:
+    """Amounts that are 1 for jobs of one of the :func:`group_names`, and 0 or less for others: all its flags are up."""
+    amounts: list[Amount] = []
+    for benchmark in (-1.0, 1.0):
+        for family in families or ("",):
+            for has_layers in (1.0, -1.0):
+                amount = {"has_layers": has_layers, BENCHMARK: benchmark}
+                if family:
+                    amount[f"is_{family}"] = 1.0
+                wanted = [factor for factor in amount.values() if factor > 0]
+                amounts.append({**amount, "": 1.0 - len(wanted)})
+    return amounts
+
+
+def _scaled(amount: Amount, factor: float) -> Amount:
+    return {name: factor * value for name, value in amount.items()}
 
 
 def _line_amount(line: PhysicsLine) -> Amount:
@@ -159,20 +179,23 @@ class FeatureTransform(nn.Module):
                 *(({**amount, **ONE}, _LAYERS) for amount in COUNTS),
                 *(({**amount, **ONE}, _BOTH) for amount in SHARED_COUNTS),
             ],
-            twice,
-            layers,
+            [(_scaled(amount, MIB), modes) for amount, modes in twice],
+            [(_scaled(amount, MIB), modes) for amount, modes in layers],
             [(amount, _LAYERS) for amount in ANGLES],
-            [*((amount, _LAYERS) for amount in PLAIN_AMOUNTS), *(({name: 1.0}, _BOTH) for name in OPTIONS)],
+            [*((amount, _LAYERS) for amount in PLAIN_AMOUNTS), *(({name: 1.0}, _BOTH) for name in (*OPTIONS, "has_layers"))],
         )
-        blocks = [*([amount for amount, _ in block] for block in inputs), list(map(_line_amount, lines)), list(MODES)]
+        blocks = [
+            *([amount for amount, _ in block] for block in inputs),
+            *(list(map(_line_amount, lines)), list(MODES), _group_amounts(families)),
+        ]
         self.blocks = [len(block) for block in blocks]
         matrix, offset = _affine([amount for block in blocks for amount in block])
-        mask = torch.tensor([modes for block in inputs for _, modes in block] + [_BOTH]).T.contiguous()
+        mask = torch.tensor([modes for block in inputs for _, modes in block]).T.contiguous()
         self.width = mask.shape[1]
         self.register_buffer("matrix", matrix)
         self.register_buffer("offset", offset)
         self.register_buffer("floors", torch.tensor([line.floor_mib * MIB for line in lines]))
-        self.register_buffer("errors", torch.tensor(errors).unsqueeze(1))
+        self.register_buffer("errors", torch.tensor(errors).unsqueeze(1).repeat(2, 1))
         self.register_buffer("mean", torch.zeros(self.width))
         self.register_buffer("deviation", torch.ones(self.width))
         self.register_buffer("mask", mask)
@@ -181,37 +204,29 @@ class FeatureTransform(nn.Module):
 
     def fit(self, features_BF: Tensor) -> None:
         """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``; the last input, the mode, stays."""
-        raw_BD, _, _ = self._raw(features_BF)
+        raw_BD, _, _, _ = self._raw(features_BF)
         self.mean[:-1] = raw_BD.mean(0)[:-1]
         deviation = raw_BD.std(0)[:-1]
         self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :func:`group_names` ``[B, G]``."""
-        raw_BD, lines_B2, modes_B2 = self._raw(features_BF)
+        raw_BD, lines_B2, modes_B2, groups_BG = self._raw(features_BF)
         inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
-        benchmark_B1 = features_BF[:, BENCHMARK : BENCHMARK + 1]
-        modes_BM = modes_B2
-        if self.families:
-            modes_BM = (self._flags(features_BF) * modes_B2.unsqueeze(1)).flatten(1)
-        groups_BG = torch.cat((modes_BM * (1.0 - benchmark_B1), modes_BM * benchmark_B1), dim=1)
-        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), modes_BM @ self.errors, groups_BG
+        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), groups_BG @ self.errors, groups_BG
 
-    def _flags(self, features_BF: Tensor) -> Tensor:
-        """Which of the families each job is of, shape ``[B, families, 1]``."""
-        return (features_BF @ self.flags).unsqueeze(2)
-
-    def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs before standardisation; both lines in bytes, those of the job's family; the modes."""
-        blocks = torch.split(features_BF @ self.matrix + self.offset, self.blocks, dim=1)
-        logarithms, totals, layers, angles, plain, lines_BM, modes_B2 = blocks
+    def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs before standardisation; both lines in bytes, those of the job's family; the modes; the groups."""
+        blocks = torch.split(torch.addmm(self.offset, features_BF, self.matrix), self.blocks, dim=1)
+        logarithms, totals, layers, angles, plain, lines_BM, modes_B2, groups_BG = blocks
         lines_B2 = lines_BM = torch.maximum(lines_BM, self.floors)
         if self.families:
-            lines_B2 = (lines_BM.reshape(-1, len(self.families), 2) * self._flags(features_BF)).sum(1)
+            flags_BM1 = (features_BF @ self.flags).unsqueeze(2)
+            lines_B2 = (lines_BM.reshape(-1, len(self.families), 2) * flags_BM1).sum(1)
         layers_line_B1, totals_line_B1 = torch.split(lines_B2, 1, dim=1)
-        has_layers_B1, _ = torch.split(modes_B2, 1, dim=1)
-        relative = (totals * MIB / totals_line_B1, layers * MIB / layers_line_B1)
-        return torch.cat((logarithms.log(), *relative, angles.sin(), plain, has_layers_B1), dim=1), lines_B2, modes_B2
+        relative = (totals / totals_line_B1, layers / layers_line_B1)
+        raw_BD = torch.cat((logarithms.log(), *relative, angles.sin(), plain), dim=1)
+        return raw_BD, lines_B2, modes_B2, groups_BG.relu()
 
 
 class MemberMLPs(nn.Module):
@@ -234,11 +249,35 @@ class MemberMLPs(nn.Module):
 
     def forward(self, inputs_EBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights, locations and scales of each member's mixture, shape ``[B, E, K]``, in units of the closed form's error."""
-        hidden_EBH = nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0])
-        hidden_EBH = nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
+        hidden_EBH = self._second(nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0]))
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
         logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
         return logits_BEK.softmax(-1), locations_BEK, scales_BEK.exp() + SMALLEST_SCALE
+
+    def _second(self, hidden_EBH: Tensor) -> Tensor:
+        return nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
+
+    def side_by_side(self, inputs_BD: Tensor) -> Tensor:
+        """What the last layer says of all members and of the background, in two-dimensional products where that can be.
+
+        onnxruntime packs the weights of those once, when it loads the graph, and of others at every call.
+
+        Returns:
+            Logits, log-scales less the floor, and locations, shape ``[B, 3 (E·K + 1)]``.
+        """
+        members, hidden, _ = self.weights[2].shape
+        first = self.weights[0].transpose(0, 1).flatten(1)
+        hidden_BEH = nn.functional.silu(torch.addmm(self.biases[0].flatten(), inputs_BD, first)).reshape(-1, members, hidden)
+        hidden_EBH = self._second(hidden_BEH.transpose(0, 1))
+        apart = torch.eye(members)[:, None, None, :, None]
+        weights = self.weights[2].reshape(members, hidden, 3, 1, self.components) * apart
+        weights = weights.reshape(members * hidden, 3, members * self.components)
+        biases = self.biases[2].reshape(members, 3, self.components).transpose(0, 1).reshape(3, members * self.components)
+        background = torch.tensor([[0.0], [0.0], [math.log(BACKGROUND_SCALE - SMALLEST_SCALE)]])
+        order = torch.tensor([0, 2, 1])
+        weights = nn.functional.pad(weights, (0, 1))[:, order].flatten(1)
+        biases = torch.cat((biases, background), dim=1)[order].flatten()
+        return torch.addmm(biases, hidden_EBH.transpose(0, 1).flatten(1), weights)
 
 
 class MixtureClassifier(nn.Module):
@@ -256,28 +295,41 @@ class MixtureClassifier(nn.Module):
         self.transform = transform
         self.members = members
         self.member_count = len(members.weights[0])
-        # The spread of all members is a sum over them; dividing here saves the graph a node.
-        multiples_GL = [multiples[group] for group in group_names(transform.families)]
-        self.register_buffer("multiples", torch.tensor(multiples_GL) / self.member_count)
-        self.floor = floor * self.member_count
+        self.register_buffer("multiples", torch.tensor([multiples[group] for group in group_names(transform.families)]))
+        self.floor = floor
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
         return self.answer(*self.transform(features_BF))
 
     def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
-        """The outputs from the members' inputs and what the transform says of each job."""
-        mixture = self.members(inputs_BD.unsqueeze(0))
-        flat = (part.reshape(-1, self.member_count * self.members.components) for part in mixture)
-        weights_BK, locations_BK, scales_BK = flat
-        centre_B1, spread_B1 = centre_and_spread(weights_BK, locations_BK, scales_BK)
+        """The outputs from the members' inputs and what the transform says of each job.
+
+        It is the members' :meth:`~MemberMLPs.forward` and :func:`centre_and_spread` in few and large operations, because each
+        node of a graph costs a third of a microsecond: the mixtures lie side by side, sums are matrix products.
+        """
+        count, components = self.member_count, self.members.components
+        share = (1.0 - BACKGROUND_WEIGHT) / count
+        width = count * components + 1
+        all_but_background = torch.tensor([[1.0]] * (width - 1) + [[0.0]])
+        # Divided by the sum of its member's odds, less its member's share of the weight, a component's odds are its weight.
+        of_member = torch.kron(torch.eye(count), torch.full((components, components), 1.0 / share))
+        of_member = nn.functional.pad(of_member, (0, 1, 0, 1)) + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
+        positive, locations_BK = torch.split(self.members.side_by_side(inputs_BD), [2 * width, width], dim=1)
+        odds_BK, scales_BK = torch.split(positive.exp(), width, dim=1)
+        weights_BK = odds_BK / (odds_BK @ of_member)
+        scales_BK = scales_BK + SMALLEST_SCALE
+        heights_BK = weights_BK / scales_BK
+        centre_B1 = (heights_BK * locations_BK) @ all_but_background / (heights_BK @ all_but_background)
+        distances_BK = (locations_BK - centre_B1).abs() + MEAN_DEVIATION * scales_BK
+        spread_B1 = (weights_BK * distances_BK) @ all_but_background  # the mean of the members', but for the background's share
         expected_B1 = reference_B1 + centre_B1 * units_B1
-        bounds_BL = expected_B1 + (spread_B1 + self.floor) * units_B1 * (groups_BG @ self.multiples)
-        pad = nn.functional.pad
+        multiples_GL = self.multiples * self.transform.errors / (1.0 - BACKGROUND_WEIGHT)
+        bounds_BL = expected_B1 + (spread_B1 + self.floor * (1.0 - BACKGROUND_WEIGHT)) * (groups_BG @ multiples_GL)
         return (
-            pad(weights_BK * ((1.0 - BACKGROUND_WEIGHT) / self.member_count), (0, 1), value=BACKGROUND_WEIGHT),
-            reference_B1 + pad(locations_BK, (0, 1)) * units_B1,
-            pad(scales_BK, (0, 1), value=BACKGROUND_SCALE) * units_B1,
+            weights_BK,
+            reference_B1 + locations_BK * units_B1,
+            scales_BK * units_B1,
             torch.cat((reference_B1, expected_B1, bounds_BL), dim=1),
         )
 
@@ -286,11 +338,11 @@ def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tup
     """Centre of a mixture, and the distance of its components' mass from there; ``[..., K]`` to ``[..., 1]`` each.
 
     The centre is the mean of the locations weighted by each component's height, ``weight / scale``: close to the mode, without
-    a search.  A logistic of scale ``s`` has the mean absolute deviation ``2 s log 2``.  The spread grows with the weights' sum.
+    a search.  The spread grows with the weights' sum.
     """
     heights = weights / scales
     centre = (heights * locations).sum(-1, keepdim=True) / heights.sum(-1, keepdim=True)
-    distances = (locations - centre).abs() + 2.0 * math.log(2.0) * scales
+    distances = (locations - centre).abs() + MEAN_DEVIATION * scales
     return centre, (weights * distances).sum(-1, keepdim=True)
 
 

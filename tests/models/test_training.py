@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
@@ -15,7 +16,7 @@ from models.bounds import COVERAGES, conformal_multiples, grouped_multiples
 from models.data import LabelledJobs, features_on
 from models.evaluation import SCHEMES
 from models.export import save_classifier
-from models.network import MemberMLPs, float_tensor
+from models.network import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
 from models.splits import folds
 from models.training import (
     TrainedClassifier,
@@ -151,3 +152,25 @@ def test_levels_beyond_the_scores_rest_on_twice_the_largest() -> None:
     assert list(multiples) == sorted(multiples)
     assert multiples[COVERAGES.index(0.98)] == 3.0
     assert multiples[COVERAGES.index(0.99)] == 6.0
+
+
+def test_the_network_answers_what_its_members_say(trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+    """Side by side in the graph the members say what they learnt one by one, and the bounds are what was calibrated."""
+    network = trained.network
+    for mode, jobs in (("layers", halves[1]), ("totals", halves[1].without_layers())):
+        features = float_tensor(jobs.features)
+        with torch.no_grad():
+            inputs, reference, units, groups = network.transform(features)
+            weights, locations, scales = (part.flatten(1) for part in network.members(inputs.unsqueeze(0)))
+            centre, spread = centre_and_spread(weights, locations, scales)
+            answer = network(features)
+        assert groups.sum(1).tolist() == [1.0] * len(groups)
+        np.testing.assert_allclose(answer[0][:, :-1], weights * (1.0 - BACKGROUND_WEIGHT) / PLAN.members, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(answer[0].sum(1), 1.0, rtol=1e-6)
+        np.testing.assert_allclose(answer[1], reference + nn.functional.pad(locations, (0, 1)) * units, rtol=1e-6)
+        np.testing.assert_allclose(answer[2], nn.functional.pad(scales, (0, 1), value=BACKGROUND_SCALE) * units, rtol=1e-5)
+        expected = reference + centre * units
+        np.testing.assert_allclose(answer[3][:, :2], torch.cat((reference, expected), dim=1), rtol=1e-6)
+        multiples = torch.tensor(trained.multiples[mode])
+        bounds = expected + (spread / PLAN.members + trained.floor) * units * multiples
+        np.testing.assert_allclose(answer[3][:, 2:], bounds, rtol=1e-5)
