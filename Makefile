@@ -2,7 +2,8 @@
 PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
-BUILT_FROM := pyproject.toml constraints.txt hatch_build.py gpumemnet/closed_form.py gpumemnet/closed_form.pxd
+TYPES := $(wildcard gpumemnet/*.pxd)
+BUILT_FROM := pyproject.toml constraints.txt hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: serve test lint format benchmark clean

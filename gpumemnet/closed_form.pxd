@@ -16,8 +16,8 @@ cdef Py_ssize_t _LAYER_NOTES, _OWN, _TAKEN, _IS_NEEDED, _BEGINS, _NOTE_WIDTH
 
 @cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
                longest=Py_ssize_t, left=Py_ssize_t, first=Py_ssize_t, chain='long long[::1]', notes='double[::1]')
-cpdef object fill_columns(double[::1] answers, Py_ssize_t width, Py_ssize_t begin, double[::1] jobs, long long[::1] counts,
-                          long long[::1] kinds, double[::1] activations, double[::1] parameters, double blas_workspace_bytes)
+cpdef object fill_columns(double[::1] answers, Py_ssize_t width, Py_ssize_t begin, const double[::1] jobs, const long long[::1] counts,
+                          const long long[::1] kinds, const double[::1] activations, const double[::1] parameters, double blas_workspace_bytes)
 
 cpdef tuple packed(double size)
 
@@ -29,13 +29,13 @@ cdef double _cost(double size, Py_ssize_t place) noexcept
 
 @cython.locals(stored=Py_ssize_t, place=Py_ssize_t, layer=Py_ssize_t, kind=Py_ssize_t, cumulated=double, at=Py_ssize_t,
                note=Py_ssize_t, last_inside=Py_ssize_t)
-cdef void _fill_job(double[::1] answers, Py_ssize_t answer, double[::1] jobs, Py_ssize_t job, long long[::1] kinds,
-                    double[::1] activations, double[::1] parameters, Py_ssize_t first, Py_ssize_t count,
+cdef void _fill_job(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, const long long[::1] kinds,
+                    const double[::1] activations, const double[::1] parameters, Py_ssize_t first, Py_ssize_t count,
                     double blas_workspace_bytes, long long[::1] chain, double[::1] notes) noexcept
 
 @cython.locals(is_autocast=bint, is_math=bint, own=double, base=double, at=Py_ssize_t, note=Py_ssize_t, sums_in_full=bint,
                weighed=bint, scores=bint, before=Py_ssize_t, kind=Py_ssize_t, following=Py_ssize_t, rule=Py_ssize_t, taken=double)
-cdef void _note_element_bytes(double[::1] jobs, Py_ssize_t job, Py_ssize_t stored, long long[::1] chain,
+cdef void _note_element_bytes(const double[::1] jobs, Py_ssize_t job, Py_ssize_t stored, long long[::1] chain,
                               double[::1] notes) noexcept
 
 @cython.locals(last_add=Py_ssize_t, last_begin=Py_ssize_t, has_attention=bint, at=Py_ssize_t, kind=Py_ssize_t, attends=bint,
@@ -54,13 +54,13 @@ cdef Py_ssize_t _keep(double[::1] answers, Py_ssize_t group, double size, double
                following=Py_ssize_t, second=double, main_place=Py_ssize_t, second_place=Py_ssize_t, main_amount=double,
                second_amount=double, copy_place=Py_ssize_t, moment=double, moment_total=double, trained_total=double,
                logits=double, sums=Py_ssize_t)
-cdef void _walk(double[::1] answers, Py_ssize_t answer, double[::1] jobs, Py_ssize_t job, double[::1] activations,
-                double[::1] parameters, Py_ssize_t stored, Py_ssize_t last_inside, long long[::1] chain,
+cdef void _walk(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, const double[::1] activations,
+                const double[::1] parameters, Py_ssize_t stored, Py_ssize_t last_inside, long long[::1] chain,
                 double[::1] notes) noexcept
 
 @cython.locals(created=double, state=double, resident_total=double, loss_total=double, step_total=double,
                input_place=Py_ssize_t, c=Py_ssize_t, trained=double, loss=double, resident=double, step=double, beyond=double,
                new=double, size=Py_ssize_t, sums=Py_ssize_t, backward=double, own=double, pooled=double, peak=Py_ssize_t,
                small=double, medium=double, small_bytes=double, medium_count=double, spare=double)
-cdef void _finish(double[::1] answers, Py_ssize_t answer, double[::1] jobs, Py_ssize_t job, Py_ssize_t stored,
+cdef void _finish(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, Py_ssize_t stored,
                   double blas_workspace_bytes, double[::1] notes) noexcept

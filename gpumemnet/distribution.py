@@ -14,15 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.bin_shares import REACH, fill_shares
+
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_NOTHING, _EVERYTHING = np.array([-np.inf]), np.array([np.inf])
 _FEW_TANGENTS: Final = 4096
-"""So few components at so few edges are worked out sooner than it is found out which of them matter."""
-_REACH: Final = 40.0
-"""So many scales away from its location a logistic is 0 or 1 to double precision."""
+"""Mixtures with so few components at so few edges are gone through one by one."""
 _PAIRS_AT_ONCE: Final = 2048
 """Of more pairs than these the arrays with every component fall out of the processor's cache."""
 _PROBABILITIES_AT_ONCE: Final = 2**18
@@ -49,19 +48,6 @@ class MemoryDistribution:
     locations: Array
     scales: Array
 
-    def cdf(self, log_amounts: Array) -> Array:
-        """P(memory ≤ amount) for ``E`` amounts given as ``log(bytes)``, shape ``[E]``; shape ``[B, E]``."""
-        return 0.5 + self._half_shares()[:, None] * self._doubled(log_amounts)
-
-    def _doubled(self, log_amounts: Array) -> Array:
-        """Twice the :meth:`cdf` less one, but for the weights' sum, shape ``[B, E]``."""
-        # The logistic function as a hyperbolic tangent, which never overflows.
-        tangents = log_amounts[:, None] - self.locations[:, None, :]
-        tangents *= (0.5 / self.scales)[:, None, :]
-        np.tanh(tangents, out=tangents)
-        doubled: Array = (tangents @ self.weights[:, :, None])[:, :, 0]
-        return doubled
-
     def _half_shares(self) -> Array:
         """Half of what makes the weights of each add up to one: in single precision they do not quite."""
         shares: Array = 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)
@@ -71,12 +57,12 @@ class MemoryDistribution:
         """Probabilities of the ``E + 1`` bins that ``E`` rising inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
         count = len(log_inner_edges)
         if self.weights.size * count <= _FEW_TANGENTS:
-            doubled = self._doubled(np.concatenate((_NOTHING, log_inner_edges, _EVERYTHING)))
-            shares: Array = (doubled[:, 1:] - doubled[:, :-1]) * self._half_shares()[:, None]
-            np.maximum(shares, 0.0, out=shares)
+            shares = np.zeros((len(self.weights), count + 1))
+            mixtures = np.array((self.weights, self.locations, self.scales), dtype=np.float64)
+            fill_shares(mixtures.reshape(-1), self.weights.shape[1], log_inner_edges, shares.reshape(-1))
             return shares
         # Most edges lie where the distribution has not begun yet, or has ended.
-        reaches = _REACH * self.scales
+        reaches = REACH * self.scales
         first = np.searchsorted(log_inner_edges, (self.locations - reaches).min(axis=1))
         last = np.searchsorted(log_inner_edges, (self.locations + reaches).max(axis=1))
         cumulative = (np.arange(count + 2) > last[:, None]).astype(np.float64)
@@ -94,6 +80,7 @@ class MemoryDistribution:
         answer = np.empty(len(rows))
         for at in range(0, len(rows), _PAIRS_AT_ONCE):
             own = rows[at : at + _PAIRS_AT_ONCE]
+            # The logistic function as a hyperbolic tangent, which never overflows.
             tangents = log_amounts[at : at + _PAIRS_AT_ONCE, None] - self.locations[own]
             tangents *= halves[own]
             np.tanh(tangents, out=tangents)

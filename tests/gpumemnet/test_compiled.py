@@ -1,4 +1,4 @@
-"""The closed form's two forms are one: what Cython has compiled gives the numbers of the module as it stands."""
+"""Compiled modules and their texts are one: what Cython has made of them gives the numbers of the modules as they stand."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from types import ModuleType
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpumemnet import closed_form, features
+from gpumemnet import bin_shares, closed_form, features
 from gpumemnet.features import feature_matrix
 from gpumemnet.job import TrainingJob
 from gpumemnet.layers import KINDS, Layer
+from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
-SOURCE = Path(features.__file__).with_name("closed_form.py")
+PACKAGE = Path(features.__file__).parent
 WORKSPACE = 8_519_680
+COMPILED = [closed_form, bin_shares]
 
 compiled = pytest.mark.skipif(
-    not closed_form.IS_COMPILED, reason="the closed form is not compiled: install with a C compiler at hand, see CONTRIBUTING.md"
+    not closed_form.IS_COMPILED, reason="the package was installed without a C compiler at hand: see CONTRIBUTING.md"
 )
+
+
+def as_it_stands(name: str, **others: ModuleType) -> ModuleType:
+    """The module ``name`` from its text, with ``others`` in place of what it would import."""
+    spec = importlib.util.spec_from_file_location(f"plain_{name}", PACKAGE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for other, there in others.items():
+            patch.setitem(sys.modules, f"gpumemnet.{other}", there)
+        spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
-    """The module as it stands, and the features that use it."""
-    loaded = {}
-    for name in ("closed_form", "features"):
-        spec = importlib.util.spec_from_file_location(f"plain_{name}", SOURCE.with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        own = sys.modules["gpumemnet.closed_form"]
-        sys.modules["gpumemnet.closed_form"] = loaded.get("closed_form", own)
-        try:
-            spec.loader.exec_module(module)
-        finally:
-            sys.modules["gpumemnet.closed_form"] = own
-        loaded[name] = module
-    assert not loaded["closed_form"].IS_COMPILED
-    assert not loaded["features"].IS_COMPILED
-    return loaded["features"]
+    """The features by the closed form as it stands."""
+    form = as_it_stands("closed_form")
+    assert not form.IS_COMPILED
+    return as_it_stands("features", closed_form=form)
 
 
 @compiled
@@ -123,6 +126,36 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: str) -> None:
         fill()
 
 
+@compiled
+@given(
+    st.integers(1, 4).flatmap(
+        lambda count: st.lists(
+            st.lists(st.tuples(st.floats(0.01, 1), st.floats(15, 40), st.floats(1e-6, 10)), min_size=count, max_size=count),
+            min_size=1,
+            max_size=3,
+        )
+    ),
+    st.integers(0, 30),
+)
+def test_both_forms_share_out_alike(mixtures: list[list[tuple[float, float, float]]], edge_count: int) -> None:
+    parts = np.array(mixtures).transpose(2, 0, 1)
+    log_edges = np.log(np.arange(1, edge_count + 1) * float(GIB))
+    answers = np.zeros((len(mixtures), edge_count + 1))
+    bin_shares.fill_shares(parts.ravel(), parts.shape[2], log_edges, answers.reshape(-1))
+    plainly = [0.0] * answers.size
+    as_it_stands("bin_shares").fill_shares(parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly)
+    assert answers.ravel().tolist() == pytest.approx(plainly, rel=1e-12, abs=1e-300)
+    assert answers.sum(axis=1) == pytest.approx(1.0)
+
+
+@compiled
+@pytest.mark.parametrize(("mixtures", "components", "answers"), [(5, 2, 9), (6, 0, 9), (6, -1, 9), (6, 2, 3), (7, 2, 9)])
+def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, answers: int) -> None:
+    with pytest.raises(ValueError, match="too few numbers"):
+        bin_shares.fill_shares(np.ones(mixtures), components, np.array([1.0, 2.0, 3.0]), np.zeros(answers))
+
+
 @pytest.mark.skipif(os.environ.get("GPUMEMNET_COMPILE") != "1", reason="GPUMEMNET_COMPILE does not ask for it")
-def test_it_is_compiled_where_that_was_asked_for() -> None:
-    assert closed_form.IS_COMPILED
+@pytest.mark.parametrize("module", COMPILED)
+def test_it_is_compiled_where_that_was_asked_for(module: ModuleType) -> None:
+    assert not module.__file__.endswith(".py")
