@@ -1,7 +1,8 @@
 """How mixtures of logistics share themselves out among bins, a bin at a time: for the scheduler that asks about one job.
 
-For thousands ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.distribution`) does the same with arrays.  As the closed form
-(:mod:`gpumemnet.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd`` where it can be.
+For thousands ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.distribution`) does the same with arrays.  As the closed
+form (:mod:`gpumemnet.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd`` where it
+can be.
 """
 
 from __future__ import annotations

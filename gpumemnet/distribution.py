@@ -76,7 +76,7 @@ class MemoryDistribution:
 
     def _cdf_of(self, rows: Indices, log_amounts: Array) -> Array:
         """P(memory ≤ amount) of pairs of a distribution and an amount, shape ``[P]`` both."""
-        halves, shares = 0.5 / self.scales, self._half_shares()
+        halves, shares = np.divide(0.5, self.scales, dtype=np.float64), self._half_shares()
         answer = np.empty(len(rows))
         for at in range(0, len(rows), _PAIRS_AT_ONCE):
             own = rows[at : at + _PAIRS_AT_ONCE]
