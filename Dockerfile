@@ -13,8 +13,8 @@ WORKDIR /source
 COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY gpumemnet gpumemnet
 COPY service service
-# client: the admission webhook (integrations/kubernetes) runs from this image too.  What no service loads is left out; of the rest,
-# the modules are compiled now, because a read-only file system keeps no compiled ones.
+# client: the admission webhook (integrations/kubernetes) runs from this image too.  What no service loads is left out; the rest is
+# compiled to bytecode now, because a read-only file system keeps none.
 RUN export GPUMEMNET_COMPILE=1 \
  && python -m venv --without-pip /opt/gpumemnet \
  && pip --python /opt/gpumemnet/bin/python install --no-cache-dir --no-compile --constraint constraints.txt '.[service,postgres,client]' \

@@ -6,7 +6,9 @@ Without them the package is whole all the same and runs those modules as they st
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -25,10 +27,11 @@ DIRECTIVES = {
 }
 # A product and a sum in one rounding would give other last digits than Python.
 FLAGS = [] if sys.platform == "win32" else ["-O2", "-g0", "-ffp-contract=off"]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone
-    """Puts each compiled module beside its source, where an editable installation finds it as well."""
+    """Adds the compiled modules to a wheel; for an editable installation it puts them beside their sources instead."""
 
     PLUGIN_NAME = "custom"
 
@@ -36,52 +39,72 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
         """Called before a wheel is built."""
         package = Path(self.root) / PACKAGE
         names = sorted(path.stem for path in package.glob("*.pxd"))
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        libraries = [package / f"{name}{suffix}" for name in names]
         wanted = os.environ.get("GPUMEMNET_COMPILE", "")
+        self.scratch = tempfile.TemporaryDirectory()
+        libraries: list[Path] = []
         if wanted != "0":
             try:
-                compile_modules(Path(self.root), names, suffix)
+                libraries = compile_modules(package, names, Path(self.scratch.name))
             except Exception as error:  # compilers fail in many ways, and none of them is a reason not to install
                 if wanted == "1":
                     raise
                 self.app.display_warning(f"{', '.join(names)} not compiled, hence slower: {type(error).__name__}: {error}")
-            else:
-                build_data["artifacts"] += [f"/{PACKAGE}/{library.name}" for library in libraries]
-                build_data["pure_python"] = False
-                build_data["infer_tag"] = True
-                return
-        for library in libraries:  # an older one would be loaded in place of the text
-            library.unlink(missing_ok=True)
+        if version == "editable":
+            put_beside(package, libraries)
+        else:
+            build_data["force_include"] |= {str(library): f"{PACKAGE}/{library.name}" for library in libraries}
+        if libraries:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called when the wheel is there."""
+        self.scratch.cleanup()
 
 
-def compile_modules(root: Path, names: list[str], suffix: str) -> None:
-    """Compile the modules called ``names`` of :data:`PACKAGE` below ``root``; all of them or none."""
+def compile_modules(package: Path, names: list[str], scratch: Path) -> list[Path]:
+    """The compiled modules called ``names``, somewhere in ``scratch``.
+
+    Each says in ``SOURCE_SHA256`` what it was made of, so that a test can tell one that is older than its text.
+    """
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
 
+    copies = scratch / PACKAGE
+    copies.mkdir()
+    for name in names:
+        text, types = ((package / f"{name}{ending}").read_bytes() for ending in (".py", ".pxd"))
+        digest = hashlib.sha256(text + types).hexdigest()
+        (copies / f"{name}.py").write_bytes(text + f'\nSOURCE_SHA256 = "{digest}"\n'.encode())
+        (copies / f"{name}.pxd").write_bytes(types)
     before = Path.cwd()
-    with tempfile.TemporaryDirectory() as scratch:
-        os.chdir(root)
+    os.chdir(scratch)
+    try:
+        modules = cythonize(
+            [Extension(f"{PACKAGE}.{name}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS) for name in names],
+            compiler_directives=DIRECTIVES,
+            language_level=3,
+            quiet=True,
+        )
+        distribution = Distribution({"name": PACKAGE, "packages": [], "ext_modules": modules})
+        command = distribution.get_command_obj("build_ext")
+        command.build_lib, command.build_temp = "compiled", "objects"
+        command.ensure_finalized()
+        command.run()
+    finally:
+        os.chdir(before)
+    return [scratch / "compiled" / PACKAGE / f"{name}{SUFFIX}" for name in names]
+
+
+def put_beside(package: Path, libraries: list[Path]) -> None:
+    """Put the libraries into the source folder; any other of this Python goes, as it would be loaded in place of the text."""
+    for library in libraries:
+        # Replaced as a whole: a running process keeps the one that it has loaded.
+        fresh = Path(tempfile.mkdtemp(prefix=".compiled-", dir=package))
         try:
-            modules = cythonize(
-                [Extension(f"{PACKAGE}.{name}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS) for name in names],
-                build_dir=scratch,
-                compiler_directives=DIRECTIVES,
-                force=True,
-                language_level=3,
-                quiet=True,
-            )
-            distribution = Distribution({"name": PACKAGE, "packages": [], "ext_modules": modules})
-            command = distribution.get_command_obj("build_ext")
-            command.build_lib, command.build_temp = scratch, scratch
-            command.ensure_finalized()
-            command.run()
+            Path(shutil.copy(library, fresh)).replace(package / library.name)
         finally:
-            os.chdir(before)
-        for name in names:
-            # Replaced as a whole: a running process keeps the one that it has loaded.
-            library = root / PACKAGE / f"{name}{suffix}"
-            fresh = library.with_name(f".{library.name}")
-            fresh.write_bytes((Path(scratch) / PACKAGE / library.name).read_bytes())
-            fresh.replace(library)
+            shutil.rmtree(fresh)
+    for path in package.glob(f"*{SUFFIX}"):
+        if path.name not in {library.name for library in libraries}:
+            path.unlink()

@@ -1,8 +1,7 @@
 """How mixtures of logistics share themselves out among bins, a bin at a time: for the scheduler that asks about one job.
 
-For thousands ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.distribution`) does the same with arrays.  As the closed
-form (:mod:`gpumemnet.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd`` where it
-can be.
+Beyond a few, ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.distribution`) goes on with arrays.  As the closed form
+(:mod:`gpumemnet.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd`` where it can.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     Amounts = MutableSequence[float] | NDArray[np.float64]
     Numbers = Sequence[float] | NDArray[np.float64]
 
+IS_COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is the compiled form."""
 REACH: Final = 40.0
 """So many scales away from its location a logistic is 0 or 1 to double precision."""
 

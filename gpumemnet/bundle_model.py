@@ -144,7 +144,8 @@ class BundleModel:
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         is_broken = None
         # A spoilt graph may be no number for some job, though it was one for those that it was tried on.
-        if not math.isfinite(np.vdot(weights, locations) + np.vdot(scales, scales) + np.vdot(amounts, amounts)):
+        products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
+        if not all(map(math.isfinite, products)):
             is_number = [np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)]
             is_broken = ~np.logical_and.reduce(is_number)
             amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)

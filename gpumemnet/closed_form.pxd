@@ -16,10 +16,9 @@ cdef Py_ssize_t _LAYER_NOTES, _OWN, _TAKEN, _IS_NEEDED, _BEGINS, _NOTE_WIDTH
 
 @cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
                longest=Py_ssize_t, left=Py_ssize_t, first=Py_ssize_t, chain='long long[::1]', notes='double[::1]')
-cpdef object fill_columns(double[::1] answers, Py_ssize_t width, Py_ssize_t begin, const double[::1] jobs, const long long[::1] counts,
-                          const long long[::1] kinds, const double[::1] activations, const double[::1] parameters, double blas_workspace_bytes)
-
-cpdef tuple packed(double size)
+cpdef object fill_columns(double[::1] answers, Py_ssize_t width, Py_ssize_t begin, const double[::1] jobs,
+                          const long long[::1] counts, const long long[::1] kinds, const double[::1] activations,
+                          const double[::1] parameters, double blas_workspace_bytes)
 
 @cython.locals(block=double, top=double, place=Py_ssize_t)
 cdef Py_ssize_t _block_class(double size) noexcept
@@ -43,14 +42,16 @@ cdef void _note_element_bytes(const double[::1] jobs, Py_ssize_t job, Py_ssize_t
 cdef Py_ssize_t _note_blocks(Py_ssize_t stored, long long[::1] chain, double[::1] notes) noexcept
 
 @cython.locals(place=Py_ssize_t, amount=double)
-cdef Py_ssize_t _keep(double[::1] answers, Py_ssize_t group, double size, double copies, bint is_inside, double[::1] notes) noexcept
+cdef Py_ssize_t _keep(double[::1] answers, Py_ssize_t group, double size, double copies, bint is_inside,
+                      double[::1] notes) noexcept
 
 @cython.locals(batch_size=double, weight_bytes=double, copy_bytes=double, created=double, is_autocast=bint,
                previous_elements=double, previous_total=double, previous_bytes=double, before_amount=double, matrices=double,
                largest_output=double, largest_weight=double, largest_convolution=double, blocks=double, total=double,
                fullest=double, fullest_frozen=double, before_place=Py_ssize_t, highest=Py_ssize_t, kept_by=Py_ssize_t,
-               is_saved=bint, at=Py_ssize_t, note=Py_ssize_t, layer=Py_ssize_t, kind=Py_ssize_t, rule=Py_ssize_t, group=Py_ssize_t, own_bytes=double, taken_bytes=double,
-               is_needed=bint, is_inside=bint, elements=double, count=double, place=Py_ssize_t, amount=double, c=Py_ssize_t,
+               is_saved=bint, at=Py_ssize_t, note=Py_ssize_t, layer=Py_ssize_t, kind=Py_ssize_t, rule=Py_ssize_t,
+               group=Py_ssize_t, own_bytes=double, taken_bytes=double, is_needed=bint, is_inside=bint, elements=double,
+               count=double, place=Py_ssize_t, amount=double, c=Py_ssize_t,
                following=Py_ssize_t, second=double, main_place=Py_ssize_t, second_place=Py_ssize_t, main_amount=double,
                second_amount=double, copy_place=Py_ssize_t, moment=double, moment_total=double, trained_total=double,
                logits=double, sums=Py_ssize_t)

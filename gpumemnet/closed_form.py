@@ -12,7 +12,7 @@ What the layer list does not say is taken as usual: frozen layers are the first 
 sum (without any, it starts with a linear layer or a convolution), the loss is a cross-entropy of the last layer's output.
 
 This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
-``closed_form.pxd``, and a job takes a hundredth of the time (``benchmarks/in_process.py``).  Hence the flat buffers with named
+``closed_form.pxd``, and a job takes a thirtieth of the time (``benchmarks/in_process.py``).  Hence the flat buffers with named
 places, and loops instead of arrays: both forms are this text.
 """
 
@@ -27,7 +27,7 @@ from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
 
 IS_COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is the compiled form, which takes arrays where the other takes lists."""
+"""Whether this is the compiled form, which takes arrays; the other takes lists as well, and is quicker with them."""
 
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 """Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments).
@@ -189,22 +189,21 @@ def fill_columns(
     """
     job_count = len(counts)
     layer_count = len(kinds)
-    if len(answers) < job_count * width or begin + ANSWER_WIDTH > width or len(jobs) < job_count * _JOB_WIDTH:
+    if begin < 0 or begin > width - ANSWER_WIDTH or job_count > len(answers) // width or job_count > len(jobs) // _JOB_WIDTH:
         raise ValueError("too few numbers for the jobs")
     if len(activations) < layer_count or len(parameters) < layer_count:
         raise ValueError("too few numbers for the layers")
     for layer in range(layer_count):
         if not 0 <= kinds[layer] < _KINDS:
             raise ValueError("a code that is no kind's")
-    longest = left = 0
+    longest = 0
+    left = layer_count
     for job in range(job_count):
         count = counts[job]
-        if count < 0:
-            raise ValueError("fewer than no layers")
+        if count < 0 or count > left:
+            raise ValueError("fewer layers than the jobs are said to have")
         longest = max(longest, count)
-        left += count
-    if left > layer_count:
-        raise ValueError("fewer layers than the jobs are said to have")
+        left -= count
     chain = array("q", bytes(8 * 2 * longest))
     notes = array("d", bytes(8 * (_LAYER_NOTES + _NOTE_WIDTH * longest)))
     first = 0
@@ -228,16 +227,8 @@ def fill_columns(
         first += count
 
 
-def packed(size: float) -> tuple[int, float]:
-    """Block class of a tensor of ``size`` bytes, and the bytes of segment that it costs among its likes.
-
-    A tensor of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
-    """
-    place = _block_class(size)
-    return place, _cost(size, place)
-
-
 def _block_class(size: float) -> int:
+    """Block class of a tensor of ``size`` bytes."""
     block = -(-size // _BLOCK) * _BLOCK
     if block <= _SMALL_TOP:
         return 0
@@ -252,6 +243,10 @@ def _block_class(size: float) -> int:
 
 
 def _cost(size: float, place: int) -> float:
+    """Bytes of segment that a tensor of ``size`` bytes, of the block class ``place``, costs among its likes.
+
+    One of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
+    """
     block = -(-size // _BLOCK) * _BLOCK
     if place > 1:
         return -(-block // _ROUNDING) * _ROUNDING

@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bin_shares import REACH, fill_shares
+from gpumemnet.bin_shares import IS_COMPILED, REACH, fill_shares
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_FEW_TANGENTS: Final = 4096
-"""Mixtures with so few components at so few edges are gone through one by one."""
+_FEW_PAIRS: Final = 4096 if IS_COMPILED else 0
+"""Mixtures with so few pairs of a component and an edge are gone through one by one, where that is compiled."""
 _PAIRS_AT_ONCE: Final = 2048
 """Of more pairs than these the arrays with every component fall out of the processor's cache."""
 _PROBABILITIES_AT_ONCE: Final = 2**18
@@ -56,10 +56,11 @@ class MemoryDistribution:
     def bin_probabilities(self, log_inner_edges: Array) -> Array:
         """Probabilities of the ``E + 1`` bins that ``E`` rising inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
         count = len(log_inner_edges)
-        if self.weights.size * count <= _FEW_TANGENTS:
+        if self.weights.size * count <= _FEW_PAIRS:
             shares = np.zeros((len(self.weights), count + 1))
             mixtures = np.array((self.weights, self.locations, self.scales), dtype=np.float64)
-            fill_shares(mixtures.reshape(-1), self.weights.shape[1], log_inner_edges, shares.reshape(-1))
+            log_edges = np.ascontiguousarray(log_inner_edges, dtype=np.float64)
+            fill_shares(mixtures.reshape(-1), self.weights.shape[1], log_edges, shares.reshape(-1))
             return shares
         # Most edges lie where the distribution has not begun yet, or has ended.
         reaches = REACH * self.scales

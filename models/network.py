@@ -32,6 +32,8 @@ BACKGROUND_SCALE: Final = 8.0
 """A thin, wide component that takes faulty labels, so that no other has to."""
 MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 """Mean absolute deviation of a logistic of scale 1."""
+MOST_LOGIT: Final = 40.0
+"""Beyond it a logit's exponential is nothing beside another's, or all; of a hundred single precision has no number."""
 CLIP: Final = 6.0
 CONSTANT: Final = 1e-5
 """An input that varies less than this over the training jobs is left out."""
@@ -316,7 +318,7 @@ class MixtureClassifier(nn.Module):
         of_member = torch.kron(torch.eye(count), torch.full((components, components), 1.0 / share))
         of_member = nn.functional.pad(of_member, (0, 1, 0, 1)) + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
         positive, locations_BK = torch.split(self.members.side_by_side(inputs_BD), [2 * width, width], dim=1)
-        odds_BK, scales_BK = torch.split(positive.exp(), width, dim=1)
+        odds_BK, scales_BK = torch.split(positive.clamp(-MOST_LOGIT, MOST_LOGIT).exp(), width, dim=1)
         weights_BK = odds_BK / (odds_BK @ of_member)
         scales_BK = scales_BK + SMALLEST_SCALE
         heights_BK = weights_BK / scales_BK

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gpumemnet.bin_shares import IS_COMPILED
 from gpumemnet.errors import GpumemnetError
 from service.operation.listening import address_of, listen
 from service.operation.logs import configure_logs
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writer = configure_logs(settings.log_format, settings.log_level)
         for sentence in unknown_variables(os.environ):
             logger.warning("%s", sentence)
+        if not IS_COMPILED:
+            logger.warning("installed without a C compiler, so answers take twice as long: install gpumemnet again with one")
         with listen(settings.host, settings.port) as listener:
             if settings.workers > 1:
                 return Supervisor(settings, listener, serve).run()

@@ -23,6 +23,8 @@ from gpumemnet.layers import describe
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"
+BUILD_VARIABLE: Final = "GPUMEMNET_COMPILE"
+"""Read while the package is installed (``hatch_build.py``)."""
 CLIENT_VARIABLES: Final = (
     *("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_API_KEY_FILE", "GPUMEMNET_TIMEOUT_SECONDS", "GPUMEMNET_GPU"),
     "GPUMEMNET_JOB",
@@ -175,7 +177,11 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     warnings = []
     for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in (*known, *CLIENT_VARIABLES) and not _OF_KUBERNETES.fullmatch(name):
+        if (
+            name.startswith(PREFIX)
+            and name not in (*known, *CLIENT_VARIABLES, BUILD_VARIABLE)
+            and not _OF_KUBERNETES.fullmatch(name)
+        ):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else "docs/service.md lists the settings"
             warnings.append(f"{name[:80]} is no setting of the service: {hint}")

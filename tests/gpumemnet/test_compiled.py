@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import random
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from tests.jobs import jobs, small_job
 PACKAGE = Path(features.__file__).parent
 WORKSPACE = 8_519_680
 COMPILED = [closed_form, bin_shares]
+ANSWERS = closed_form.ANSWER_WIDTH
 
 compiled = pytest.mark.skipif(
     not closed_form.IS_COMPILED, reason="the package was installed without a C compiler at hand: see CONTRIBUTING.md"
@@ -94,36 +97,33 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     np.testing.assert_array_equal(feature_matrix(many, WORKSPACE), plain.feature_matrix(many, WORKSPACE))
 
 
-@compiled
-@pytest.mark.parametrize("spoilt", ["answers", "jobs", "counts", "negative", "kinds", "activations", "parameters", "code"])
-def test_numbers_that_do_not_fit_are_refused(spoilt: str) -> None:
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        *({"answers": np.zeros(ANSWERS - 1)}, {"jobs": np.ones(14)}, {"activations": np.ones(2)}, {"parameters": np.ones(2)}),
+        *({"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}, {"kinds": np.zeros(2, dtype=np.int64)}),
+        *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4), "jobs": np.ones(60)}),
+        *({"width": ANSWERS - 1}, {"width": 2**62}, {"width": -(10**7), "begin": -(10**8)}, {"begin": 1}, {"begin": -1}),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     """The compiled form does not look where it writes: it has to look before."""
-    width = closed_form.ANSWER_WIDTH
-    buffers = {
-        "answers": np.zeros(width),
+    given = {
+        "answers": np.zeros(ANSWERS),
+        "width": ANSWERS,
+        "begin": 0,
         "jobs": np.ones(len(closed_form.JOB_COLUMNS)),
         "counts": np.array([3]),
         "kinds": np.zeros(3, dtype=np.int64),
         "activations": np.ones(3),
         "parameters": np.ones(3),
+        "blas_workspace_bytes": 0.0,
     }
-
-    def fill() -> None:
-        answers, *given = buffers.values()
-        closed_form.fill_columns(answers, width, 0, *given, 0)
-
-    fill()
-    assert buffers["answers"][0] == 1.0
-    if spoilt == "counts":
-        buffers["counts"] = np.array([4])
-    elif spoilt == "negative":
-        buffers["counts"] = np.array([-1])
-    elif spoilt == "code":
-        buffers["kinds"][1] = len(KINDS)
-    else:
-        buffers[spoilt] = buffers[spoilt][:-1].copy()
+    closed_form.fill_columns(*given.values())
+    assert given["answers"][:2].tolist() == [1.0, 3.0]
+    given |= spoilt
     with pytest.raises(ValueError, match=r"layers|jobs|code"):
-        fill()
+        closed_form.fill_columns(*given.values())
 
 
 @compiled
@@ -148,14 +148,22 @@ def test_both_forms_share_out_alike(mixtures: list[list[tuple[float, float, floa
     assert answers.sum(axis=1) == pytest.approx(1.0)
 
 
-@compiled
 @pytest.mark.parametrize(("mixtures", "components", "answers"), [(5, 2, 9), (6, 0, 9), (6, -1, 9), (6, 2, 3), (7, 2, 9)])
 def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, answers: int) -> None:
     with pytest.raises(ValueError, match="too few numbers"):
         bin_shares.fill_shares(np.ones(mixtures), components, np.array([1.0, 2.0, 3.0]), np.zeros(answers))
 
 
+@pytest.mark.parametrize("module", COMPILED)
+def test_no_compiled_module_is_older_than_its_text(module: ModuleType) -> None:
+    if not module.IS_COMPILED:
+        pytest.skip("not compiled")
+    text = PACKAGE / f"{module.__name__.rpartition('.')[2]}.py"
+    digest = hashlib.sha256(text.read_bytes() + text.with_suffix(".pxd").read_bytes()).hexdigest()
+    assert digest == module.SOURCE_SHA256, "compiled from another text: pip install -e . again"
+
+
 @pytest.mark.skipif(os.environ.get("GPUMEMNET_COMPILE") != "1", reason="GPUMEMNET_COMPILE does not ask for it")
 @pytest.mark.parametrize("module", COMPILED)
 def test_it_is_compiled_where_that_was_asked_for(module: ModuleType) -> None:
-    assert not module.__file__.endswith(".py")
+    assert module.IS_COMPILED

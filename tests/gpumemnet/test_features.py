@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES, packed
+from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES
 from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job import TrainingJob, totals_only
 from gpumemnet.layers import Layer
@@ -18,6 +18,11 @@ TOTALS = len(TOTAL_COLUMNS)
 
 def column(job: TrainingJob, name: str) -> float:
     return float(feature_matrix([job], WORKSPACE)[0, FEATURE_NAMES.index(name)])
+
+
+def by_size(job: TrainingJob, part: str) -> float:
+    """All size classes together."""
+    return sum(column(job, f"{part}_{size}_bytes") for size in SIZE_CLASSES)
 
 
 @given(st.lists(jobs(), max_size=20))
@@ -76,22 +81,22 @@ def test_bytes_per_parameter(optimizer: str, precision: str, weights: int, gradi
 
 
 @pytest.mark.parametrize(
-    ("size_mib", "block_class", "packed_mib"),
+    ("size_mib", "size_class", "packed_mib"),
     [
-        *[(0.5, 0, 0.5), (1, 0, 1), (1.5, 1, 20 / 13), (7, 1, 10), (9.9, 1, 10), (10, 2, 10), (11, 2, 12), (20, 3, 20)],
-        *[(41, 4, 42), (1279, 8, 1280), (1281, 9, 1282), (100_000, 9, 100_000)],
+        *[(0.5, "small", 0.5), (1, "small", 1), (1.5, "medium", 20 / 13), (7, "medium", 10), (9.9, "medium", 10)],
+        *[(10, "large", 10), (11, "large", 12), (20, "huge", 20), (41, "huge", 42), (1279, "huge", 1280), (5000, "huge", 5000)],
     ],
 )
-def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, block_class: int, packed_mib: float) -> None:
-    place, cost = packed(size_mib * MIB)
-    assert place == block_class
-    assert cost / MIB == pytest.approx(packed_mib)
+def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, size_class: str, packed_mib: float) -> None:
+    job = small_job(layers=(Layer("embedding", 10, int(size_mib * MIB / 4)),))
+    assert column(job, f"weights_{size_class}_bytes") / MIB == pytest.approx(packed_mib, rel=1e-5)
+    assert by_size(job, "weights") / MIB == pytest.approx(packed_mib, rel=1e-5)
 
 
-@given(st.floats(1, 2**40))
-def test_segments_hold_what_is_packed_into_them(size: float) -> None:
-    _, cost = packed(size)
-    assert size <= cost <= max(2 * size, 512) + MEDIUM_SEGMENT
+@given(st.integers(1, 2**38))
+def test_segments_hold_what_is_packed_into_them(count: int) -> None:
+    cost = by_size(small_job(layers=(Layer("embedding", 10, count),)), "weights")
+    assert 4 * count <= cost <= max(8 * count, 512) + MEDIUM_SEGMENT
 
 
 def test_closed_form_of_one_layer_by_hand() -> None:
@@ -113,16 +118,11 @@ def test_layers_without_storage_are_counted_and_else_nothing() -> None:
     assert column(job, "resident_bytes") == column(job, "peak_small_bytes") == 0
 
 
-def by_size(job: TrainingJob, part: str) -> float:
-    """MiB of all size classes together."""
-    return sum(column(job, f"{part}_{size}_bytes") for size in SIZE_CLASSES) / MIB
-
-
 def test_what_is_kept_for_backward_follows_the_kind() -> None:
     def kept_mib(*kinds: str, **options: str) -> float:
         chain = (Layer("linear", 2**20, 2**20), *(Layer(kind, 2**20, 0) for kind in kinds))
         job = small_job(batch_size=4, input_elements=8, layers=chain, **options)
-        return by_size(job, "kept")
+        return by_size(job, "kept") / MIB
 
     assert kept_mib("add") == 0  # an addition keeps nothing
     assert kept_mib("relu", "add") == 16  # relu keeps its result
@@ -131,7 +131,7 @@ def test_what_is_kept_for_backward_follows_the_kind() -> None:
     assert kept_mib("dropout", "add") == pytest.approx(4)  # a mask of one byte an element
     assert kept_mib("relu", "identity", "gelu") == 16  # an identity is no tensor
     # autocast: the norm raises what the linear layer gave in half, and the next linear layer lowers the norm's output again
-    halves = packed(8.0 * 4 * 2)[1] / MIB
+    halves = 512 / MIB  # the input of 8 elements, in half: a block
     assert kept_mib("layer_norm", "linear", precision="amp_bf16") == pytest.approx(halves + 16 + 10)  # 8 MiB cost 10
     # the math kernel keeps attention weights in fp32
     assert kept_mib("matmul", "softmax", "matmul", precision="bf16", attention_kernel="math") == pytest.approx(10 + 16)
@@ -142,7 +142,7 @@ def test_frozen_layers_keep_nothing() -> None:
         Layer(kind, 2**20, parameters) for kind, parameters in (("linear", 10), ("relu", 0), ("linear", 30), ("relu", 0))
     )
     every, last = (
-        by_size(job, "kept")
+        by_size(job, "kept") / MIB
         for job in (small_job(batch_size=4, input_elements=8, layers=chain, trainable_parameters=rest) for rest in (40, 30))
     )
     assert every == pytest.approx(32)  # both results
@@ -153,7 +153,7 @@ def test_recomputed_blocks_leave_their_last_output() -> None:
     block = (Layer("layer_norm", 2**20, 8), Layer("linear", 2**22, 8), Layer("gelu", 2**22), Layer("linear", 2**20, 8))
     chain = (Layer("linear", 2**20, 8), *(6 * (*block, Layer("add", 2**20))), Layer("linear", 10, 10))
     peaks = {
-        checkpointing: by_size(job, "peak")
+        checkpointing: by_size(job, "peak") / MIB
         for checkpointing in ("none", "every_block")
         for job in [small_job(batch_size=4, input_elements=8, optimizer="sgd", layers=chain, checkpointing=checkpointing)]
     }

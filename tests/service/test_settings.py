@@ -111,7 +111,7 @@ def test_on_a_loopback_address_no_key_is_needed(host):
 
 
 def test_a_variable_that_is_no_setting_is_pointed_out():
-    assert unknown_variables({"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "OTHER": "y"}) == []
+    assert unknown_variables({"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "GPUMEMNET_COMPILE": "1", "OTHER": "y"}) == []
     of_kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
     assert unknown_variables(dict.fromkeys((PREFIX + name for name in of_kubernetes), "x")) == []
     (warning,) = unknown_variables({"GPUMEMNET_WORKER": "2"})
