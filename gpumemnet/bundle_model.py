@@ -19,6 +19,7 @@ from gpumemnet.bundle import COMMON, GRAPH_OUTPUTS, Bundle
 from gpumemnet.devices import context, device_profile
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError
+from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
 from gpumemnet.job import TrainingJob
@@ -29,6 +30,8 @@ from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
 from gpumemnet.support import Against, Support, option_reasons
 from gpumemnet.units import GIB
+
+Array = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
@@ -143,13 +146,11 @@ class BundleModel:
             parts = [self._run(jobs[at : at + step] if self.needs_layers else jobs, features[at : at + step]) for at in starts]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         is_broken = None
-        # A spoilt graph may be no number for some job, though it was one for those that it was tried on.
-        products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
-        if not all(map(math.isfinite, products)):
+        if not _are_numbers(weights, locations, scales, amounts):
             is_number = [np.isfinite(output).all(axis=1) for output in (weights, locations, scales, amounts)]
             is_broken = ~np.logical_and.reduce(is_number)
             amounts = np.where(is_broken[:, None], math.log(self.card.capacity_bytes or 1), amounts)
-        amounts_bytes = np.exp(np.minimum(amounts, _MOST_LOG_BYTES), dtype=np.float64)
+        amounts_bytes = _in_bytes(amounts)
         return GraphAnswer(
             MemoryDistribution(weights, locations, scales),
             amounts_bytes[:, 0],
@@ -167,11 +168,9 @@ class BundleModel:
             return answer
         count = len(features)
         known = features.shape[1]
-        rows = np.empty((count + -count % _EVEN_ROWS, len(FEATURE_NAMES)), dtype=np.float32)
+        rows = np.zeros((count + -count % _EVEN_ROWS, len(FEATURE_NAMES)), dtype=np.float32)
         rows[:count, :known] = features
         rows[count:, :known] = features[-1]
-        if known < len(FEATURE_NAMES):
-            rows[:, known:] = 0.0
         answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
         return answer if len(rows) == count else [output[:count] for output in answer]
 
@@ -215,6 +214,46 @@ class BundleModel:
         assert isinstance(reasons, Reasons)
         return reasons
 
+    def answer(self, job: TrainingJob, bins: BinScheme | None, coverage: float, place: Place) -> Estimate | None:
+        """The :meth:`estimate` of one job, sooner: in plain numbers.  Nothing where the support does not hold it."""
+        level = self.level(coverage)
+        if not self.support.knows(job):
+            return None
+        features = feature_matrix((job,), place.blas_workspace_bytes)
+        if not self.support.spans(features[0].tolist()):
+            return None
+        if job.traced_peak_bytes and self.card.traced_peak is not None:
+            return self.estimate((job,), bins, coverage, place)[0]
+        weights, locations, scales, amounts = self._run((job,), features)
+        if not _are_numbers(weights, locations, scales, amounts):
+            return self.estimate((job,), bins, coverage, place)[0]
+        amounts_bytes = _in_bytes(amounts)
+        bounds = np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES)
+        if place.site is not None:
+            bounds = place.site.bounds(amounts_bytes[:, 1], bounds)
+        expected, safe = float(amounts_bytes[0, 1]), float(bounds[0, level])
+        if place.context_bytes or place.context_bound_bytes:
+            expected, safe = max(expected + place.context_bytes, 1.0), safe + place.context_bound_bytes
+        if bins is None:
+            bins = self._bins_of(place)
+        return Estimate(
+            expected_bytes=round(expected),
+            safe_bytes=math.ceil(max(safe, expected)),
+            coverage=coverage,
+            bins=bins,
+            probabilities=MemoryDistribution(weights, locations, scales).bin_probabilities(_log_edges(bins, place))[0],
+            in_support=True,
+            reasons=(),
+            gpu=place.gpu,
+            estimator=self.card.name,
+            version=self.card.version,
+            label_source=self.card.label_source,
+        )
+
+    def _bins_of(self, place: Place) -> BinScheme:
+        """Bins for a question that names none: of 1 GiB, up to the capacity of the GPU."""
+        return self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
+
     def estimate(
         self,
         jobs: Sequence[TrainingJob],
@@ -226,7 +265,7 @@ class BundleModel:
         """Estimates of jobs that all belong to the bundle's family; ``looked`` is what :meth:`look` gave, where that is known."""
         place = place or self.own_place
         if bins is None:
-            bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
+            bins = self._bins_of(place)
         level = self.level(coverage)
         features, (reasons, has_unseen_option, _) = looked or self.look(jobs, place)
         distribution, reference, expected, bounds, is_broken = self.run(jobs, features)
@@ -243,9 +282,6 @@ class BundleModel:
         if place.context_bytes or place.context_bound_bytes:
             expected = np.maximum(expected + place.context_bytes, 1.0)
             safe = safe + place.context_bound_bytes
-        log_edges = bins.log_inner_edges
-        if place.context_bytes:
-            log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
         outside_reasons = {}
         safe = np.ceil(np.maximum(safe, expected))
         rows = outside_rows(reasons)
@@ -256,7 +292,7 @@ class BundleModel:
             expected_bytes=np.rint(expected),
             safe_bytes=safe,
             distribution=distribution,
-            log_edges=log_edges,
+            log_edges=_log_edges(bins, place),
             reasons=outside_reasons,
             coverage=coverage,
             bins=bins,
@@ -289,6 +325,26 @@ class BundleModel:
             for row, (is_one, own) in enumerate(zip(is_traced.tolist(), reasons, strict=True))
         ]
         return distribution, expected, safe, reasons
+
+
+def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array) -> bool:
+    """Whether a graph has answered with numbers; a spoilt one may not for some job, though it did when it was tried."""
+    products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
+    return all(map(math.isfinite, products))
+
+
+def _in_bytes(amounts: Array) -> NDArray[np.float64]:
+    """Amounts from their logarithms."""
+    amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, _MOST_LOG_BYTES), dtype=np.float64)
+    return amounts_bytes
+
+
+def _log_edges(bins: BinScheme, place: Place) -> NDArray[np.float64]:
+    """Edges between the bins, less what the context at ``place`` takes beyond the model's own."""
+    log_edges = bins.log_inner_edges
+    if place.context_bytes:
+        log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
+    return log_edges
 
 
 def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64] | None:

@@ -145,6 +145,12 @@ class Predictor:
             InvalidRequestError: on a coverage that the bundle is not calibrated for, an unknown GPU or encoder.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
+        for model in self.models_reaching(coverage, job.family, encoder):
+            if model.needs_layers and not job.layers:
+                raise _without_layers()
+            answer = model.answer(job, bins, coverage, model.place(gpu))
+            if answer is not None:
+                return answer
         return self.estimate((job,), bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)[0]
 
     def estimate(
@@ -215,10 +221,6 @@ def _cascade(
     """Every job from the first model whose support holds it, else from the one that has not seen the fewest things of it."""
     if isinstance(jobs, JobBatch) and len(models) > 1 and all(model.support.takes_batches for model in models):
         return list(_batch_cascade(models, jobs, bins, coverage, gpu))
-    if len(jobs) == 1 and len(models) > 1:
-        part = _answered_by_first(models, jobs, bins, coverage, gpu)
-        if part is not None:
-            return [part]
     place = models[0].place(gpu)
     looked = models[0].look(jobs, place)
     if len(models) == 1 or not outside_rows(looked.against.reasons):
@@ -245,19 +247,6 @@ def _cascade(
             seen = looked if len(mine) == len(rows) else looked.take(mine)
             parts.append(Part(answered, model.estimate(some_of(jobs, answered), bins, coverage, model.place(gpu), seen)))
     return parts
-
-
-def _answered_by_first(
-    models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
-) -> Part | None:
-    """The answer of the first model whose support holds a single job, where one does: its features alone are worked out."""
-    for model in models:
-        if model.support.knows(jobs[0]):
-            place = model.place(gpu)
-            looked = model.look(jobs, place)
-            if not outside_rows(looked.against.reasons):
-                return Part(range(1), model.estimate(jobs, bins, coverage, place, looked))
-    return None
 
 
 def _batch_cascade(

@@ -78,6 +78,7 @@ class Support:
         """Whether it answers batches with :class:`~gpumemnet.reasons.Reasons`."""
         self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
         self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
+        self._bounds = list(zip(columns, self._low.tolist(), self._high.tolist(), strict=True))
         self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
         self._seen_words = {field: _listed(seen) for field, seen in card.options.items()}
 
@@ -101,6 +102,10 @@ class Support:
                 counts[row] += len(columns)
                 reasons[row] += tuple([self._range_reason(column, values[row, column]) for column in columns])
         return Against(reasons, has_unseen_option, counts)
+
+    def spans(self, features: Sequence[float]) -> bool:
+        """Whether the sizes of a job with these features are among those seen; its options may lie outside."""
+        return all(low <= features[column] <= high for column, low, high in self._bounds)
 
     def knows(self, job: TrainingJob) -> bool:
         """Whether nothing speaks against the options and layer kinds of ``job``; its sizes may lie outside."""

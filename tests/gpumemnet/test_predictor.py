@@ -1,7 +1,7 @@
 """The predictor with the shipped bundle: what it answers inside its support, outside, and to questions without sense."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from gpumemnet.bundle import save_bundle, shipped_bundles
 from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.estimate import Estimate
 from gpumemnet.job import TrainingJob, totals_only
 from gpumemnet.job_json import job_from_json, job_to_dict
 from gpumemnet.job_reader import read_jobs
@@ -76,6 +77,43 @@ def test_many_are_answered_as_one_by_one() -> None:
         assert estimate.reasons == alone.reasons
         np.testing.assert_allclose(estimate.probabilities, alone.probabilities, atol=1e-3)
     assert PREDICTOR.estimate([]) == []
+
+
+SOME_ROWS = [
+    row
+    for name in ("published_mlp_a100", "published_cnn_a100", "published_transformer_a100", "traced_cnn_h200")
+    for row in read_dataset(DATASETS / f"{name}.parquet")[:: 167 if name.endswith("a100") else 200]
+]
+
+
+def is_same(one: Estimate, other: Estimate) -> bool:
+    """Every field to the last digit, probabilities but for the rounding of a sum."""
+    differs = [field.name for field in fields(Estimate) if field.name != "probabilities"]
+    return all(getattr(one, name) == getattr(other, name) for name in differs) and bool(
+        np.allclose(one.probabilities, other.probabilities, rtol=0, atol=1e-15)
+    )
+
+
+@pytest.mark.parametrize("gpu", [None, "A100", "RTX 4090"])
+@pytest.mark.parametrize("encoder", [None, "transformer", "common"])
+def test_plain_numbers_and_arrays_answer_alike(encoder: str | None, gpu: str | None) -> None:
+    """One job is answered in plain numbers where that can be, and by the arrays that are there for many where not."""
+    asked = [change for row in SOME_ROWS for change in (row.job, replace(row.job, traced_peak_bytes=None))]
+    asked += [] if encoder == "transformer" else [totals_only(row.job) for row in SOME_ROWS]
+    inside = 0
+    for job in asked:
+        plain = DEFAULT.predict(job, gpu=gpu, encoder=encoder)
+        [by_arrays] = DEFAULT.estimate([job], gpu=gpu, encoder=encoder)
+        assert is_same(plain, by_arrays)
+        inside += plain.in_support
+    assert inside > len(asked) / 4
+
+
+@given(jobs(), st.sampled_from([0.9, 0.985, 0.99]), st.sampled_from([None, 100 * MIB, 8 * GIB]))
+def test_they_answer_alike_to_any_job(job: TrainingJob, coverage: float, width_bytes: int | None) -> None:
+    bins = None if width_bytes is None else bins_of_width(width_bytes)
+    [by_arrays] = DEFAULT.estimate([job], coverage=coverage, bins=bins)
+    assert is_same(DEFAULT.predict(job, coverage=coverage, bins=bins), by_arrays)
 
 
 @pytest.mark.parametrize(
