@@ -186,9 +186,9 @@ class BundleModel:
             InvalidRequestError: when the coverage lies outside the calibrated ones.
         """
         coverages = self.card.coverages
-        if isinstance(coverage, bool) or not isinstance(coverage, int | float):
-            raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
         if not self.reaches(coverage):
+            if isinstance(coverage, bool) or not isinstance(coverage, int | float):
+                raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
             raise InvalidRequestError(
                 f"must be between {coverages[0]:g} and {coverages[-1]:g}, for which {self.card.name} was calibrated, "
                 f"not {describe(coverage)}",
@@ -335,7 +335,7 @@ def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array
 
 def _in_bytes(amounts: Array) -> NDArray[np.float64]:
     """Amounts from their logarithms."""
-    amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, _MOST_LOG_BYTES), dtype=np.float64)
+    amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, _MOST_LOG_BYTES, dtype=np.float64))
     return amounts_bytes
 
 

@@ -117,11 +117,6 @@ _WIDTH: Final = len(FEATURE_COLUMNS)
 _TOTALS: Final = len(TOTAL_COLUMNS)
 
 
-def _flat(values: NDArray[Any]) -> Any:
-    """``values`` one after the other, for the closed form: where that is not compiled a list, which Python reads sooner."""
-    return values.reshape(-1) if IS_COMPILED else values.ravel().tolist()
-
-
 def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
     """Feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
 
@@ -165,18 +160,12 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
     """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, 15]``."""
     if not len(table.kind):
         return
-    answers = _flat(matrix)
-    fill_columns(
-        answers,
-        _WIDTH,
-        _TOTALS,
-        _flat(columns),
-        _flat(table.counts),
-        _flat(table.kind),
-        _flat(table.activations),
-        _flat(table.parameters),
-        workspace,
-    )
+    answers: Any = matrix.reshape(-1)
+    given: tuple[Any, ...] = columns.reshape(-1), table.counts, table.kind, table.activations, table.parameters
+    if not IS_COMPILED:  # of lists Python reads numbers sooner
+        answers, given = answers.tolist(), tuple(numbers.tolist() for numbers in given)
+    jobs, counts, kinds, activations, parameters = given
+    fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, activations, parameters, workspace)
     if not IS_COMPILED:
         matrix[:] = np.reshape(answers, matrix.shape)
 
