@@ -39,10 +39,6 @@ _NO_NUMBER: Final = "the model gives no number for it"
 _MOST_LOG_BYTES: Final = 700.0
 _MOST_BOUND_BYTES: Final = 2.0**62
 """However large a graph's amounts are, they stay numbers, and bounds numbers of 64 bits."""
-_EVEN_ROWS: Final = 4
-"""Feature vectors go through a graph in multiples of so many, the last one repeated.  onnxruntime's kernels work on so many rows
-at a time and on the rest in another way, with other last bits; filled up, a job's answer depends on its company only in the few
-cases in which its place among four rows decides the rounding of a sum (one in a hundred, by two millionths)."""
 
 
 class GraphAnswer(NamedTuple):
@@ -166,13 +162,10 @@ class BundleModel:
             inputs = {"features": features.astype(np.float32), "sequences": sequences, "mask": mask.astype(np.float32)}
             answer = self._session.run(GRAPH_OUTPUTS, inputs)
             return answer
-        count = len(features)
-        known = features.shape[1]
-        rows = np.zeros((count + -count % _EVEN_ROWS, len(FEATURE_NAMES)), dtype=np.float32)
-        rows[:count, :known] = features
-        rows[count:, :known] = features[-1]
+        rows = np.zeros((len(features), len(FEATURE_NAMES)), dtype=np.float32)
+        rows[:, : features.shape[1]] = features
         answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
-        return answer if len(rows) == count else [output[:count] for output in answer]
+        return answer
 
     def reaches(self, coverage: float) -> bool:
         """Whether the bounds are calibrated for ``coverage``."""

@@ -32,6 +32,8 @@ BACKGROUND_SCALE: Final = 8.0
 """A thin, wide component that takes faulty labels, so that no other has to."""
 MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 """Mean absolute deviation of a logistic of scale 1."""
+LANES: Final = 16
+"""Logarithms are taken of so many numbers at a time, and of the rest one by one, with other last bits: there is to be no rest."""
 MOST_LOGIT: Final = 40.0
 """Beyond it a logit's exponential is nothing beside another's, or all; of a hundred single precision has no number."""
 CLIP: Final = 6.0
@@ -186,17 +188,18 @@ class FeatureTransform(nn.Module):
             [(amount, _LAYERS) for amount in ANGLES],
             [*((amount, _LAYERS) for amount in PLAIN_AMOUNTS), *(({name: 1.0}, _BOTH) for name in (*OPTIONS, "has_layers"))],
         )
-        blocks = [
-            *([amount for amount, _ in block] for block in inputs),
-            *(list(map(_line_amount, lines)), list(MODES), _group_amounts(families)),
-        ]
+        logarithms, *others = ([amount for amount, _ in block] for block in inputs)
+        padding = [ONE] * (-(len(logarithms) + len(lines)) % LANES)
+        blocks = [[*logarithms, *map(_line_amount, lines), *padding], *others, list(MODES), _group_amounts(families)]
         self.blocks = [len(block) for block in blocks]
+        self.positive = [len(logarithms), len(lines), len(padding)]
         matrix, offset = _affine([amount for block in blocks for amount in block])
         mask = torch.tensor([modes for block in inputs for _, modes in block]).T.contiguous()
         self.width = mask.shape[1]
         self.register_buffer("matrix", matrix)
         self.register_buffer("offset", offset)
-        self.register_buffer("floors", torch.tensor([line.floor_mib * MIB for line in lines]))
+        floors = [0.0] * len(logarithms) + [line.floor_mib * MIB for line in lines] + [0.0] * len(padding)
+        self.register_buffer("floors", torch.tensor(floors))
         self.register_buffer("errors", torch.tensor(errors).unsqueeze(1).repeat(2, 1))
         self.register_buffer("mean", torch.zeros(self.width))
         self.register_buffer("deviation", torch.ones(self.width))
@@ -213,22 +216,28 @@ class FeatureTransform(nn.Module):
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :func:`group_names` ``[B, G]``."""
-        raw_BD, lines_B2, modes_B2, groups_BG = self._raw(features_BF)
+        raw_BD, log_lines_B2, modes_B2, groups_BG = self._raw(features_BF)
         inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
-        return inputs_BD, (lines_B2 * modes_B2).sum(1, keepdim=True).log(), groups_BG @ self.errors, groups_BG
+        return inputs_BD, (log_lines_B2 * modes_B2).sum(1, keepdim=True), groups_BG @ self.errors, groups_BG
 
     def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs before standardisation; both lines in bytes, those of the job's family; the modes; the groups."""
+        """Inputs before standardisation; both lines in log-bytes, those of the job's family; the modes; the groups."""
         blocks = torch.split(torch.addmm(self.offset, features_BF, self.matrix), self.blocks, dim=1)
-        logarithms, totals, layers, angles, plain, lines_BM, modes_B2, groups_BG = blocks
-        lines_B2 = lines_BM = torch.maximum(lines_BM, self.floors)
-        if self.families:
-            flags_BM1 = (features_BF @ self.flags).unsqueeze(2)
-            lines_B2 = (lines_BM.reshape(-1, len(self.families), 2) * flags_BM1).sum(1)
-        layers_line_B1, totals_line_B1 = torch.split(lines_B2, 1, dim=1)
+        positive, totals, layers, angles, plain, modes_B2, groups_BG = blocks
+        positive = torch.maximum(positive, self.floors)
+        _, lines_BM, _ = torch.split(positive, self.positive, dim=1)
+        logarithms, log_lines_BM, _ = torch.split(positive.log(), self.positive, dim=1)
+        layers_line_B1, totals_line_B1 = torch.split(self._of_family(lines_BM, features_BF), 1, dim=1)
         relative = (totals / totals_line_B1, layers / layers_line_B1)
-        raw_BD = torch.cat((logarithms.log(), *relative, angles.sin(), plain), dim=1)
-        return raw_BD, lines_B2, modes_B2, groups_BG.relu()
+        raw_BD = torch.cat((logarithms, *relative, angles.sin(), plain), dim=1)
+        return raw_BD, self._of_family(log_lines_BM, features_BF), modes_B2, groups_BG.relu()
+
+    def _of_family(self, lines_BM: Tensor, features_BF: Tensor) -> Tensor:
+        """The two of each job's own family, shape ``[B, 2]``."""
+        if not self.families:
+            return lines_BM
+        flags_BM1 = (features_BF @ self.flags).unsqueeze(2)
+        return (lines_BM.reshape(-1, len(self.families), 2) * flags_BM1).sum(1)
 
 
 class MemberMLPs(nn.Module):
@@ -251,26 +260,26 @@ class MemberMLPs(nn.Module):
 
     def forward(self, inputs_EBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Weights, locations and scales of each member's mixture, shape ``[B, E, K]``, in units of the closed form's error."""
-        hidden_EBH = self._second(nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0]))
+        hidden_EBH = nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0])
+        hidden_EBH = nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
         logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
         return logits_BEK.softmax(-1), locations_BEK, scales_BEK.exp() + SMALLEST_SCALE
 
-    def _second(self, hidden_EBH: Tensor) -> Tensor:
-        return nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
-
     def side_by_side(self, inputs_BD: Tensor) -> Tensor:
-        """What the last layer says of all members and of the background, in two-dimensional products where that can be.
+        """What the last layer says of all members and of the background, in two-dimensional products.
 
-        onnxruntime packs the weights of those once, when it loads the graph, and of others at every call.
+        onnxruntime packs the weights of those once, when it loads the graph, and of others at every call; and their rows are the
+        same alone and among others.
 
         Returns:
             Logits, log-scales less the floor, and locations, shape ``[B, 3 (E·K + 1)]``.
         """
         members, hidden, _ = self.weights[2].shape
         first = self.weights[0].transpose(0, 1).flatten(1)
-        hidden_BEH = nn.functional.silu(torch.addmm(self.biases[0].flatten(), inputs_BD, first)).reshape(-1, members, hidden)
-        hidden_EBH = self._second(hidden_BEH.transpose(0, 1))
+        own = torch.split(nn.functional.silu(torch.addmm(self.biases[0].flatten(), inputs_BD, first)), hidden, dim=1)
+        second = zip(self.biases[1], own, self.weights[1], strict=True)
+        hidden_BH = nn.functional.silu(torch.cat([torch.addmm(bias, one, weight) for bias, one, weight in second], dim=1))
         apart = torch.eye(members)[:, None, None, :, None]
         weights = self.weights[2].reshape(members, hidden, 3, 1, self.components) * apart
         weights = weights.reshape(members * hidden, 3, members * self.components)
@@ -279,7 +288,7 @@ class MemberMLPs(nn.Module):
         order = torch.tensor([0, 2, 1])
         weights = nn.functional.pad(weights, (0, 1))[:, order].flatten(1)
         biases = torch.cat((biases, background), dim=1)[order].flatten()
-        return torch.addmm(biases, hidden_EBH.transpose(0, 1).flatten(1), weights)
+        return torch.addmm(biases, hidden_BH, weights)
 
 
 class MixtureClassifier(nn.Module):

@@ -109,6 +109,16 @@ def test_plain_numbers_and_arrays_answer_alike(encoder: str | None, gpu: str | N
     assert inside > len(asked) / 4
 
 
+@pytest.mark.parametrize("encoder", [None, "common"])
+def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
+    many = [change for row in SOME_ROWS for change in (replace(row.job, traced_peak_bytes=None), totals_only(row.job))]
+    for size in (2, 3, 7, len(many)):
+        for start in range(0, len(many), size):
+            some = many[start : start + size]
+            for job, among_others in zip(some, DEFAULT.estimate(some, encoder=encoder), strict=True):
+                assert is_same(DEFAULT.predict(job, encoder=encoder), among_others)
+
+
 @given(jobs(), st.sampled_from([0.9, 0.985, 0.99]), st.sampled_from([None, 100 * MIB, 8 * GIB]))
 def test_they_answer_alike_to_any_job(job: TrainingJob, coverage: float, width_bytes: int | None) -> None:
     bins = None if width_bytes is None else bins_of_width(width_bytes)
