@@ -45,12 +45,15 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
         if wanted != "0":
             try:
                 libraries = compile_modules(package, names, Path(self.scratch.name))
+                if version == "editable":
+                    put_beside(package, libraries)
             except Exception as error:  # compilers fail in many ways, and none of them is a reason not to install
                 if wanted == "1":
                     raise
                 self.app.display_warning(f"{', '.join(names)} not compiled, hence slower: {type(error).__name__}: {error}")
+                libraries = []
         if version == "editable":
-            put_beside(package, libraries)
+            remove_others(package, libraries)
         else:
             build_data["force_include"] |= {str(library): f"{PACKAGE}/{library.name}" for library in libraries}
         if libraries:
@@ -97,7 +100,7 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> list[Path
 
 
 def put_beside(package: Path, libraries: list[Path]) -> None:
-    """Put the libraries into the source folder; any other of this Python goes, as it would be loaded in place of the text."""
+    """Put the libraries into the source folder."""
     for library in libraries:
         # Replaced as a whole: a running process keeps the one that it has loaded.
         fresh = Path(tempfile.mkdtemp(prefix=".compiled-", dir=package))
@@ -105,6 +108,10 @@ def put_beside(package: Path, libraries: list[Path]) -> None:
             Path(shutil.copy(library, fresh)).replace(package / library.name)
         finally:
             shutil.rmtree(fresh)
+
+
+def remove_others(package: Path, libraries: list[Path]) -> None:
+    """Remove every other library of this Python from the source folder: it would be loaded in place of the text."""
     for path in package.glob(f"*{SUFFIX}"):
         if path.name not in {library.name for library in libraries}:
             path.unlink()

@@ -36,6 +36,8 @@ Array = NDArray[np.floating[Any]]
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
 _NO_NUMBER: Final = "the model gives no number for it"
+_NOTHING_AGAINST: Final = Against([()], [False], [0])
+"""What speaks against a job inside the support."""
 _MOST_LOG_BYTES: Final = 700.0
 _MOST_BOUND_BYTES: Final = 2.0**62
 """However large a graph's amounts are, they stay numbers, and bounds numbers of 64 bits."""
@@ -208,18 +210,23 @@ class BundleModel:
         return reasons
 
     def answer(self, job: TrainingJob, bins: BinScheme | None, coverage: float, place: Place) -> Estimate | None:
-        """The :meth:`estimate` of one job, sooner: in plain numbers.  Nothing where the support does not hold it."""
+        """The :meth:`estimate` of one job, sooner: in plain numbers where that can be; nothing where it lies outside the support.
+
+        Raises:
+            InvalidRequestError: when the coverage lies outside the calibrated ones.
+        """
         level = self.level(coverage)
         if not self.support.knows(job):
             return None
         features = feature_matrix((job,), place.blas_workspace_bytes)
         if not self.support.spans(features[0].tolist()):
             return None
+        looked = Looked(features, _NOTHING_AGAINST)
         if job.traced_peak_bytes and self.card.traced_peak is not None:
-            return self.estimate((job,), bins, coverage, place)[0]
+            return self.estimate((job,), bins, coverage, place, looked)[0]
         weights, locations, scales, amounts = self._run((job,), features)
         if not _are_numbers(weights, locations, scales, amounts):
-            return self.estimate((job,), bins, coverage, place)[0]
+            return self.estimate((job,), bins, coverage, place, looked)[0]
         amounts_bytes = _in_bytes(amounts)
         bounds = np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES)
         if place.site is not None:

@@ -145,9 +145,10 @@ class Predictor:
             InvalidRequestError: on a coverage that the bundle is not calibrated for, an unknown GPU or encoder.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        for model in self.models_reaching(coverage, job.family, encoder):
-            if model.needs_layers and not job.layers:
-                raise _without_layers()
+        models = self.models_reaching(coverage, job.family, encoder)
+        if models[0].needs_layers and not job.layers:
+            raise _without_layers()
+        for model in models:
             answer = model.answer(job, bins, coverage, model.place(gpu))
             if answer is not None:
                 return answer

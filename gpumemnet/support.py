@@ -105,7 +105,7 @@ class Support:
 
     def spans(self, features: Sequence[float]) -> bool:
         """Whether the sizes of a job with these features are among those seen; its options may lie outside."""
-        return all(low <= features[column] <= high for column, low, high in self._bounds)
+        return not any(features[column] < low or features[column] > high for column, low, high in self._bounds)
 
     def knows(self, job: TrainingJob) -> bool:
         """Whether nothing speaks against the options and layer kinds of ``job``; its sizes may lie outside."""

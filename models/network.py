@@ -33,9 +33,10 @@ BACKGROUND_SCALE: Final = 8.0
 MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 """Mean absolute deviation of a logistic of scale 1."""
 LANES: Final = 16
-"""Logarithms are taken of so many numbers at a time, and of the rest one by one, with other last bits: there is to be no rest."""
+"""Logarithms and sines are taken of some numbers at a time, of four in onnxruntime as it is built today, and of the rest one by
+one, with other last bits.  There is to be no rest in any row: logarithms are filled up to so many, and the sines are four."""
 MOST_LOGIT: Final = 40.0
-"""Beyond it a logit's exponential is nothing beside another's, or all; of a hundred single precision has no number."""
+"""Logits and log-scales are cut here, far beyond what training gives, so that their exponentials stay numbers."""
 CLIP: Final = 6.0
 CONSTANT: Final = 1e-5
 """An input that varies less than this over the training jobs is left out."""

@@ -28,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for sentence in unknown_variables(os.environ):
             logger.warning("%s", sentence)
         if not IS_COMPILED:
-            logger.warning("installed without a C compiler, so answers take twice as long: install gpumemnet again with one")
+            logger.warning(
+                "the compiled modules are missing, so answers take longer: install gpumemnet where a C compiler is at hand"
+            )
         with listen(settings.host, settings.port) as listener:
             if settings.workers > 1:
                 return Supervisor(settings, listener, serve).run()

@@ -21,7 +21,8 @@ from gpumemnet.dataset import DATASET_VERSION, VERSION_KEY
 from gpumemnet.errors import DatasetError
 
 CHUNK_ROWS: Final = 4096
-"""Rows that go through the models together, counted from the first of their file; answers may depend on it in the last bit."""
+"""Rows that go through the models together, counted from the first of their file.  The last bits of transformer-based models'
+answers depend on it."""
 PART_ROWS: Final = 64 * CHUNK_ROWS
 """At most so many rows make a part."""
 _WIDE_PART_ROWS: Final = 8 * CHUNK_ROWS

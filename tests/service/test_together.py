@@ -42,7 +42,7 @@ def _alone(body: bytes) -> dict[str, Any]:
 
 
 def _plain(answer: bytes) -> dict[str, Any]:
-    """The answer without its id, its numbers as near as they are in other company: the last bits depend on a row's place."""
+    """The answer without its id, its numbers but for the rounding of transformer-based models, which depends on the company."""
     document: dict[str, Any] = json.loads(answer)
     document.pop("prediction_id", None)
     for name, value in document.items():
