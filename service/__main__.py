@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpumemnet.bin_shares import IS_COMPILED
 from gpumemnet.errors import GpumemnetError
 from service.operation.listening import address_of, listen
 from service.operation.logs import configure_logs
@@ -27,10 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writer = configure_logs(settings.log_format, settings.log_level)
         for sentence in unknown_variables(os.environ):
             logger.warning("%s", sentence)
-        if not IS_COMPILED:
-            logger.warning(
-                "the compiled modules are missing, so answers take longer: install gpumemnet where a C compiler is at hand"
-            )
         with listen(settings.host, settings.port) as listener:
             if settings.workers > 1:
                 return Supervisor(settings, listener, serve).run()
