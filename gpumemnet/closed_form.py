@@ -22,6 +22,7 @@ from array import array
 from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gpumemnet.allocator import sizes
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
@@ -34,13 +35,7 @@ SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 
 Features are by these; the peaks behind them by :data:`BLOCK_CLASSES`.
 """
-SMALL_LIMIT: Final = MIB
-MEDIUM_LIMIT: Final = 10 * MIB
 LARGE_LIMIT: Final = 20 * MIB
-SMALL_SEGMENT: Final = 2 * MIB
-MEDIUM_SEGMENT: Final = 20 * MIB
-ROUNDING: Final = 2 * MIB
-BLOCK: Final = 512
 CUBLASLT_WORKSPACE: Final = MIB
 """cuBLASLt's default workspace (``CUBLASLT_WORKSPACE_SIZE``, 1,024 KiB below compute capability 9.0)."""
 HANDLES: Final = 2
@@ -51,7 +46,8 @@ LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
 HUGE_OCTAVES: Final = 7
 """Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
-BLOCK_TOPS: Final = (SMALL_LIMIT, *(top - BLOCK for top in (MEDIUM_LIMIT, *(LARGE_LIMIT << k for k in range(HUGE_OCTAVES)))))
+_LARGER_FROM: Final = (sizes.MINIMUM_LARGE_BYTES, *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)))
+BLOCK_TOPS: Final = (sizes.SMALL_BYTES, *(limit - sizes.MINIMUM_BLOCK_BYTES for limit in _LARGER_FROM))
 """Largest block of each class of tensors that take over each other's segments, but the last, which has no largest."""
 BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
 
@@ -89,11 +85,11 @@ if TYPE_CHECKING:
     Places = MutableSequence[int] | NDArray[np.int64]
 
 # The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes C variables of them.
-_BLOCK: Final = float(BLOCK)
-_ROUNDING: Final = float(ROUNDING)
-_SMALL_SEGMENT: Final = float(SMALL_SEGMENT)
-_MEDIUM_SEGMENT: Final = float(MEDIUM_SEGMENT)
-_MEDIUM_LIMIT: Final = float(MEDIUM_LIMIT)
+_BLOCK: Final = float(sizes.MINIMUM_BLOCK_BYTES)
+_ROUNDING: Final = float(sizes.SEGMENT_ROUNDING_BYTES)
+_SMALL_SEGMENT: Final = float(sizes.SMALL_SEGMENT_BYTES)
+_MEDIUM_SEGMENT: Final = float(sizes.LARGE_SEGMENT_BYTES)
+_MEDIUM_LIMIT: Final = float(sizes.MINIMUM_LARGE_BYTES)
 _SMALL_TOP: Final = float(BLOCK_TOPS[0])
 _MEDIUM_TOP: Final = float(BLOCK_TOPS[1])
 _LARGE_TOP: Final = float(BLOCK_TOPS[2])

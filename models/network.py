@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES, SMALL_SEGMENT
+from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
+from gpumemnet.closed_form import SIZE_CLASSES
 from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.layers import GROUP_NAMES
 from gpumemnet.units import MIB
@@ -52,8 +53,8 @@ LAYER_BYTES: Final = (
 OPTIONS: Final = tuple(name for name in FEATURE_NAMES if name.startswith("is_"))
 """Flags of the job; a flag that is the same for all training jobs is left out by the transform."""
 _MIB: Final = 1.0 / MIB
-_TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT
-_TURN_MEDIUM: Final = 2.0 * math.pi / MEDIUM_SEGMENT
+_TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT_BYTES
+_TURN_MEDIUM: Final = 2.0 * math.pi / LARGE_SEGMENT_BYTES
 
 Amount = Mapping[str, float]
 """A weighted sum of feature columns; the key ``""`` is a constant."""

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.closed_form import MEDIUM_SEGMENT, SIZE_CLASSES
+from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
+from gpumemnet.closed_form import SIZE_CLASSES
 from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job import TrainingJob, totals_only
 from gpumemnet.layers import Layer
@@ -96,7 +97,7 @@ def test_a_tensor_costs_its_share_of_the_segments(size_mib: float, size_class: s
 @given(st.integers(1, 2**38))
 def test_segments_hold_what_is_packed_into_them(count: int) -> None:
     cost = by_size(small_job(layers=(Layer("embedding", 10, count),)), "weights")
-    assert 4 * count <= cost <= max(8 * count, 512) + MEDIUM_SEGMENT
+    assert 4 * count <= cost <= max(8 * count, 512) + LARGE_SEGMENT_BYTES
 
 
 def test_closed_form_of_one_layer_by_hand() -> None:
