@@ -1,6 +1,6 @@
-"""Scratch of the fused attention kernels: fp32 sums that several thread blocks add to.
+"""Scratch of attention: fp32 sums that several thread blocks add to, and the search of the math kernel for masked rows.
 
-All three kernels accumulate the gradient of the query in fp32 in memory.  Sources: ``flash_api.cpp`` of FlashAttention 2 as
+The three fused kernels accumulate the gradient of the query in fp32 in memory.  Sources: ``flash_api.cpp`` of FlashAttention 2 as
 PyTorch builds it (``mha_fwd``, ``mha_bwd``); ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` with
 ``mem_eff_attention/kernel_backward.h`` (``workspace_size``) and ``kernels/cutlassB.h`` (which tiles); for cuDNN,
 ``node/scaled_dot_product_flash_attention.h`` of its frontend.  Shapes below are ``[batch, heads, length, width]``.
@@ -154,6 +154,14 @@ def _cudnn_backward(call: Call) -> tuple[Scratch, ...]:
     return (Scratch(row_sums + sums, row_sums + max(sums, most), KIND, held=True),)
 
 
+def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
+    """Which scores are minus infinity, which rows hold nothing else, and a zero (``transformers/attention.cpp``)."""
+    scores: Tensor = call.arguments["self"]
+    rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]]) if scores.dim() else 1
+    pieces = (scores.numel(), rows, scores.element_size())
+    return tuple(piece for amount in pieces for piece in exactly(amount, KIND, held=True))
+
+
 _ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
     _ATEN._scaled_dot_product_flash_attention.default: _flash_forward,
@@ -161,4 +169,5 @@ RULES: Final[dict[Any, Rule]] = {
     _ATEN._scaled_dot_product_efficient_attention.default: _efficient_forward,
     _ATEN._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     _ATEN._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    _ATEN._safe_softmax.default: _safe_softmax,
 }

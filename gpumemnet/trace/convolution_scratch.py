@@ -34,10 +34,11 @@ def _forward(call: Call) -> tuple[Scratch, ...]:
     wanted = result_layout(given, weight)
     convolution = _convolution(call, given, call.outputs[0], wanted)
     operation = BACKWARD_DATA if call.arguments["transposed"] else FORWARD
-    return (*_copied((given, weight), wanted), *_cudnn(convolution, operation, call.platform))
+    return (*_copied(given, wanted, 0), *_copied(weight, wanted), *_cudnn(convolution, operation, call.platform))
 
 
 def _backward(call: Call) -> tuple[Scratch, ...]:
+    """Copies, then the gradient of the input with a copy of the weight, then that of the weight, then that of the bias."""
     arguments = call.arguments
     grad, given, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     if not grad.numel() or not given.numel() or not weight.numel():
@@ -45,11 +46,12 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     wanted = result_layout(given, weight)
     convolution = _convolution(call, given, grad, wanted)
     needs_input, needs_weight, needs_bias = arguments["output_mask"]
-    pieces = list(_copied((grad, given, weight), wanted))
+    pieces = [*_copied(grad, wanted, 0), *(_copied(given, wanted, 0) if needs_weight else ())]
     if needs_input:
-        pieces += _cudnn(convolution, FORWARD if arguments["transposed"] else BACKWARD_DATA, call.platform)
+        operation = FORWARD if arguments["transposed"] else BACKWARD_DATA
+        pieces += [*_copied(weight, wanted, 1), *_cudnn(convolution, operation, call.platform, 1)]
     if needs_weight:
-        pieces += _cudnn(convolution, BACKWARD_FILTER, call.platform)
+        pieces += _cudnn(convolution, BACKWARD_FILTER, call.platform, 1 + needs_input)
     if needs_bias:
         dims = [dim for dim in range(grad.dim()) if dim != 1]
         pieces += exactly(reduction_buffer(grad, dims, accumulator_bytes(grad.dtype), call.platform), "reduction")
@@ -66,8 +68,8 @@ def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
     return torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
 
 
-def _copied(tensors: Sequence[Tensor], wanted: torch.memory_format) -> tuple[Scratch, ...]:
-    return tuple(piece for tensor in tensors for piece in exactly(copy_bytes(tensor, wanted), "copy", held=True))
+def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = None) -> tuple[Scratch, ...]:
+    return exactly(copy_bytes(tensor, wanted), "copy", held=True, after=after)
 
 
 def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memory_format) -> Convolution:
@@ -97,15 +99,15 @@ def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memo
     )
 
 
-def _cudnn(convolution: Convolution, operation: str, platform: Platform) -> tuple[Scratch, ...]:
+def _cudnn(convolution: Convolution, operation: str, platform: Platform, after: int | None = None) -> tuple[Scratch, ...]:
     if _is_native(convolution):
         return ()
     expected, bound = workspace(convolution, operation, platform)
-    chosen = (Scratch(expected, bound, "convolution"),) if bound else ()
+    chosen = (Scratch(expected, bound, "convolution", after=after),) if bound else ()
     if not platform.cudnn_benchmark:
         return chosen
     tried, most = benchmark_workspace(convolution, operation, platform)
-    return (Scratch(tried, most, "convolution_benchmark", once=(operation, convolution)), *chosen)
+    return (Scratch(tried, most, "convolution_benchmark", after=after, once=(operation, convolution)), *chosen)
 
 
 def _is_native(convolution: Convolution) -> bool:

@@ -12,13 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpumemnet.trace.reduction_scratch import WARP
-from gpumemnet.trace.scratch import Call, Rule, Scratch, ceil_div, exactly, tensor_bytes
-
-TALL_ROWS: Final = 64 * 1024
-"""Rows from which the gradients of a layer norm's scale and shift are summed in two passes."""
-ROWS_PER_BLOCK: Final = 32
-MAX_GRID: Final = 32 * 1024
+from gpumemnet.trace.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 
 
 def is_channels_last(tensor: Tensor) -> bool:
@@ -46,21 +40,24 @@ def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_fo
     return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
 
 
-def _contiguous(*names: str) -> Rule:
-    """Arguments that are read contiguous."""
+def contiguous(*names: str, after: int | None = None) -> Rule:
+    """Arguments that are read contiguous; kernels with structure make their outputs first, others copy ``after`` 0 of them."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
-        return tuple(piece for name in names for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True))
+        return tuple(
+            piece for name in names for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True, after=after)
+        )
 
     return copies
 
 
-def _as_laid_out(of: str, *names: str) -> Rule:
+def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
     """Arguments that are read in the memory format that argument ``of`` suggests."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         wanted = memory_format(call.arguments[of])
-        return tuple(piece for name in names for piece in exactly(copy_bytes(call.arguments[name], wanted), "copy", held=True))
+        amounts = [copy_bytes(call.arguments[name], wanted) for name in names]
+        return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True, after=after))
 
     return copies
 
@@ -86,20 +83,12 @@ def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return by_columns or by_rows or not rows or not columns
 
 
-def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
-    """``LaunchGammaBetaBackwardCUDAKernel`` in ``ATen/native/cuda/layer_norm_kernel.cu``: partial sums where rows are many."""
-    tensor: Tensor = call.arguments["input"]
-    weight: Tensor | None = call.arguments["weight"]
-    copies = _contiguous("grad_out", "input")(call)
-    if weight is None or not any(call.arguments["output_mask"][1:]):
-        return copies
-    columns = weight.numel()
-    rows = tensor.numel() // columns if columns else 0
-    if rows <= TALL_ROWS or columns // WARP >= call.platform.device.multiprocessors // 2:
-        return copies
-    blocks = min(MAX_GRID // ceil_div(columns, WARP), ceil_div(rows, ROWS_PER_BLOCK))
-    sums = blocks * columns * weight.element_size()
-    return (*copies, *sum(call.arguments["output_mask"][1:]) * exactly(sums, "norm", held=True))
+def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
+    """Gradient times output first (``softmax_backward_cuda_out`` in ``ATen/native/cuda/SoftMax.cu``), then as the others."""
+    output: Tensor = call.arguments["output"]
+    product = call.arguments["grad_output"] * output
+    amounts = (tensor_bytes(product), copy_bytes(product), copy_bytes(output))
+    return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True))
 
 
 _ATEN: Any = torch.ops.aten
@@ -109,15 +98,11 @@ RULES: Final[dict[Any, Rule]] = {
     _ATEN._addmm_activation.default: _matrices("mat1", "mat2"),
     _ATEN.bmm.default: _matrices("self", "mat2"),
     _ATEN.baddbmm.default: _matrices("batch1", "batch2"),
-    _ATEN.native_layer_norm.default: _contiguous("input"),
-    _ATEN.native_layer_norm_backward.default: _layer_norm_gradient,
-    _ATEN._fused_rms_norm.default: _contiguous("input"),
-    _ATEN._fused_rms_norm_backward.default: _layer_norm_gradient,
-    _ATEN._softmax.default: _contiguous("self"),
-    _ATEN._log_softmax.default: _contiguous("self"),
-    _ATEN._softmax_backward_data.default: _contiguous("grad_output", "output"),
-    _ATEN._log_softmax_backward_data.default: _contiguous("grad_output", "output"),
+    _ATEN._softmax.default: contiguous("self"),
+    _ATEN._log_softmax.default: contiguous("self"),
+    _ATEN._softmax_backward_data.default: _softmax_gradient,
+    _ATEN._log_softmax_backward_data.default: contiguous("grad_output", "output"),
     _ATEN.max_pool2d_with_indices.default: _as_laid_out("self", "self"),
     _ATEN.max_pool2d_with_indices_backward.default: _as_laid_out("self", "grad_output", "self"),
-    _ATEN.cudnn_batch_norm_backward.default: _as_laid_out("input", "grad_output"),
+    _ATEN.cudnn_batch_norm_backward.default: _as_laid_out("input", "grad_output", after=0),
 }

@@ -20,8 +20,11 @@ from gpumemnet.extract.walk import tensors_in
 from gpumemnet.layers import describe
 from gpumemnet.trace.options import LOSSES
 
-Loss = Callable[[Any, Callable[[Tensor], Tensor]], Tensor]
-"""Called as ``loss(output, on_gpu)``; ``on_gpu`` brings a target to the GPU and gives it back."""
+Target = Callable[[torch.Size, torch.dtype], Tensor]
+"""Gives the target of this shape and type, which came to the GPU with the batch."""
+
+Loss = Callable[[Any, Target], Tensor]
+"""Called as ``loss(output, target)``."""
 
 _OF_CLASSES: Final = (nn.CrossEntropyLoss, nn.NLLLoss)
 """Losses of ``torch.nn`` whose target is a class for each output."""
@@ -49,15 +52,15 @@ def loss_function(loss: object) -> Loss:
         InvalidRequestError: when it is neither.
     """
     if isinstance(loss, TargetLoss):
-        return lambda output, on_gpu: scalar(loss.function(output, *[on_gpu(torch.empty_like(t)) for t in loss.targets]))
+        return lambda output, target: scalar(loss.function(output, *[target(t.shape, t.dtype) for t in loss.targets]))
     if isinstance(loss, nn.modules.loss._Loss):
-        return lambda output, on_gpu: scalar(_of_torch(loss, output, on_gpu))
+        return lambda output, target: scalar(_of_torch(loss, output, target))
     if callable(loss):
-        return lambda output, on_gpu: scalar(loss(output), f"the loss {loss_name(loss, output)}{definition(loss)}")
+        return lambda output, target: scalar(loss(output), f"the loss {loss_name(loss, output)}{definition(loss)}")
     if loss not in LOSSES:
         names = ", ".join(LOSSES)
         raise InvalidRequestError(f"must be one of {names}, or a function of the output, not {describe(loss)}", "loss")
-    return lambda output, on_gpu: _named(str(loss), output, on_gpu)
+    return lambda output, target: _named(str(loss), output, target)
 
 
 def loss_name(loss: object, output: object) -> str:
@@ -99,37 +102,36 @@ def own_loss(output: object) -> Tensor | None:
     return found if isinstance(found, Tensor) and found.numel() == 1 else None
 
 
-def _named(name: str, output: object, on_gpu: Callable[[Tensor], Tensor]) -> Tensor:
+def _named(name: str, output: object, target: Target) -> Tensor:
     settled = _settled(name, output)
     if settled == "the model's own":
         return scalar(own_loss(output))
     main = _main(output)
     match settled:
         case "cross_entropy":
-            return scalar(F.cross_entropy(*_with_classes(main, on_gpu)))
+            return scalar(F.cross_entropy(*_with_classes(main, target)))
         case "mse":
-            return scalar(F.mse_loss(main, on_gpu(torch.empty_like(main, device="meta"))))
+            return scalar(F.mse_loss(main, target(main.shape, main.dtype)))
         case "bce":
-            return scalar(F.binary_cross_entropy_with_logits(main, on_gpu(torch.empty_like(main, device="meta"))))
+            return scalar(F.binary_cross_entropy_with_logits(main, target(main.shape, main.dtype)))
     return scalar(main.mean())
 
 
-def _of_torch(loss: nn.Module, output: object, on_gpu: Callable[[Tensor], Tensor]) -> object:
+def _of_torch(loss: nn.Module, output: object, target: Target) -> object:
     main = _main(output)
     if isinstance(loss, _OF_CLASSES):
-        return loss(*_with_classes(main, on_gpu))
+        return loss(*_with_classes(main, target))
     if isinstance(loss, _OF_VALUES):
-        return loss(main, on_gpu(torch.empty_like(main, device="meta")))
+        return loss(main, target(main.shape, main.dtype))
     name = type(loss).__name__
     raise ExtractError(f"what {name} compares the model's output with is not known: give a function of the output instead")
 
 
-def _with_classes(main: Tensor, on_gpu: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _with_classes(main: Tensor, target: Target) -> tuple[Tensor, Tensor]:
     """Outputs by class, and a class for each of them."""
     if main.ndim == 3:  # [batch, tokens, vocabulary], as language models put it
         main = main.flatten(0, 1)
-    shape = (main.shape[0], *main.shape[2:])
-    return main, on_gpu(torch.empty(shape, dtype=torch.long, device="meta"))
+    return main, target(torch.Size((main.shape[0], *main.shape[2:])), torch.long)
 
 
 def _main(output: object) -> Tensor:

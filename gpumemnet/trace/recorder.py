@@ -27,8 +27,13 @@ from gpumemnet.trace.workspaces import Scratch, blas_workspace, scratch, takes_s
 
 _UNKNOWN: Final = "temporary"
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
+_CONVOLUTION_BACKWARD: Final = torch.ops.aten.convolution_backward.default
+_DIMENSIONS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
+"""Of the tensors that a layout is for; the gradient of a bias has none."""
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
 """Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
+_LAST_OUTPUT_FIRST: Final = frozenset({torch.ops.aten.native_dropout.default})
+"""Operators that make their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -102,12 +107,23 @@ class Recorder(TorchDispatchMode):
         if self._phases and tensor.untyped_storage()._cdata not in self._live:
             self._birth(tensor.untyped_storage(), operator, self._modules.path)
 
-    def arrived(self, tensor: Tensor, memory_class: str = _UNKNOWN, module: str | None = None) -> None:
-        """``tensor`` has come to the GPU, unless it was there; its class is settled if one is given."""
+    def now(self) -> int:
+        """The number of events so far, for :meth:`arrived`."""
+        return len(self._events)
+
+    def arrived(self, tensor: Tensor, memory_class: str = _UNKNOWN, module: str | None = None, at: int | None = None) -> None:
+        """``tensor`` has come to the GPU, unless it was there; its class is settled if one is given.
+
+        Args:
+            tensor: what arrived.
+            memory_class: one of :data:`~gpumemnet.trace.timeline.MEMORY_CLASSES`.
+            module: that it belongs to; the one that runs now if none is given.
+            at: before which event of the present phase, for what is only now known to have come then.
+        """
         storage = tensor.untyped_storage()
         index = self._live.get(storage._cdata)
         if index is None:
-            index = self._birth(storage, "to", self._modules.path if module is None else module)
+            index = self._birth(storage, "to", self._modules.path if module is None else module, at)
         if memory_class != _UNKNOWN:
             self._classes[index] = memory_class
 
@@ -166,39 +182,47 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._recomputed and not torch.is_grad_enabled():
             self._settle_recomputed()
-        workspace = blas_workspace(func, self._platform)
-        if workspace is not None and self._backward not in self._handles:
-            self._handles.add(self._backward)
-            self._library_memory(workspace, workspace, func)
         result = func(*args, **kwargs)
         if func is _CONVOLUTION:
-            result = _laid_out(result, args[0], args[1])
+            result = _laid_out(result, result_layout(args[0], args[1]))
+        elif func is _CONVOLUTION_BACKWARD:
+            layout = result_layout(args[1], args[2])
+            result = tuple(_laid_out(gradient, layout) for gradient in result)
         outputs = [result] if isinstance(result, Tensor) else [t for t in _flat(result) if isinstance(t, Tensor)]
-        on_gpu: bool | None = None
-        for tensor in outputs:
-            storage = tensor.untyped_storage()
-            if storage._cdata in self._live:
-                continue
-            if on_gpu is None:
-                on_gpu = self._any_live(args) or self._any_live(kwargs.values())
-            if not on_gpu:
-                return result
-            index = self._birth(storage, func, self._owner())
-            if self._backward and torch.is_grad_enabled():
-                self._recomputed.append(index)
+        fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._live]
+        if func in _LAST_OUTPUT_FIRST:
+            fresh.reverse()
         pieces = scratch(func, args, kwargs, outputs, self._platform)
-        if pieces and self._any_live(args):
-            self._take(pieces, func)
+        if (fresh or pieces) and (self._any_live(args) or self._any_live(kwargs.values())):
+            self._allocate(func, fresh, pieces)
         return result
 
     # How it is kept.
 
-    def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str) -> int:
+    def _allocate(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
+        """What ``func`` allocates: its new outputs, its scratch memory at its place among them, and cuBLAS's workspace."""
+        held: list[int] = []
+        for number, tensor in enumerate(fresh):
+            between: list[int] = []
+            self._take([piece for piece in pieces if piece.after == number], func, between if number else held)
+            self._events += [~index for index in reversed(between)]
+            if tensor.untyped_storage()._cdata not in self._live:  # outputs may share one
+                index = self._birth(tensor.untyped_storage(), func, self._owner())
+                if self._backward and torch.is_grad_enabled():
+                    self._recomputed.append(index)
+        self._take([piece for piece in pieces if piece.after is None or piece.after >= len(fresh)], func, held)
+        workspace = blas_workspace(func, self._platform)
+        if workspace is not None and self._backward not in self._handles:
+            self._handles.add(self._backward)
+            self._library_memory(workspace, workspace, func)
+        self._events += [~index for index in reversed(held)]
+
+    def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
         index = len(self._storages)
         size = storage.nbytes()
         self._storages.append(_Open(size, size, _name(operator), module))
         self._classes.append(_UNKNOWN)
-        self._events.append(index)
+        self._events.insert(len(self._events) if at is None else at, index)
         reference = _StorageRef(storage, self._died)
         reference.index, reference.key = index, storage._cdata
         self._references[index] = reference
@@ -210,9 +234,8 @@ class Recorder(TorchDispatchMode):
             self._events.append(~reference.index)
             del self._live[reference.key]
 
-    def _take(self, pieces: Sequence[Scratch], operator: Any) -> None:
-        """Take scratch memory and give it back, as :class:`~gpumemnet.trace.scratch.Scratch` says."""
-        held = []
+    def _take(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
+        """Take scratch memory and give it back, as :class:`~gpumemnet.trace.scratch.Scratch` says, but for what is ``held``."""
         for piece in pieces:
             if piece.once is not None:
                 if (self._backward, piece.once) in self._met:
@@ -225,7 +248,6 @@ class Recorder(TorchDispatchMode):
                 self._events.append(~index)
             if piece.once is not None:
                 self._events.append(EMPTY_CACHE)
-        self._events += [~index for index in reversed(held)]
 
     def _library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False) -> int:
         index = len(self._storages)
@@ -266,10 +288,9 @@ class Recorder(TorchDispatchMode):
         self._recomputed.clear()
 
 
-def _laid_out(result: Tensor, given: Tensor, weight: Tensor) -> Tensor:
-    """The result of a convolution in the layout that it has on CUDA; on meta tensors it is always contiguous."""
-    layout = result_layout(given, weight)
-    if result.is_contiguous(memory_format=layout):
+def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
+    """A convolution's result or gradient in the layout that it has on CUDA; on meta tensors it is always contiguous."""
+    if result is None or result.dim() != _DIMENSIONS.get(layout) or result.is_contiguous(memory_format=layout):
         return result
     return torch.empty(result.shape, dtype=result.dtype, device=result.device, memory_format=layout)
 

@@ -139,14 +139,15 @@ def _output_vector(dims: Sequence[_Dim], output_index: int) -> int:
 
 def _block(width_limit: int, height_limit: int, max_threads: int) -> tuple[int, int]:
     """Width and height of a thread block."""
-    widest = min(_last_power_of_2(width_limit), max_threads)
-    highest = min(_last_power_of_2(height_limit), max_threads)
+    widest = min(last_power_of_2(width_limit), max_threads)
+    highest = min(last_power_of_2(height_limit), max_threads)
     width = min(widest, WARP)
     height = min(highest, max_threads // width)
     return min(widest, max_threads // height), height
 
 
-def _last_power_of_2(amount: int) -> int:
+def last_power_of_2(amount: int) -> int:
+    """The largest power of two that is not above ``amount``; 1 for 0."""
     return 1 << max(amount.bit_length() - 1, 0)
 
 

@@ -24,7 +24,9 @@ class Scratch:
         expected_bytes: what it takes most likely; 0 for a piece that only a bound knows of.
         bound_bytes: the most that it may take.
         kind: what it is for: ``convolution``, ``convolution_benchmark``, ``attention``, ``reduction``, ``sort``, ``copy`` …
-        held: whether it stays until the operator returns, beside the pieces that follow.
+        held: whether it stays beside the pieces that follow: until the operator returns, or, where it comes between two of its
+            outputs, until the second of them.
+        after: how many of the operator's new outputs are there before it; ``None`` for all of them.
         once: the piece is needed only when a thread meets this value for the first time, and the allocator's cache is emptied
             (``torch.cuda.empty_cache``) as soon as it has been freed; ``None`` for a piece that every call needs.
     """
@@ -33,6 +35,7 @@ class Scratch:
     bound_bytes: int
     kind: str
     held: bool = False
+    after: int | None = None
     once: Hashable | None = None
 
 
@@ -55,9 +58,9 @@ Rule = Callable[[Call], tuple[Scratch, ...]]
 """The scratch memory of an operator's call."""
 
 
-def exactly(amount_bytes: int, kind: str, *, held: bool = False) -> tuple[Scratch, ...]:
+def exactly(amount_bytes: int, kind: str, *, held: bool = False, after: int | None = None) -> tuple[Scratch, ...]:
     """A piece whose size is known for certain; nothing where it is empty."""
-    return (Scratch(amount_bytes, amount_bytes, kind, held),) if amount_bytes else ()
+    return (Scratch(amount_bytes, amount_bytes, kind, held, after),) if amount_bytes else ()
 
 
 def tensor_bytes(tensor: Tensor) -> int:

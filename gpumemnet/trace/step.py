@@ -160,6 +160,8 @@ class _Run:
         self._loss: Loss = loss_function(options.loss)
         self._targets: list[tuple[torch.Size, torch.dtype]] = []
         self._made: list[Tensor] = []
+        self._arrived: list[Tensor] = []
+        self._batch_is_there = 0
         self._owners: dict[int, str] = {}
         self._names: dict[str, object] = {}
         self._first_batch = self._inputs
@@ -217,12 +219,15 @@ class _Run:
             batch, targets = self._batch(batch_size)
             self._keep("batch", (batch, targets))
             self._made = list(targets)
+            self._batch_is_there = recorder.now()
             with self._autocast():
                 output = self._model(*batch.args, **batch.kwargs)
                 self._keep("output", output)
                 self.phase = "the loss"
-                loss = self._loss(output, self._on_gpu) / options.gradient_accumulation
+                loss = self._loss(output, self._target) / options.gradient_accumulation
                 self._keep("loss", loss)
+            targets += self._arrived
+            self._arrived.clear()
             if not self.loss_words:
                 self.loss_words = loss_name(options.loss, output)
             if options.zero_grad == "before_backward" and micro_batch == 0:
@@ -270,12 +275,16 @@ class _Run:
             targets.append(arrive(torch.Size((first * batch_size // whole, *others)), dtype))
         return inputs, targets
 
-    def _on_gpu(self, target: Tensor) -> Tensor:
-        """A target of the batch: in the first step it comes when it is known, later with the batch."""
+    def _target(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A target of the batch, which comes with the inputs, though in the first step nobody knows of it before the loss."""
         if self._made:
             return self._made.pop(0)
-        self._targets.append((target.shape, target.dtype))
-        self.recorder.arrived(target, "input", "")
+        self._targets.append((shape, dtype))
+        with torch._C.DisableTorchFunction():  # the code does not ask for it now
+            target = torch.empty(shape, dtype=dtype, device="meta")
+        self.recorder.arrived(target, "input", "", self._batch_is_there)
+        self._batch_is_there += 1
+        self._arrived.append(target)
         return target
 
     def _autocast(self) -> AbstractContextManager[object]:

@@ -12,7 +12,14 @@ from typing import Any, Final
 from torch import Tensor
 from torch._ops import OpOverload
 
-from gpumemnet.trace import attention_scratch, convolution_scratch, layout_copies, reduction_scratch, sorting_scratch
+from gpumemnet.trace import (
+    attention_scratch,
+    convolution_scratch,
+    layout_copies,
+    normalization_scratch,
+    reduction_scratch,
+    sorting_scratch,
+)
 from gpumemnet.trace.blas_workspace import blas_workspace
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.scratch import Call, Rule, Scratch
@@ -25,10 +32,10 @@ _RULES: Final[dict[Any, Rule]] = {
     **reduction_scratch.RULES,
     **sorting_scratch.RULES,
     **layout_copies.RULES,
+    **normalization_scratch.RULES,
 }
 
 NEGLECTED: Final[Mapping[str, str]] = {
-    "batch norm, group norm": "sums per channel and block of threads: below 1 MiB",
     "cross-entropy, pooling, upsampling, dropout, cat": "no scratch, or a few bytes",
     "cumulative sums, top-k": "one state per block of threads; the sort of the result is small",
     "foreach and fused optimizers, gradient scaler": "lists of tensors travel as kernel arguments",
@@ -53,7 +60,7 @@ def scratch(
     Args:
         operator: as a dispatch mode below autograd sees it.
         args, kwargs: of the call; shapes, strides and types are looked at, not values.
-        outputs: the tensors it returned; they are allocated before its scratch memory.
+        outputs: the tensors it returned.
         platform: what it runs on.
     """
     rule = _RULES.get(operator)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from gpumemnet.trace.corrections.activations import ACTIVATIONS
 from gpumemnet.trace.corrections.amp import cuda_autocast
 from gpumemnet.trace.corrections.attention import attention_overrides
 from gpumemnet.trace.corrections.autocast import autocast_overrides
@@ -27,4 +28,5 @@ def cuda_overrides(platform: Platform) -> list[Override]:
     Raises:
         InvalidRequestError: the platform asks for an attention kernel that does not exist.
     """
-    return [*autocast_overrides(), *DROPOUT, *attention_overrides(platform), *NORMALIZATION, *RECURRENT, *IN_PLACE]
+    own = (*DROPOUT, *ACTIVATIONS, *attention_overrides(platform), *NORMALIZATION, *RECURRENT, *IN_PLACE)
+    return [*autocast_overrides(), *own]

@@ -81,6 +81,11 @@ def _attention(
     kernel = _chosen(platform, _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, requires_grad))
     output: Tensor
     if kernel == MATH:
+        if is_causal:
+            # PyTorch makes the mask inside the kernel, out of nothing; made from the query it is seen to be on the GPU.
+            pairs = aten.new_ones(query, [query.shape[-2], key.shape[-2]], dtype=torch.bool)
+            attn_mask, is_causal = aten.tril(pairs), False
+            del pairs
         with adding_in_place():
             output = original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     elif kernel == FLASH:

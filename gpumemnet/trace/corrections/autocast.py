@@ -139,7 +139,10 @@ def _banned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_casts(original: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return original(*[_cast(value, dtype) for value in args], **{name: _cast(value, dtype) for name, value in kwargs.items()})
+    """The call with its tensors cast: the last argument first, as compiled by GCC, and freed the first one first."""
+    named = [_cast(value, dtype) for value in reversed(kwargs.values())]
+    placed = [_cast(value, dtype) for value in reversed(args)]
+    return original(*reversed(placed), **dict(zip(kwargs, reversed(named), strict=True)))
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

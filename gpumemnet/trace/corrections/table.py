@@ -46,6 +46,12 @@ CORRECTIONS: Final = (
         source="aten/src/ATen/native/Dropout.cpp",
     ),
     Correction(
+        name="gradient of mish",
+        on_cuda="is one kernel",
+        corrected_in=f"{_HERE}.activations",
+        source="aten/src/ATen/native/Activation.cpp",
+    ),
+    Correction(
         name="attention kernel",
         on_cuda="runs the flash, memory-efficient or cuDNN kernel, by type, head size, mask and GPU, which keep no scores",
         corrected_in=f"{_HERE}.attention",
@@ -150,7 +156,7 @@ CORRECTIONS: Final = (
     ),
     Correction(
         name="layout of a convolution's result",
-        on_cuda="is channels last if that of the input or of the weight is",
+        on_cuda="is channels last if that of the input or of the weight is, and so are its gradients",
         corrected_in="gpumemnet.trace.recorder",
         source="aten/src/ATen/native/Convolution.cpp",
     ),

@@ -261,3 +261,65 @@ def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform)
 
     with pytest.raises(ExtractError, match=r"Tensor\.item"):
         traced(perceptron(), torch.zeros(2, 8), platform, optimizer=lambda parameters: Own(parameters, lr=0.1), loss="mean")
+
+
+# Order: what PyTorch's CUDA code was seen to do, allocation by allocation, see tests/dataset_builder/null_gpu.
+
+
+def allocations(timeline: Timeline, operator: str) -> list[int]:
+    """Bytes that ``operator`` takes in the first forward or backward pass where it appears, in order."""
+    sizes = [timeline.storages[event].size_bytes for event in timeline.events if event >= 0]
+    names = [timeline.storages[event].operator for event in timeline.events if event >= 0]
+    return [size for size, name in zip(sizes, names, strict=True) if name == operator]
+
+
+def test_targets_come_with_the_batch_and_stay(platform: Platform) -> None:
+    timeline = traced(perceptron(), torch.zeros(2, 8), platform, loss="cross_entropy")
+    steps = [timeline.events[start:end] for start, end in zip(timeline.step_starts, timeline.step_starts[1:], strict=False)]
+    for events in steps:
+        arrived = [timeline.storages[event].size_bytes for event in events if event >= 0][:2]
+        assert arrived == [2 * 8 * FLOAT, 2 * 8]  # two samples, two classes of eight bytes
+
+
+def test_autocast_casts_the_last_argument_first(platform: Platform) -> None:
+    timeline = traced(nn.Linear(8, 16), torch.zeros(2, 8), platform, precision="amp_bf16", loss="cross_entropy")
+    assert allocations(timeline, "aten._to_copy")[:3] == [16 * 2, 8 * 16 * 2, 2 * 8 * 2]  # bias, weight, input
+
+
+def test_dropout_makes_its_mask_first(platform: Platform) -> None:
+    timeline = traced(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5)), torch.zeros(2, 8), platform, loss="cross_entropy")
+    assert allocations(timeline, "aten.native_dropout")[:2] == [2 * 16, 2 * 16 * FLOAT]
+
+
+def test_the_workspace_of_cublas_comes_after_the_first_product(platform: Platform) -> None:
+    timeline = traced(nn.Linear(8, 16), torch.zeros(2, 8), platform, loss="cross_entropy")
+    assert allocations(timeline, "aten.addmm")[:2] == [2 * 16 * FLOAT, platform.device.blas_workspace_bytes]
+
+
+def test_the_gradient_of_mish_is_one_tensor(platform: Platform) -> None:
+    timeline = traced(nn.Sequential(nn.Linear(8, 16), nn.Mish()), torch.zeros(2, 8), platform, loss="cross_entropy")
+    operators = {storage.operator for storage in timeline.storages}
+    assert not operators & {"aten.softplus", "aten.tanh", "aten.sigmoid"}
+
+
+def test_the_math_kernel_makes_its_causal_mask_on_the_gpu(platform: Platform) -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.projection(x)
+            return nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True)
+
+    timeline = traced(Causal(), torch.zeros(2, 3, 32, 4), replace(platform, attention_kernel="math"), loss="mean")
+    assert allocations(timeline, "aten.new_ones")[0] == allocations(timeline, "aten.tril")[0] == 32 * 32
+    assert allocations(timeline, "aten.where")[0] == 32 * 32 * FLOAT
+
+
+def test_gradients_of_a_channels_last_convolution_are_channels_last(platform: Platform) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    squares: Callable[[Tensor], Tensor] = lambda output: output.square().sum()  # noqa: E731
+    timeline = traced(model, torch.zeros(2, 4, 16, 16), platform, loss=squares, channels_last=True)
+    scratch = {storage.size_bytes for storage in timeline.storages if storage.is_scratch and "backward" in storage.operator}
+    assert 2 * 8 * 16 * 16 * FLOAT not in scratch  # neither of the two backward calls copies a gradient
