@@ -62,8 +62,13 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
         end: the child's end of a channel; the parent answers every message when it has read NVML.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = request["visible"]
-    _tell(end, {"event": "started", "pids": process_ids(), "stack": software_stack()})
     allocator: dict[str, int] = {}
+    try:
+        stack = software_stack()
+    except RuntimeError as error:  # PyTorch refuses a cuDNN that is not the one it was built for
+        _tell(end, {"event": "result", "status": "error", "reason": _sentence(error), "allocator": allocator})
+        return
+    _tell(end, {"event": "started", "pids": process_ids(), "stack": stack})
     try:
         outcome = _measure_on_gpu(request, end, allocator)
     except torch.OutOfMemoryError as error:
@@ -173,10 +178,17 @@ def _write_history(path: Path, phases: list[tuple[str, int]]) -> None:
     partial.replace(path)
 
 
+_OUT_OF_MEMORY: Final = (
+    *("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
+)
+"""Failures that mean a full card: of CUDA libraries that do not ask the allocator, and of the allocator's message about a full
+card where NVML does not list processes, as in some containers (``reportProcessMemoryInfo`` in ``CUDACachingAllocator.cpp``)."""
+
+
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Failures of CUDA libraries that mean a full card although the allocator was not asked."""
     text = str(error)
-    return "CUDA error: out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text or "CUDNN_STATUS_ALLOC_FAILED" in text
+    return any(each in text for each in _OUT_OF_MEMORY)
 
 
 def _sentence(error: Exception) -> str:

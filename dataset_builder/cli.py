@@ -125,7 +125,11 @@ def collect(
 def _collect(folder: Path, out: Path) -> None:
     from gpumemnet.dataset import write_dataset
 
-    print(f"{write_dataset(out, read_journal(folder)):,} measurements written to {out}")
+    rows = list(read_journal(folder))
+    if any(row.provenance == "stand_in" for row in rows):
+        print(f"{len(rows):,} rows of a rehearsal: they stay in {folder}, and no dataset is written")
+        return
+    print(f"{write_dataset(out, rows):,} measurements written to {out}")
 
 
 @app.command()

@@ -10,11 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from gpumemnet.errors import MeasurementError
 
 T = TypeVar("T")
+
+STAND_IN_DRIVER: Final = "stand-in"
+"""What a rehearsal's NVML calls its driver (``tests/dataset_builder/null_gpu``): nothing that it says is a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,11 @@ class Meter(Protocol):
 
 
 class NvmlMeter:
-    """A real GPU."""
-
-    provenance = "measured"
+    """A GPU as the driver tells of it."""
 
     def __init__(self, nvml: Any, handle: Any, gpu: Gpu) -> None:
         self.gpu = gpu
+        self.provenance = "stand_in" if gpu.driver == STAND_IN_DRIVER else "measured"
         self._nvml = nvml
         self._handle = handle
         self._memory_version = _memory_version(nvml, handle)

@@ -25,6 +25,7 @@ MAX_GRID: Final = 32 * 1024
 BLOCK_THREADS: Final = 512
 VALUES_PER_THREAD: Final = 16
 BLOCKS_LIMIT: Final = 128
+LARGEST_INDEX: Final = 2**31 - 1
 FEWEST_BLOCKS: Final = 8
 """Below as many, one block sums a batch norm's channel alone."""
 
@@ -38,7 +39,12 @@ def batch_norm_blocks(values: int, channels: int) -> int:
 
 
 def _batch_norm(call: Call) -> tuple[Scratch, ...]:
-    return _staged(call, sums=4) if call.arguments["training"] else ()
+    tensor: Tensor = call.arguments["input"]
+    if not call.arguments["training"]:
+        return ()
+    if tensor.numel() >= LARGEST_INDEX:  # mean and variance in general, of a copy in fp32 (``batch_norm_choose_impl``)
+        return exactly(tensor.numel() * 4, KIND) if tensor.element_size() == 2 else ()
+    return _staged(call, sums=4)
 
 
 def _batch_norm_gradient(call: Call) -> tuple[Scratch, ...]:
@@ -49,7 +55,7 @@ def _staged(call: Call, sums: int) -> tuple[Scratch, ...]:
     """``sums`` numbers of four bytes for each channel and block, and a semaphore for each block of channels."""
     tensor: Tensor = call.arguments["input"]
     channels = tensor.shape[1] if tensor.dim() > 1 else 0
-    if not tensor.numel() or not (_is_matrix(tensor) or is_channels_last(tensor)):
+    if not 0 < tensor.numel() < LARGEST_INDEX or not (_is_matrix(tensor) or is_channels_last(tensor)):
         return ()
     blocks = batch_norm_blocks(tensor.numel() // channels, channels)
     if blocks == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from dataset_builder import channel
-from dataset_builder.child import note_statistics, process_ids, software_stack
+from dataset_builder.child import measure, note_statistics, process_ids, software_stack
 from dataset_builder.families import mlp
 from dataset_builder.forkserver import ForkServer
 from dataset_builder.options import Options
@@ -58,7 +59,7 @@ def test_a_child_that_cannot_use_a_gpu_says_why(server: ForkServer) -> None:
     assert started["pids"] == [pid]
     assert started["stack"] == software_stack()
     assert (result["event"], result["status"]) == ("result", "error")
-    assert "CUDA" in str(result["reason"])
+    assert "CUDA" in str(result["reason"]) or "NVIDIA driver" in str(result["reason"])  # PyTorch without CUDA, and with it
     assert finish(server, pid) == 0
 
 
@@ -83,3 +84,47 @@ def test_the_peaks_of_all_phases_are_kept() -> None:
 
 def test_a_process_knows_its_own_id() -> None:
     assert os.getpid() in process_ids()
+
+
+def told(request: dict[str, object]) -> list[dict[str, object]]:
+    """What :func:`measure` says, run here."""
+    ours, theirs = channel.channel_pair()
+    messages: list[dict[str, object]] = []
+    with ours, theirs:
+        parent = threading.Thread(target=lambda: messages.extend(answer_all(ours)))
+        parent.start()
+        measure(request, theirs)
+        theirs.close()
+        parent.join()
+    return messages
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        ("CUDA error: out of memory", "oom"),
+        ("CUDNN_STATUS_ALLOC_FAILED", "oom"),
+        ('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "c10/cuda/CUDACachingAllocator.cpp":1407', "oom"),
+        ("CUDA error: an illegal memory access was encountered", "error"),
+    ],
+)
+def test_which_failures_mean_a_full_card(failure: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError(failure)
+
+    monkeypatch.setattr(torch.cuda, "init", fails)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    *_, result = told({"visible": "", "probe_bytes": 1})
+    assert (result["event"], result["status"]) == ("result", status)
+    assert str(result["reason"]).startswith(failure[:30])
+
+
+def test_a_wrong_cudnn_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses() -> None:
+        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against another")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuses)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    [result] = told({"visible": "", "probe_bytes": 1})
+    assert (result["event"], result["status"]) == ("result", "error")
+    assert "cuDNN version incompatibility" in str(result["reason"])

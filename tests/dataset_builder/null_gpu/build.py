@@ -21,7 +21,7 @@ SLOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A library that stands in for NVIDIA's: its ``sources``, and functions that do nothing for what else ``askers`` want of it."""
+    """A library in place of NVIDIA's: its ``sources``, and functions that do nothing for what else its ``askers`` call."""
 
     library: str
     sources: tuple[str, ...]
@@ -62,8 +62,7 @@ def build(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     packages = Path(torch.__file__).parents[1]
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
-    headers = [packages / "nvidia" / "cu13" / "include", packages / "nvidia" / "cudnn" / "include", toolkit]
+    headers = [packages / "nvidia" / "cu13" / "include", packages / "nvidia" / "cudnn" / "include", toolkit_headers()]
     for answer in ANSWERS:
         sources = [HERE / name for name in answer.sources]
         written = {name for source in sources for name in re.findall(answer.names, source.read_text())}
@@ -73,6 +72,11 @@ def build(folder: Path) -> None:
         rest.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(wanted - written)))
         command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-shared", "-fPIC", *(f"-I{each}" for each in [*headers, HERE])]
         subprocess.run([*command, "-o", folder / answer.library, *sources, HERE / "state.c", rest], check=True)
+
+
+def toolkit_headers() -> Path:
+    """Where the CUDA toolkit's headers are."""
+    return Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 
 
 def environment(folder: Path, gpu: NullGpu = NullGpu()) -> dict[str, str]:

@@ -39,7 +39,7 @@ EXPORT int nvmlInitWithFlags(unsigned flags) { return (void)flags, null_gpu_open
 EXPORT int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 EXPORT int nvmlShutdown(void) { return SUCCESS; }
 EXPORT const char *nvmlErrorString(int error) { return (void)error, "null GPU"; }
-EXPORT int nvmlSystemGetDriverVersion(char *to, unsigned length) { return text(to, length, "null"); }
+EXPORT int nvmlSystemGetDriverVersion(char *to, unsigned length) { return text(to, length, "stand-in"); }
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { return *count = 1, SUCCESS; }
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     return index ? NOT_FOUND : (*device = (void *)null_gpu_open(), SUCCESS);

@@ -1,0 +1,97 @@
+"""A rehearsal of the builder on PyTorch's own CUDA code, without a GPU: see ``null_gpu/build.py``.
+
+Only where PyTorch is built with CUDA, no GPU is at hand, and the toolkit's headers and a compiler are installed.  Nothing here
+is a measurement, and no row of it becomes part of a dataset.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dataset_builder.journal import read_journal
+from gpumemnet.errors import DatasetError
+from gpumemnet.measurement import Measurement
+from gpumemnet.units import GIB, MIB
+from tests.dataset_builder.null_gpu.build import NullGpu, build, environment, toolkit_headers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if torch.version.cuda is None:
+        pytest.skip("PyTorch is built without CUDA")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU: run the tests marked gpu instead")
+    missing = [each for each in ("gcc", "nm") if shutil.which(each) is None]
+    if missing or not (toolkit_headers() / "crt" / "host_defines.h").is_file():
+        pytest.skip(f"needs gcc, nm and the headers of the CUDA toolkit (CUDA_HOME), {toolkit_headers()} has none")
+    folder = tmp_path_factory.mktemp("null_gpu")
+    build(folder)
+    return folder
+
+
+def run(libraries: Path, gpu: NullGpu, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *map(str, arguments)]
+    variables = os.environ | environment(libraries, gpu)
+    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=500)
+
+
+def campaign(libraries: Path, folder: Path, recipe: str, gpu: NullGpu, jobs: int = 4) -> list[Measurement]:
+    done = run(libraries, gpu, "dataset_builder", "measure", "--recipe", recipe, "--jobs", jobs, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "no dataset is written" in done.stdout
+    assert not (folder / "dataset.parquet").exists()
+    return list(read_journal(folder))
+
+
+def test_the_gpu_tests_pass_on_it(libraries: Path) -> None:
+    done = run(libraries, NullGpu(), "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/dataset_builder")
+    assert done.returncode == 0, done.stdout
+    assert " skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("gpu", "source"),
+    [
+        (NullGpu(), "nvml_process"),
+        (NullGpu(accounting=1), "nvml_accounting"),
+        (NullGpu(lists=False), "nvml_device_difference"),
+    ],
+)
+def test_labels_come_from_what_the_driver_tells(libraries: Path, tmp_path: Path, gpu: NullGpu, source: str) -> None:
+    rows = campaign(libraries, tmp_path / "c", "mlp", gpu)
+    assert {(row.status, row.label_source, row.provenance) for row in rows} == {("ok", source, "stand_in")}
+    for row in rows:
+        assert row.label_bytes is not None
+        assert row.peak_reserved_bytes is not None
+        assert abs(row.label_bytes - row.peak_reserved_bytes - gpu.context_bytes) <= 2 * MIB
+
+
+@pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize("lists", [True, False])
+def test_a_full_card_is_out_of_memory(libraries: Path, tmp_path: Path, family: str, lists: bool) -> None:
+    recipe = tmp_path / "large.yaml"
+    declared = (ROOT / "dataset_builder" / "recipes" / f"{family}.yaml").read_text()
+    recipe.write_text(
+        "\n".join(line for line in declared.splitlines() if not line.startswith("memory:"))
+        + "\nmemory: {from: 60 GiB, to: 999 GiB}\n"
+    )
+    small = NullGpu(total_bytes=24 * GIB, lists=lists)
+    rows = campaign(libraries, tmp_path / "c", str(recipe), small, 2)
+    assert {row.status for row in rows} == {"oom"}
+
+
+def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
+    from gpumemnet.dataset import write_dataset
+
+    rows = campaign(libraries, tmp_path / "c", "mlp", NullGpu(), 2)
+    with pytest.raises(DatasetError):
+        write_dataset(tmp_path / "x.parquet", rows)
