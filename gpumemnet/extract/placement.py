@@ -2,8 +2,9 @@
 
 Building under ``torch.device("meta")`` alone breaks every model that reads a value while it is built, such as
 ``[x.item() for x in torch.linspace(0, rate, depth)]``, or that names a device.  Here a tensor is a meta tensor if it has more
-than :data:`REAL_ELEMENTS` elements or was computed from a meta tensor, and real on the CPU otherwise; requests for
-a device are ignored; where a real and a meta tensor meet, the real one joins as a meta tensor.
+than :data:`REAL_ELEMENTS` elements (:data:`REAL_WHOLE_ELEMENTS` of whole numbers: positions and masks, which models look into)
+or was computed from a meta tensor, and real on the CPU otherwise; requests for a device are ignored; where a real and a meta
+tensor meet, the real one joins as a meta tensor.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from gpumemnet.extract.triton_kernels import launches_do_nothing
 
 REAL_ELEMENTS: Final = 2**14
 """Largest tensor that is really allocated: above the usual tables of constants, below the usual weights."""
+REAL_WHOLE_ELEMENTS: Final = 2**20
+"""Largest tensor of whole numbers or truth values that is: above the positions of all tokens of a batch."""
 
 _Tensor = torch.Tensor
 _STAYS: Final = frozenset({_Tensor.cuda, _Tensor.cpu, _Tensor.pin_memory})
@@ -89,10 +92,11 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         unknowns: what happens where an operator needs values that do not exist.
-        largest_real: most elements of a tensor that is made of real ones alone and is real itself; ``None`` for any number.
+        largest_real: most elements of a tensor that is made of real ones alone and is real itself, of floating-point numbers
+            and of whole ones; ``None`` for any number.
     """
 
-    def __init__(self, unknowns: Unknowns, largest_real: int | None = REAL_ELEMENTS) -> None:
+    def __init__(self, unknowns: Unknowns, largest_real: tuple[int, int] | None = (REAL_ELEMENTS, REAL_WHOLE_ELEMENTS)) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._unknowns = unknowns
         self._largest_real = largest_real
@@ -119,8 +123,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trial = _call_on_meta(func, args, named)
         except (NotImplementedError, RuntimeError):  # the operator needs values, and they exist
             return func(*args, **named)
-        elements = sum(leaf.numel() for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor))
-        return trial if elements > self._largest_real else func(*args, **named)
+        made = [leaf for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor)]
+        whole = sum(leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex()))
+        others = sum(leaf.numel() for leaf in made) - whole
+        return trial if others > self._largest_real[0] or whole > self._largest_real[1] else func(*args, **named)
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.replace("::", ".")

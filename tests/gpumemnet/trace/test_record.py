@@ -323,3 +323,24 @@ def test_gradients_of_a_channels_last_convolution_are_channels_last(platform: Pl
     timeline = traced(model, torch.zeros(2, 4, 16, 16), platform, loss=squares, channels_last=True)
     scratch = {storage.size_bytes for storage in timeline.storages if storage.is_scratch and "backward" in storage.operator}
     assert 2 * 8 * 16 * 16 * FLOAT not in scratch  # neither of the two backward calls copies a gradient
+
+
+def test_positions_of_a_large_batch_can_be_looked_into(platform: Platform) -> None:
+    class LookingForPackedSequences(nn.Module):
+        """As transformers does before it makes a mask: one pass over the positions of every token of the batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 8)
+            self.packed = False
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)
+            steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+            self.packed = not bool(((steps != 1).cumsum(-1)[:, -1] == 0).all())
+            hidden: Tensor = self.embedding(tokens)
+            return hidden
+
+    model = LookingForPackedSequences()
+    traced(model, torch.zeros(64, 1024, dtype=torch.long), platform, loss="mean")
+    assert not model.packed
