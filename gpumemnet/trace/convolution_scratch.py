@@ -34,7 +34,7 @@ def _forward(call: Call) -> tuple[Scratch, ...]:
     wanted = result_layout(given, weight)
     convolution = _convolution(call, given, call.outputs[0], wanted)
     operation = BACKWARD_DATA if call.arguments["transposed"] else FORWARD
-    return (*_copied(given, wanted, 0), *_copied(weight, wanted), *_cudnn(convolution, operation, call.platform))
+    return (*_copied(given, wanted, 0), *_copied(weight, wanted), *cudnn_workspace(convolution, operation, call.platform))
 
 
 def _backward(call: Call) -> tuple[Scratch, ...]:
@@ -49,9 +49,9 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     pieces = [*_copied(grad, wanted, 0), *(_copied(given, wanted, 0) if needs_weight else ())]
     if needs_input:
         operation = FORWARD if arguments["transposed"] else BACKWARD_DATA
-        pieces += [*_copied(weight, wanted, 1), *_cudnn(convolution, operation, call.platform, 1)]
+        pieces += [*_copied(weight, wanted, 1), *cudnn_workspace(convolution, operation, call.platform, 1)]
     if needs_weight:
-        pieces += _cudnn(convolution, BACKWARD_FILTER, call.platform, 1 + needs_input)
+        pieces += cudnn_workspace(convolution, BACKWARD_FILTER, call.platform, 1 + needs_input)
     if needs_bias:
         dims = [dim for dim in range(grad.dim()) if dim != 1]
         pieces += exactly(reduction_buffer(grad, dims, accumulator_bytes(grad.dtype), call.platform), "reduction")
@@ -99,8 +99,11 @@ def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memo
     )
 
 
-def _cudnn(convolution: Convolution, operation: str, platform: Platform, after: int | None = None) -> tuple[Scratch, ...]:
-    if _is_native(convolution):
+def cudnn_workspace(
+    convolution: Convolution, operation: str, platform: Platform, after: int | None = None
+) -> tuple[Scratch, ...]:
+    """The workspace of one cuDNN call, and before it those that its benchmark tries."""
+    if is_native(convolution):
         return ()
     expected, bound = workspace(convolution, operation, platform)
     chosen = (Scratch(expected, bound, "convolution", after=after),) if bound else ()
@@ -110,7 +113,7 @@ def _cudnn(convolution: Convolution, operation: str, platform: Platform, after: 
     return (Scratch(tried, most, "convolution_benchmark", after=after, once=(operation, convolution)), *chosen)
 
 
-def _is_native(convolution: Convolution) -> bool:
+def is_native(convolution: Convolution) -> bool:
     """Whether PyTorch's own depthwise kernels run, which need no scratch.
 
     For fp16 PyTorch gives some sizes to cuDNN (``check_cudnn_depthwise_workload_with_filter``), whose depthwise kernels read

@@ -1,0 +1,158 @@
+"""The trace against PyTorch's own CUDA code, job by job: what is asked of the allocator, what it gives, and what it reserves.
+
+``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--keep FILE.json]`` needs a CUDA build of PyTorch, gcc and the toolkit's
+headers, and no GPU: a campaign of each family runs on the null GPU of ``tests/dataset_builder/null_gpu``, which counts memory
+and runs no kernel, and every job of it is traced.  Libraries are no part of it: cuDNN and cuBLAS ask for no memory there, so the
+trace leaves out the workspaces of convolutions; and a job whose memory depends on computed values is not comparable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from dataset_builder.compare.subjects import subject  # noqa: E402
+from dataset_builder.journal import read_journal  # noqa: E402
+from gpumemnet.allocator import AllocatorSettings  # noqa: E402
+from gpumemnet.devices import device_profile  # noqa: E402
+from gpumemnet.errors import GpumemnetError  # noqa: E402
+from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
+from gpumemnet.measurement import Measurement  # noqa: E402
+from gpumemnet.trace import convolution_scratch  # noqa: E402
+from gpumemnet.trace.memory import memory_of  # noqa: E402
+from gpumemnet.trace.platform import Platform  # noqa: E402
+from gpumemnet.trace.scratch import Scratch  # noqa: E402
+from gpumemnet.trace.step import TraceOptions, record  # noqa: E402
+from gpumemnet.trace.timeline import repeated  # noqa: E402
+
+FAMILIES = ("mlp", "cnn", "transformer", "zoo")
+GPU = "H200"
+STEPS = 3
+PEAKS = ("requested", "allocated", "reserved")
+
+Peaks = tuple[int, int, int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=100, help="of each family")
+    parser.add_argument("--seed", type=int, default=0, help="of the campaigns")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=list(FAMILIES[:3]), help="zoo needs torchvision and others"
+    )
+    parser.add_argument("--keep", type=Path, help="file for the jobs and their peaks on CUDA's code")
+    given = parser.parse_args()
+    import torch
+
+    table = Table("family", "jobs", *(f"{peak}: equal" for peak in PEAKS), "reserved: within 1 %", "furthest below", "above")
+    kept: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for family in given.families:
+            rows = campaign(Path(folder), family, given.jobs, given.seed)
+            pairs = list(compared(rows))
+            table.add_row(family, str(len(pairs)), *_figures(pairs))
+            kept += [{**_job(row), **dict(zip(PEAKS, real, strict=True))} for row, real, _ in pairs]
+    Console(width=130).print(table)
+    if given.keep:
+        lines = ",\n".join(json.dumps(job, separators=(",", ":")) for job in kept)
+        given.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n{lines}\n]}}\n')
+
+
+def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measurement]:
+    """Jobs of ``family`` that ran to their end on the null GPU."""
+    from tests.dataset_builder.null_gpu.build import build, environment
+
+    libraries, out = folder / "libraries", folder / family
+    if not libraries.exists():
+        build(libraries)
+    command = [sys.executable, "-m", "dataset_builder", "measure", "--recipe", family, "--jobs", str(jobs), "--seed", str(seed)]
+    variables = os.environ | environment(libraries)
+    subprocess.run(
+        [*command, "--workers", "3", "--out", str(out)], cwd=ROOT, env=variables, check=True, stdout=subprocess.DEVNULL
+    )
+    return [row for row in read_journal(out) if row.status == "ok"]
+
+
+def compared(rows: list[Measurement]) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
+    """Each row that can be traced, its peaks on CUDA's code, and those of its trace."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for row, found in zip(rows, pool.map(traced, rows), strict=True):
+            allocator = row.allocator
+            if found is not None and row.peak_allocated_bytes is not None and row.peak_reserved_bytes is not None:
+                yield row, (allocator["peak_requested_bytes"], row.peak_allocated_bytes, row.peak_reserved_bytes), found
+
+
+def traced(row: Measurement) -> Peaks | None:
+    """The peaks of the trace of ``row``; ``None`` where there is no trace."""
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        one = subject(row, device_profile(GPU))
+        return peaks_of(one.network, one.inputs, one.options, one.platform)
+    except GpumemnetError:
+        return None
+
+
+def peaks_of(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Peaks:
+    """Requested, allocated and reserved bytes of a trace at their peaks, without the workspaces of convolutions.
+
+    Raises:
+        ExtractError: when it cannot be traced.
+    """
+    with without_cudnn():
+        timeline = record(network, inputs, options, platform).timeline
+    run = repeated(timeline, STEPS)
+    memory = memory_of(run, timeline.sizes, timeline.bounds, platform.device, AllocatorSettings()).run
+    return memory.requested_bytes, memory.allocated_bytes, memory.reserved_bytes
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Convolutions take no workspace; the benchmark of cuDNN still empties the allocator's cache."""
+
+    def nothing(convolution: Any, operation: str, platform: Platform, after: int | None = None) -> tuple[Scratch, ...]:
+        if convolution_scratch.is_native(convolution) or not platform.cudnn_benchmark:
+            return ()
+        return (Scratch(0, 0, "convolution_benchmark", after=after, once=(operation, convolution)),)
+
+    original = convolution_scratch.cudnn_workspace
+    convolution_scratch.cudnn_workspace = nothing
+    try:
+        yield
+    finally:
+        convolution_scratch.cudnn_workspace = original
+
+
+def _figures(pairs: list[tuple[Measurement, Peaks, Peaks]]) -> list[str]:
+    real, found = (np.array([pair[column] for pair in pairs], dtype=float) for column in (1, 2))
+    equal = (real == found).mean(axis=0)
+    error = (found - real)[:, 2] / real[:, 2]
+    shares = [f"{share:.1%}" for share in (*equal, np.mean(abs(error) <= 0.01))]
+    return [*shares, f"{min(0.0, error.min()):.1%}", f"{max(0.0, error.max()):.1%}"]
+
+
+def _job(row: Measurement) -> dict[str, Any]:
+    return {"family": row.job.family, "architecture": json.loads(row.architecture), "options": json.loads(row.options)}
+
+
+if __name__ == "__main__":
+    main()

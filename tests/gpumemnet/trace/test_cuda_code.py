@@ -1,0 +1,43 @@
+"""The trace against PyTorch's own CUDA code: peaks of sixty jobs as its allocator had them, on a device that only counts memory.
+
+``tests/fixtures/cuda_code_peaks.json`` holds jobs of the recipes (seed 1; drawn from those that are quick to trace, whatever
+their figures) as ``benchmarks/cuda_code.py`` runs them with a CUDA build of PyTorch.  It is no measurement: no kernel ran, cuDNN
+and cuBLAS asked for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.cuda_code import Peaks, peaks_of
+from dataset_builder.compare.subjects import traceable
+from dataset_builder.planned import parse_planned, training_job
+from gpumemnet.devices import device_profile
+from gpumemnet.units import MIB
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "cuda_code_peaks.json"
+SEGMENT_BYTES = 2 * MIB
+
+
+def traced(job: dict[str, Any]) -> Peaks:
+    planned = parse_planned({name: job[name] for name in ("family", "architecture", "options")})
+    return peaks_of(*traceable(planned, training_job(planned).attention_kernel, device_profile("H200")))
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13")
+@pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
+def test_a_trace_reserves_what_pytorch_reserves(family: str) -> None:
+    jobs = [job for job in json.loads(FIXTURE.read_text())["jobs"] if job["family"] == family]
+    equal = 0
+    for job in jobs:
+        requested, allocated, reserved = traced(job)
+        assert abs(requested - job["requested"]) <= 4096, job  # semaphores of four bytes, random states
+        assert abs(allocated - job["allocated"]) <= 256 * 1024, job
+        assert abs(reserved - job["reserved"]) <= SEGMENT_BYTES, job
+        equal += reserved == job["reserved"]
+    assert equal >= len(jobs) - 1
