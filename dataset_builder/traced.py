@@ -33,7 +33,8 @@ from gpumemnet.trace.memory import memory_of
 from gpumemnet.trace.step import record
 from gpumemnet.trace.timeline import repeated
 
-PROTOCOL: Final = "trace-1"
+PROTOCOL: Final = "trace-2"
+"""``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``)."""
 _CHUNK: Final = 4
 
 
