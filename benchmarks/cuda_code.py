@@ -16,9 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +30,18 @@ sys.path.insert(0, str(ROOT))
 
 from dataset_builder.compare.subjects import subject  # noqa: E402
 from dataset_builder.journal import read_journal  # noqa: E402
-from gpumemnet.allocator import AllocatorSettings  # noqa: E402
+from dataset_builder.traced import in_processes, traced_run  # noqa: E402
 from gpumemnet.devices import device_profile  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.measurement import Measurement  # noqa: E402
 from gpumemnet.trace import convolution_scratch  # noqa: E402
-from gpumemnet.trace.memory import memory_of  # noqa: E402
 from gpumemnet.trace.platform import Platform  # noqa: E402
 from gpumemnet.trace.scratch import Scratch  # noqa: E402
-from gpumemnet.trace.step import TraceOptions, record  # noqa: E402
-from gpumemnet.trace.timeline import repeated  # noqa: E402
+from gpumemnet.trace.step import TraceOptions  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
 GPU = "H200"
-STEPS = 3
 PEAKS = ("requested", "allocated", "reserved")
 
 Peaks = tuple[int, int, int]
@@ -94,18 +89,13 @@ def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measuremen
 
 def compared(rows: list[Measurement]) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
     """Each row that can be traced, its peaks on CUDA's code, and those of its trace."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for row, found in zip(rows, pool.map(traced, rows), strict=True):
-            allocator = row.allocator
-            if found is not None and row.peak_allocated_bytes is not None and row.peak_reserved_bytes is not None:
-                yield row, (allocator["peak_requested_bytes"], row.peak_allocated_bytes, row.peak_reserved_bytes), found
+    for row, found in zip(rows, in_processes(traced, [(row,) for row in rows], None), strict=True):
+        if found is not None and row.peak_allocated_bytes is not None and row.peak_reserved_bytes is not None:
+            yield row, (row.allocator["peak_requested_bytes"], row.peak_allocated_bytes, row.peak_reserved_bytes), found
 
 
 def traced(row: Measurement) -> Peaks | None:
     """The peaks of the trace of ``row``; ``None`` where there is no trace."""
-    import torch
-
-    torch.set_num_threads(1)
     try:
         one = subject(row, device_profile(GPU))
         return peaks_of(one.network, one.inputs, one.options, one.platform)
@@ -120,10 +110,8 @@ def peaks_of(network: nn.Module, inputs: ModelInputs, options: TraceOptions, pla
         ExtractError: when it cannot be traced.
     """
     with without_cudnn():
-        timeline = record(network, inputs, options, platform).timeline
-    run = repeated(timeline, STEPS)
-    memory = memory_of(run, timeline.sizes, timeline.bounds, platform.device, AllocatorSettings()).run
-    return memory.requested_bytes, memory.allocated_bytes, memory.reserved_bytes
+        run = traced_run(network, inputs, options, platform)
+    return run.requested_bytes, run.allocated_bytes, run.reserved_bytes
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
+from torch import nn
+
 from dataset_builder.campaign import Tally
 from dataset_builder.compare.estimates import STEADY_STEPS
 from dataset_builder.compare.subjects import Subject, subject, traceable
@@ -27,10 +29,13 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.dataset import read_dataset, write_dataset
 from gpumemnet.devices import DeviceProfile, context, device_profile
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.orphans import end_with_parent
 from gpumemnet.trace.memory import memory_of
-from gpumemnet.trace.step import record
+from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.replayed import Replayed
+from gpumemnet.trace.step import TraceOptions, record
 from gpumemnet.trace.timeline import repeated
 
 PROTOCOL: Final = "trace-2"
@@ -56,7 +61,7 @@ def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, 
         left = [job for job in planned if job.key not in journal.finished]
         tasks = [(job.to_dict(), job.key, recipe.name, seed, device.name) for job in left]
         try:
-            for key, row in _in_processes(_trace_planned, tasks, workers):
+            for key, row in in_processes(_trace_planned, tasks, workers):
                 measurement = measurement_from_dict(row)
                 journal.append(key, measurement)
                 tally.statuses[measurement.status] += 1
@@ -73,7 +78,7 @@ def add_traces(dataset: Path, out: Path, workers: int | None) -> tuple[int, int]
     """
     rows = read_dataset(dataset)
     tasks = [(measurement_to_dict(row),) for row in rows]
-    peaks = list(_in_processes(_trace_row, tasks, workers))
+    peaks = list(in_processes(_trace_row, tasks, workers))
     traced = [
         row if peak is None else replace(row, job=replace(row.job, traced_peak_bytes=peak))
         for row, peak in zip(rows, peaks, strict=True)
@@ -99,7 +104,7 @@ def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: Devi
     }
     start = time.monotonic()
     try:
-        reserved = _traced_peak(*traceable(planned, job.attention_kernel, device))
+        reserved = traced_run(*traceable(planned, job.attention_kernel, device)).reserved_bytes
     except GpumemnetError as error:
         return Measurement(**row, status="error", reason=str(error)[:500])
     context_bytes = context(device).expected_bytes
@@ -116,11 +121,15 @@ def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: Devi
     )
 
 
-def _traced_peak(network: Any, inputs: Any, options: Any, platform: Any) -> int:
-    """Reserved bytes at the peak."""
+def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Replayed:
+    """A traced job, replayed until its memory stands still.
+
+    Raises:
+        ExtractError: when it cannot be traced.
+    """
     timeline = record(network, inputs, options, platform).timeline
     run = repeated(timeline, STEADY_STEPS)
-    return memory_of(run, timeline.sizes, timeline.bounds, platform.device, AllocatorSettings()).run.reserved_bytes
+    return memory_of(run, timeline.sizes, timeline.bounds, platform.device, AllocatorSettings()).run
 
 
 def _trace_planned(document: dict[str, Any], key: str, recipe: str, seed: int, gpu: str) -> tuple[str, dict[str, Any]]:
@@ -132,12 +141,12 @@ def _trace_row(document: dict[str, Any]) -> int | None:
     measurement = measurement_from_dict(document)
     try:
         one: Subject = subject(measurement, device_profile(measurement.gpu))
-        return _traced_peak(one.network, one.inputs, one.options, one.platform)
+        return traced_run(one.network, one.inputs, one.options, one.platform).reserved_bytes
     except GpumemnetError:
         return None
 
 
-def _in_processes(function: Any, tasks: Sequence[tuple[Any, ...]], workers: int | None) -> Iterator[Any]:
+def in_processes(function: Any, tasks: Sequence[tuple[Any, ...]], workers: int | None) -> Iterator[Any]:
     """``function`` of every task, in order, one process per core unless told."""
     if not tasks:
         return

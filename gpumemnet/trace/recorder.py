@@ -192,9 +192,8 @@ class Recorder(TorchDispatchMode):
         fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
-        pieces = scratch(func, args, kwargs, outputs, self._platform)
-        if (fresh or pieces) and (self._any_live(args) or self._any_live(kwargs.values())):
-            self._allocate(func, fresh, pieces)
+        if self._any_live(args) or self._any_live(kwargs.values()):
+            self._allocate(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
         return result
 
     # How it is kept.

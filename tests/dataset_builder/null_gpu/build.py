@@ -32,7 +32,7 @@ class Answer:
 ANSWERS = (
     Answer(
         "libnull_cuda.so",
-        ("null_cuda.c", "null_libraries.c"),
+        ("null_cuda.c", "null_libraries.c", "null_driver.c"),
         r"(?:__)?(?:cuda|cublas|cudnn)[A-Z]\w*",
         ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cuda_linalg.so", "libtorch_nvshmem.so"),
     ),

@@ -245,17 +245,12 @@ EXPORT const char *cudaGetErrorName(cudaError_t error) {
 
 /* ---- driver entry points that PyTorch asks the runtime for ----------------------------------------------------------------- */
 
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active); /* null_driver.c */
 static int done(void) { return 0; }
-static int primary_context(int device, unsigned *flags, int *active) {
-    (void)device;
-    *flags = 0;
-    *active = null_gpu_own() != NULL;
-    return 0;
-}
 EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
                                                     enum cudaDriverEntryPointQueryResult *status) {
     (void)version, (void)flags;
-    *function = strcmp(symbol, "cuDevicePrimaryCtxGetState") ? (void *)done : (void *)primary_context;
+    *function = strcmp(symbol, "cuDevicePrimaryCtxGetState") ? (void *)done : (void *)cuDevicePrimaryCtxGetState;
     if (status) *status = cudaDriverEntryPointSuccess;
     return cudaSuccess;
 }

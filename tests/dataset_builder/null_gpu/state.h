@@ -1,4 +1,4 @@
-/* What the null GPU's processes share: who holds how much, in a file that every one of them maps.  See null_gpu.py. */
+/* What the null GPU's processes share: who holds how much, in a file that every one of them maps.  See build.py. */
 #pragma once
 #include <stdint.h>
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -267,17 +268,15 @@ def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform)
 
 
 def allocations(timeline: Timeline, operator: str) -> list[int]:
-    """Bytes that ``operator`` takes in the first forward or backward pass where it appears, in order."""
-    sizes = [timeline.storages[event].size_bytes for event in timeline.events if event >= 0]
-    names = [timeline.storages[event].operator for event in timeline.events if event >= 0]
-    return [size for size, name in zip(sizes, names, strict=True) if name == operator]
+    """Bytes of everything that ``operator`` takes, in order."""
+    taken = [timeline.storages[event] for event in timeline.events if event >= 0]
+    return [storage.size_bytes for storage in taken if storage.operator == operator]
 
 
 def test_targets_come_with_the_batch_and_stay(platform: Platform) -> None:
     timeline = traced(perceptron(), torch.zeros(2, 8), platform, loss="cross_entropy")
-    steps = [timeline.events[start:end] for start, end in zip(timeline.step_starts, timeline.step_starts[1:], strict=False)]
-    for events in steps:
-        arrived = [timeline.storages[event].size_bytes for event in events if event >= 0][:2]
+    for start, end in pairwise(timeline.step_starts):
+        arrived = [timeline.storages[event].size_bytes for event in timeline.events[start:end] if event >= 0][:2]
         assert arrived == [2 * 8 * FLOAT, 2 * 8]  # two samples, two classes of eight bytes
 
 
