@@ -7,6 +7,7 @@ cuDNN for the gradient of the input and then for that of the weight.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -20,10 +21,10 @@ from gpumemnet.trace.convolution_workspace import (
     benchmark_workspace,
     workspace,
 )
-from gpumemnet.trace.layout_copies import copy_bytes, is_channels_last
+from gpumemnet.trace.layout_copies import copy_bytes, is_channels_last, memory_format
 from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.reduction_scratch import accumulator_bytes, reduction_buffer
-from gpumemnet.trace.scratch import Call, Rule, Scratch, exactly
+from gpumemnet.trace.reduction_scratch import accumulator_bytes, reduction_scratch
+from gpumemnet.trace.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 
 
 def _forward(call: Call) -> tuple[Scratch, ...]:
@@ -43,18 +44,23 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
     grad, given, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     if not grad.numel() or not given.numel() or not weight.numel():
         return ()
-    wanted = result_layout(given, weight)
-    convolution = _convolution(call, given, grad, wanted)
     needs_input, needs_weight, needs_bias = arguments["output_mask"]
-    pieces = [*_copied(grad, wanted, 0), *(_copied(given, wanted, 0) if needs_weight else ())]
+    wanted = result_layout(given, weight)
+    gradients = gradient_layouts(grad, given, weight, needs_weight)
+    convolution = _convolution(call, given, grad, wanted)
+    pieces = [*(_copied(given, wanted, 0) if needs_weight else ())]
+    if gradients.is_moved:
+        pieces += exactly(tensor_bytes(grad), "copy", held=True, after=0)
+    else:
+        pieces += _copied(grad, gradients.of_input if needs_input else gradients.of_weight, 0)
     if needs_input:
         operation = FORWARD if arguments["transposed"] else BACKWARD_DATA
-        pieces += [*_copied(weight, wanted, 1), *cudnn_workspace(convolution, operation, call.platform, 1)]
+        pieces += [*_copied(weight, gradients.of_input, 1), *cudnn_workspace(convolution, operation, call.platform, 1)]
     if needs_weight:
         pieces += cudnn_workspace(convolution, BACKWARD_FILTER, call.platform, 1 + needs_input)
     if needs_bias:
         dims = [dim for dim in range(grad.dim()) if dim != 1]
-        pieces += exactly(reduction_buffer(grad, dims, accumulator_bytes(grad.dtype), call.platform), "reduction")
+        pieces += reduction_scratch(grad, dims, accumulator_bytes(grad.dtype), call.platform)
     return tuple(pieces)
 
 
@@ -66,6 +72,33 @@ def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
     if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
         return torch.contiguous_format
     return torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+
+
+@dataclass(frozen=True, slots=True)
+class GradientLayouts:
+    """How the gradients of a convolution lie; ``is_moved`` says that the gradient of its result is copied into another layout."""
+
+    of_input: torch.memory_format
+    of_weight: torch.memory_format
+    is_moved: bool
+
+
+def gradient_layouts(grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool) -> GradientLayouts:
+    """The layouts in ``cudnn_convolution_backward``: the gradient of the result follows the input, the others follow the two.
+
+    Each is asked by its strides, so that an image of one pixel, which needs no copy, passes on what it happens to have.
+    """
+    read = _in_layout(given, result_layout(given, weight)) if needs_weight else given
+    common = memory_format(read)
+    is_moved = memory_format(grad) is not common
+    moved = torch.empty(grad.shape, dtype=grad.dtype, device="meta", memory_format=common) if is_moved else grad
+    return GradientLayouts(result_layout(moved, weight), result_layout(read, moved), is_moved)
+
+
+def _in_layout(tensor: Tensor, layout: torch.memory_format) -> Tensor:
+    if tensor.is_contiguous(memory_format=layout):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
 
 
 def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = None) -> tuple[Scratch, ...]:

@@ -6,13 +6,14 @@ which also take matrices), ``group_norm_kernel.cu``, ``layer_norm_kernel.cu``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from gpumemnet.trace.layout_copies import contiguous, is_channels_last
-from gpumemnet.trace.reduction_scratch import WARP, accumulator_bytes, last_power_of_2, reduction_buffer
+from gpumemnet.trace.reduction_scratch import MOMENTS_BYTES, WARP, accumulator_bytes, last_power_of_2, reduction_scratch
 from gpumemnet.trace.scratch import Call, Rule, Scratch, ceil_div, exactly, tensor_bytes
 
 KIND: Final = "norm"
@@ -43,7 +44,10 @@ def _batch_norm(call: Call) -> tuple[Scratch, ...]:
     if not call.arguments["training"]:
         return ()
     if tensor.numel() >= LARGEST_INDEX:  # mean and variance in general, of a copy in fp32 (``batch_norm_choose_impl``)
-        return exactly(tensor.numel() * 4, KIND) if tensor.element_size() == 2 else ()
+        copy = torch.empty_like(tensor, dtype=torch.float32)
+        dims = [dim for dim in range(tensor.dim()) if dim != 1]
+        moments = reduction_scratch(copy, dims, MOMENTS_BYTES, call.platform)
+        return (*exactly(tensor_bytes(copy) if tensor.element_size() == 2 else 0, KIND, held=True), *moments)
     return _staged(call, sums=4)
 
 
@@ -77,17 +81,14 @@ def _group_norm(call: Call) -> tuple[Scratch, ...]:
 
 
 def _group_norm_gradient(call: Call) -> tuple[Scratch, ...]:
-    """Two sums for each sample and channel, two factors for each group, one for each channel of scaled samples."""
+    """Two sums for each sample and channel, two factors for each group, and one for each channel of more than one pixel."""
     arguments = call.arguments
-    if arguments["HxW"] <= 1:
-        return ()
     groups = _per_channel(call) // max(1, arguments["C"]) * arguments["group"]
-    scaled = _per_channel(call) if arguments["weight"] is not None else 0
-    return (
-        *(2 * exactly(_per_channel(call), KIND, held=True)),
-        *(2 * exactly(groups, KIND, held=True)),
-        *exactly(scaled, KIND, held=True),
-    )
+    sums = 2 * exactly(_per_channel(call), KIND, held=True)
+    if not arguments["output_mask"][0]:
+        return sums
+    scaled = _per_channel(call) if arguments["HxW"] > 1 and arguments["weight"] is not None else 0
+    return (*sums, *(2 * exactly(groups, KIND, held=True)), *exactly(scaled, KIND, held=True))
 
 
 def _per_channel(call: Call) -> int:
@@ -107,9 +108,10 @@ def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
         return copies
     blocks = min(MAX_GRID // ceil_div(columns, WARP), ceil_div(rows, ROWS_PER_BLOCK))
     sums = torch.empty(blocks, columns, dtype=weight.dtype, device="meta")
-    total = reduction_buffer(sums, [0], accumulator_bytes(weight.dtype), call.platform)
+    total = reduction_scratch(sums, [0], accumulator_bytes(weight.dtype), call.platform)
+    ended = tuple(replace(piece, held=False) for piece in total)
     wanted = sum(call.arguments["output_mask"][1:])
-    return (*copies, *wanted * exactly(tensor_bytes(sums), KIND, held=True), *wanted * exactly(total, "reduction"))
+    return (*copies, *wanted * exactly(tensor_bytes(sums), KIND, held=True), *(wanted - 1) * ended, *total)
 
 
 _ATEN: Any = torch.ops.aten

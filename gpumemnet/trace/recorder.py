@@ -20,20 +20,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.trace.convolution_scratch import result_layout
 from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.result_layouts import LayoutRule, layout_rule
 from gpumemnet.trace.timeline import Phase, Storage, Timeline
 from gpumemnet.trace.workspaces import Scratch, blas_workspace, scratch, takes_scratch
 
 _UNKNOWN: Final = "temporary"
-_CONVOLUTION: Final = torch.ops.aten.convolution.default
-_CONVOLUTION_BACKWARD: Final = torch.ops.aten.convolution_backward.default
-_DIMENSIONS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
-"""Of the tensors that a layout is for; the gradient of a bias has none."""
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
 """Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
 _LAST_OUTPUT_FIRST: Final = frozenset({torch.ops.aten.native_dropout.default})
 """Operators that make their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
+
+_EFFICIENT_ATTENTION: Final = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2}
+"""How many of an operator's outputs are on the GPU, where the others are not: this one keeps its random state in host memory."""
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
@@ -67,6 +67,7 @@ class Recorder(TorchDispatchMode):
         self._modules = modules
         self._platform = platform
         self._kinds: dict[Any, bool] = {}
+        self._layouts: dict[Any, LayoutRule | None] = {}
         self._live: dict[int, int] = {}
         self._references: dict[int, _StorageRef] = {}
         self._storages: list[_Open] = []
@@ -177,19 +178,17 @@ class Recorder(TorchDispatchMode):
         watched = self._kinds.get(func)
         if watched is None:
             watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
+            self._layouts[func] = layout_rule(func)
         if not watched:
             return None if func._opname in _FUSED else func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if self._recomputed and not torch.is_grad_enabled():
             self._settle_recomputed()
         result = func(*args, **kwargs)
-        if func is _CONVOLUTION:
-            result = _laid_out(result, result_layout(args[0], args[1]))
-        elif func is _CONVOLUTION_BACKWARD:
-            layout = result_layout(args[1], args[2])
-            result = tuple(_laid_out(gradient, layout) for gradient in result)
+        if (layout := self._layouts[func]) is not None:
+            result = layout(args, result)
         outputs = [result] if isinstance(result, Tensor) else [t for t in _flat(result) if isinstance(t, Tensor)]
-        fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in self._live]
+        fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if tensor.untyped_storage()._cdata not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
         if self._any_live(args) or self._any_live(kwargs.values()):
@@ -285,13 +284,6 @@ class Recorder(TorchDispatchMode):
             if index in self._references and self._classes[index] == _UNKNOWN:
                 self._classes[index] = "saved_activation"
         self._recomputed.clear()
-
-
-def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
-    """A convolution's result or gradient in the layout that it has on CUDA; on meta tensors it is always contiguous."""
-    if result is None or result.dim() != _DIMENSIONS.get(layout) or result.is_contiguous(memory_format=layout):
-        return result
-    return torch.empty(result.shape, dtype=result.dtype, device=result.device, memory_format=layout)
 
 
 def _allocates(func: Any) -> bool:

@@ -8,8 +8,8 @@ and how follows from shape, strides and the GPU's size: ``setReduceConfig`` and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,9 +19,12 @@ from torch import Tensor
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.scratch import Call, Rule, Scratch, ceil_div, exactly
 
+KIND: Final = "reduction"
+
 WARP: Final = 32
 MAX_THREADS: Final = 512
 MAX_VECTOR: Final = 4
+LARGEST_OFFSET: Final = 2**31 - 1
 MIN_VALUES_PER_THREAD: Final = 16
 MAX_VALUES_PER_THREAD: Final = 256
 
@@ -30,6 +33,9 @@ THREADS_PER_MULTIPROCESSOR: Final[Mapping[tuple[int, int], int]] = {
     **dict.fromkeys(((8, 6), (8, 7), (8, 9), (12, 0), (12, 1)), 1536),
 }
 """Compute capability → resident threads per multiprocessor; 2,048 where it is not listed (CUDA programming guide)."""
+
+MOMENTS_BYTES: Final = 16
+"""Of a partial mean and variance: running mean, sum of squares and two counts (``WelfordData``)."""
 
 FOREACH_CHUNK: Final = 65_536
 """Elements that one block of a foreach kernel works on (``kChunkSize`` in ``ATen/native/cuda/MultiTensorApply.cuh``)."""
@@ -45,35 +51,88 @@ class _Dim:
     is_reduced: bool
 
 
-def reduction_buffer(tensor: Tensor, dims: Sequence[int] | None, accumulator_bytes: int, platform: Platform) -> int:
-    """Bytes of the buffer for reducing ``tensor`` over ``dims``; 0 where a block does it alone.
+def reduction_scratch(
+    tensor: Tensor, dims: Sequence[int] | None, accumulator_bytes: int, platform: Platform, output_bytes: int | None = None
+) -> tuple[Scratch, ...]:
+    """The buffer for reducing ``tensor`` over ``dims``, and a semaphore per column; none where a block does it alone.
+
+    Tensors that 32 bits cannot address are reduced in parts, one after the other, into partial results of their own where the
+    output is too narrow for them.
 
     Args:
         tensor: what is reduced.
         dims: the dimensions, all of them for ``None`` or none given.
         accumulator_bytes: of a partial result.
         platform: what it runs on.
+        output_bytes: of a result; as those of ``tensor`` by default.
     """
     reduced = tuple(sorted({dim % tensor.dim() for dim in dims})) if dims and tensor.dim() else tuple(range(tensor.dim()))
-    threads = THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048)
-    return _buffer(
-        tuple(tensor.shape), tuple(tensor.stride()), reduced, accumulator_bytes, platform.device.multiprocessors, threads
+    grid = _Grid(platform.device.multiprocessors, THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048))
+    output_bytes = output_bytes or tensor.element_size()
+    return _scratch(
+        tuple(tensor.shape), tuple(tensor.stride()), reduced, tensor.element_size(), output_bytes, accumulator_bytes, grid
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    multiprocessors: int
+    threads_per_multiprocessor: int
+
+
 @lru_cache(maxsize=4096)
-def _buffer(
+def _scratch(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     reduced: tuple[int, ...],
+    item_bytes: int,
+    output_bytes: int,
     accumulator_bytes: int,
-    multiprocessors: int,
-    threads_per_multiprocessor: int,
-) -> int:
+    grid: _Grid,
+) -> tuple[Scratch, ...]:
+    if not all(shape):
+        return ()
     dims = _geometry(shape, strides, reduced)
+    if not any(dim.is_reduced for dim in dims):
+        return ()
+    parts = _addressable_parts(dims, item_bytes, output_bytes)
+    pieces: list[Scratch] = []
+    if parts != [tuple(dims)] and output_bytes < accumulator_bytes:
+        outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
+        pieces += exactly(outputs * accumulator_bytes, KIND, held=True)
+    for number, part in enumerate(parts, 1):
+        buffer_bytes, columns = _meeting(part, accumulator_bytes, grid)
+        pieces += [*exactly(buffer_bytes, KIND, held=number == len(parts)), *exactly(4 * columns, KIND)]
+    return tuple(pieces)
+
+
+def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int) -> list[tuple[_Dim, ...]]:
+    """Halves along the longest dimension, until offsets fit into 32 bits (``TensorIteratorBase::with_32bit_indexing``).
+
+    Parts of one size follow one another in the same memory, so there is one of each size.
+    """
+
+    def fits(part: tuple[_Dim, ...]) -> bool:
+        read = sum((dim.size - 1) * dim.stride for dim in part) * item_bytes
+        written = sum((dim.size - 1) * dim.output_stride for dim in part) * output_bytes
+        return max(1 + read, 1 + written, math.prod(dim.size for dim in part)) <= LARGEST_OFFSET
+
+    def halves(part: tuple[_Dim, ...]) -> Iterator[tuple[_Dim, ...]]:
+        extents = [(dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes) for dim in part]
+        longest = max(reversed(range(len(part))), key=extents.__getitem__)
+        size = part[longest].size
+        for half in (size // 2, size - size // 2):
+            yield (*part[:longest], replace(part[longest], size=half), *part[longest + 1 :])
+
+    parts = [tuple(dims)]
+    while not all(map(fits, parts)):
+        parts = list(dict.fromkeys(half for part in parts for half in ((part,) if fits(part) else halves(part))))
+    return parts
+
+
+def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
+    """Bytes of the buffer in which blocks meet, and how many columns of blocks do."""
     reduced_count = sum(dim.is_reduced for dim in dims)
-    if not reduced_count or not all(shape):
-        return 0
     outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
     inputs = math.prod(dim.size for dim in dims if dim.is_reduced)
     along_memory = reduced_count == len(dims) or dims[0].stride < dims[reduced_count].stride
@@ -89,18 +148,18 @@ def _buffer(
     per_output = width if along_memory else 1  # threads that share an output so far, in input steps
     output_step = 1 if along_memory else width
     if ceil_div(inputs, per_output) < min(height * 16, MAX_VALUES_PER_THREAD):
-        return 0  # each warp has an output of its own
+        return 0, 0  # each warp has an output of its own
     per_thread = ceil_div(inputs, per_output * height)
     blocks = ceil_div(outputs // vector, output_step)
-    wanted = multiprocessors * (threads_per_multiprocessor // (width * height))
+    wanted = grid.multiprocessors * (grid.threads_per_multiprocessor // (width * height))
     if per_thread < MAX_VALUES_PER_THREAD or blocks > wanted:
-        return 0
+        return 0, 0
     splits = max(
         min(ceil_div(wanted, blocks), ceil_div(per_thread, MIN_VALUES_PER_THREAD)), ceil_div(per_thread, MAX_VALUES_PER_THREAD)
     )
     if splits <= 1:
-        return 0
-    return accumulator_bytes * outputs * splits * (1 if along_memory else width * vector)
+        return 0, 0
+    return accumulator_bytes * outputs * splits * (1 if along_memory else width * vector), blocks
 
 
 def _geometry(shape: tuple[int, ...], strides: tuple[int, ...], reduced: tuple[int, ...]) -> list[_Dim]:
@@ -158,22 +217,24 @@ def accumulator_bytes(dtype: torch.dtype) -> int:
 
 def _sum(call: Call) -> tuple[Scratch, ...]:
     tensor: Tensor = call.arguments["self"]
-    return _reduced(tensor, call, accumulator_bytes(call.arguments.get("dtype") or tensor.dtype))
+    dtype = call.arguments.get("dtype") or tensor.dtype
+    return _reduced(tensor, call, accumulator_bytes(dtype), dtype.itemsize)
 
 
 def _moments(call: Call) -> tuple[Scratch, ...]:
-    return _reduced(call.arguments["self"], call, 16)  # running mean, sum of squares and two counts (Welford)
+    tensor: Tensor = call.arguments["self"]
+    return _reduced(tensor, call, MOMENTS_BYTES, tensor.element_size())
 
 
-def _reduced(tensor: Tensor, call: Call, partial_bytes: int) -> tuple[Scratch, ...]:
-    return exactly(reduction_buffer(tensor, call.arguments.get("dim"), partial_bytes, call.platform), "reduction")
+def _reduced(tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int) -> tuple[Scratch, ...]:
+    return reduction_scratch(tensor, call.arguments.get("dim"), partial_bytes, call.platform, output_bytes)
 
 
 def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
     """A partial norm for each chunk of each tensor, as if all were the longest (``ATen/native/cuda/ForeachReduceOp.cu``)."""
     tensors: Sequence[Tensor] = call.arguments["self"]
     chunks = max((ceil_div(tensor.numel(), FOREACH_CHUNK) for tensor in tensors), default=0)
-    return exactly(len(tensors) * chunks * 4, "reduction")
+    return exactly(len(tensors) * chunks * 4, KIND)
 
 
 _ATEN: Any = torch.ops.aten

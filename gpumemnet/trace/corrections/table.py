@@ -60,8 +60,7 @@ CORRECTIONS: Final = (
     Correction(
         name="attention: random state",
         on_cuda="keeps seed and offset of the memory-efficient kernel in host memory",
-        effect="two blocks of 512 bytes too many for each call of that kernel",
-        concerns=("_efficient_attention",),
+        corrected_in="gpumemnet.trace.recorder",
         source="aten/src/ATen/native/transformers/cuda/attention.cu",
     ),
     Correction(

@@ -1,8 +1,8 @@
-"""The trace against PyTorch's own CUDA code: peaks of sixty jobs as its allocator had them, on a device that only counts memory.
+"""The trace against PyTorch's own CUDA code: peaks of some sixty jobs as its allocator had them, on a device that counts memory.
 
-``tests/fixtures/cuda_code_peaks.json`` holds jobs of the recipes (seed 1; drawn from those that are quick to trace, whatever
-their figures) as ``benchmarks/cuda_code.py`` runs them with a CUDA build of PyTorch.  It is no measurement: no kernel ran, cuDNN
-and cuBLAS asked for nothing.
+``tests/fixtures/cuda_code_peaks.json`` holds jobs of the recipes as ``benchmarks/cuda_code.py`` runs them with a CUDA build of
+PyTorch: of seed 1 those that are quick to trace, whatever their figures, and three of seed 11 that were wrong once.  It is no
+measurement: no kernel ran, cuDNN and cuBLAS asked for nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ def traced(job: dict[str, Any]) -> Peaks:
 @pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
 def test_a_trace_reserves_what_pytorch_reserves(family: str) -> None:
     jobs = [job for job in json.loads(FIXTURE.read_text())["jobs"] if job["family"] == family]
-    equal = 0
+    requested_alike = reserved_alike = 0
     for job in jobs:
         requested, allocated, reserved = traced(job)
-        assert abs(requested - job["requested"]) <= 4096, job  # semaphores of four bytes, random states
+        assert abs(requested - job["requested"]) <= 4096, job
         assert abs(allocated - job["allocated"]) <= 256 * 1024, job
         assert abs(reserved - job["reserved"]) <= SEGMENT_BYTES, job
-        equal += reserved == job["reserved"]
-    assert equal >= len(jobs) - 1
+        requested_alike += requested == job["requested"]
+        reserved_alike += reserved == job["reserved"]
+    assert requested_alike >= len(jobs) - 1
+    assert reserved_alike >= len(jobs) - 1

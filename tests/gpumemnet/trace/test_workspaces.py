@@ -19,7 +19,7 @@ from gpumemnet.trace.attention_scratch import key_splits
 from gpumemnet.trace.blas_workspace import parse_workspace_setting
 from gpumemnet.trace.layout_copies import is_channels_last
 from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.reduction_scratch import reduction_buffer
+from gpumemnet.trace.reduction_scratch import reduction_scratch
 from gpumemnet.trace.workspaces import NEGLECTED, Scratch, blas_workspace, scratch
 from gpumemnet.units import MIB
 
@@ -113,17 +113,18 @@ def test_cublas_copies_matrices_that_lie_neither_by_rows_nor_by_columns() -> Non
 def test_the_gradient_of_a_bias_of_many_rows_meets_in_global_memory() -> None:
     # 3,072 / 4 / 32 = 24 blocks of 128 threads over 4 outputs each; the A100 holds 108 x 16, so 72 share an output; and
     # ReduceConfig::global_memory_size() counts the 32 threads of a row times 4 outputs for each output
-    assert reduction_buffer(meta(8192, 3072), [0], 4, A100) == 4 * 3072 * 72 * 32 * 4
-    assert exact(pieces(aten.sum.dim_IntList, meta(8192, 3072), [0])) == [113_246_208]
+    assert 4 * 3072 * 72 * 32 * 4 == 113_246_208
+    assert exact(pieces(aten.sum.dim_IntList, meta(8192, 3072), [0])) == [113_246_208, 4 * 24]
     # a GPU of 40 multiprocessors with 1,024 threads each: 40 x 8 / 24 = 14 share an output
     assert exact(pieces(aten.sum.dim_IntList, meta(8192, 3072), [0], platform=Platform(device=device_profile("T4")))) == [
-        4 * 3072 * 14 * 32 * 4
+        4 * 3072 * 14 * 32 * 4,
+        4 * 24,
     ]
 
 
 def test_a_sum_of_all_is_split_so_that_no_thread_adds_up_more_than_256() -> None:
     # 10^8 / 512 threads = 195,313 values, by 256: 763 blocks
-    assert exact(pieces(aten.sum.default, meta(10**8))) == [4 * 763]
+    assert exact(pieces(aten.sum.default, meta(10**8))) == [4 * 763, 4]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_reductions_that_a_block_does_alone_need_none(shape: tuple[int, ...], di
 def test_half_types_are_added_up_in_fp32_and_moments_take_four_numbers() -> None:
     half = pieces(aten.sum.dim_IntList, meta(8192, 3072, dtype=torch.bfloat16), [0])
     assert exact(half) == exact(pieces(aten.sum.dim_IntList, meta(8192, 3072), [0]))
-    assert exact(pieces(aten.var_mean.correction, meta(10**8), [0])) == [16 * 763]
+    assert exact(pieces(aten.var_mean.correction, meta(10**8), [0])) == [16 * 763, 4]
 
 
 def test_clipping_gradients_takes_a_norm_for_each_chunk_of_the_largest() -> None:
@@ -158,9 +159,19 @@ def test_threads_that_share_an_output_add_up_sixteen_values_at_least(
     tensor = meta(*shape).permute(order.sample(range(len(shape)), len(shape)))
     dims = sorted(dim for dim in reduced if dim < len(shape))
     outputs = math.prod(tensor.shape[dim] for dim in range(len(shape)) if dims and dim not in dims)
-    amount = reduction_buffer(tensor, dims, 4, Platform(device=device_profile(gpu)))
-    assert amount % 4 == 0
-    assert 0 <= amount <= 4 * 512 * (tensor.numel() / 16 + outputs)  # of at most 512 threads in a block
+    found = reduction_scratch(tensor, dims, 4, Platform(device=device_profile(gpu)))
+    for piece in found:
+        assert piece.expected_bytes % 4 == 0
+        assert 0 < piece.expected_bytes <= 4 * 512 * (tensor.numel() / 16 + outputs)  # of at most 512 threads in a block
+
+
+def test_what_32_bits_cannot_address_is_reduced_in_halves() -> None:
+    grad = meta(415, 128, 216, 216, dtype=torch.bfloat16)  # 4,956,733,440 bytes: halves of halves of the batch
+    quarters = {number: pieces(aten.sum.dim_IntList, grad[:number], [0, 2, 3]) for number in (103, 104)}
+    whole = pieces(aten.sum.dim_IntList, grad, [0, 2, 3])
+    partial = 128 * 4  # sums in fp32, which bf16 results cannot hold
+    assert exact(whole) == [partial, *exact(quarters[103]), *exact(quarters[104])]
+    assert [piece.held for piece in whole] == [True, False, False, True, False]
 
 
 # Sorting.
@@ -250,10 +261,10 @@ def test_the_gradients_of_a_layer_norm_of_many_rows_are_summed_in_two_passes() -
         return pieces(aten.native_layer_norm_backward.default, *arguments)
 
     blocks = 32 * 1024 // (96 // 32)  # fewer than rows / 32
-    last_sum = reduction_buffer(meta(blocks, 96), [0], 4, A100)
-    assert last_sum > 0
-    assert exact(gradients(10**6, 96, [True, True, True])) == 2 * [blocks * 96 * 4] + 2 * [last_sum]
-    assert exact(gradients(10**6, 96, [True, True, False])) == [blocks * 96 * 4, last_sum]
+    last_sum = exact(reduction_scratch(meta(blocks, 96), [0], 4, A100))
+    assert last_sum
+    assert exact(gradients(10**6, 96, [True, True, True])) == [*(2 * [blocks * 96 * 4]), *last_sum, *last_sum]
+    assert exact(gradients(10**6, 96, [True, True, False])) == [blocks * 96 * 4, *last_sum]
     assert gradients(10**6, 96, [True, False, False]) == ()
     assert gradients(65_536, 96, [True, True, True]) == ()
     assert gradients(10**6, 54 * 32, [True, True, True]) == ()  # as many columns as keep 108 multiprocessors busy
@@ -287,6 +298,12 @@ def test_a_group_norm_takes_two_factors_for_each_sample_and_channel() -> None:
     assert exact(backward) == [6 * 32 * 4, 6 * 32 * 4, 6 * 4 * 4, 6 * 4 * 4, 6 * 32 * 4]
     flat = meta(6, 32, 1)
     assert pieces(aten.native_group_norm.default, flat, meta(32), meta(32), 6, 32, 1, 4, 1e-5) == ()
+    one_pixel = (flat, flat, statistic, statistic, meta(32), 6, 32, 1, 4)
+    assert (
+        exact(pieces(aten.native_group_norm_backward.default, *one_pixel, [True, True, True]))
+        == [6 * 32 * 4] * 2 + [6 * 4 * 4] * 2
+    )
+    assert exact(pieces(aten.native_group_norm_backward.default, *one_pixel, [False, True, True])) == [6 * 32 * 4] * 2
 
 
 # Attention.
