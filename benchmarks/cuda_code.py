@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from dataset_builder.compare.subjects import subject  # noqa: E402
 from dataset_builder.journal import read_journal  # noqa: E402
-from dataset_builder.traced import in_processes, traced_run  # noqa: E402
+from dataset_builder.traced import traced_run  # noqa: E402
 from gpumemnet.devices import device_profile  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
@@ -39,6 +39,7 @@ from gpumemnet.trace import convolution_scratch  # noqa: E402
 from gpumemnet.trace.platform import Platform  # noqa: E402
 from gpumemnet.trace.scratch import Scratch  # noqa: E402
 from gpumemnet.trace.step import TraceOptions  # noqa: E402
+from gpumemnet.worker_pool import in_processes  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")
 GPU = "H200"

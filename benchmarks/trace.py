@@ -87,7 +87,7 @@ def further_batch_seconds(file: str, batch: int) -> float:
     )
     lines = affine_sizes((batch, first), (batch + 1, second))
     assert lines is not None
-    run = repeated(lines.timeline, 3)
+    run = repeated(lines.timeline)
     seconds = []
     for size in range(batch + 2, batch + 18):
         start = time.perf_counter()

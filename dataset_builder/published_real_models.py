@@ -21,25 +21,21 @@ import torch
 from torch import nn
 
 from dataset_builder.published import PUBLISHED_CAPACITY_BYTES
-from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.dataset import write_dataset
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.measurement import PUBLISHED_GPU, Measurement
-from gpumemnet.trace.memory import Memory, memory_of
+from gpumemnet.trace.memory import Memory, steady_memory
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions, record
-from gpumemnet.trace.timeline import repeated
 from gpumemnet.units import MIB
 
 RECIPE: Final = "zoo"
 """Real models are for testing only: a split puts them into no fold."""
 IMAGENET_IMAGES: Final = 1_281_167
 CIFAR_IMAGES: Final = 50_000
-_STEPS: Final = 3
-"""Steps of a run from which its memory no longer grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +182,7 @@ def traced_memory(model: RealModel, network: nn.Module, batch_size: int) -> Memo
         last_batch_size=model.last_batch_size(batch_size),
     )
     timeline = record(network, inputs_from_example(_images(model, batch_size), None), options, Platform(device=device)).timeline
-    return memory_of(repeated(timeline, _STEPS), timeline.sizes, timeline.bounds, device, AllocatorSettings())
+    return steady_memory(timeline, device)
 
 
 def measurement_of_reading(model: RealModel, network: nn.Module, reading: Reading) -> Measurement:

@@ -6,41 +6,34 @@ of the device's profile included, and it is no measurement of anything.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 from torch import nn
 
 from dataset_builder.campaign import Tally
-from dataset_builder.compare.estimates import STEADY_STEPS
 from dataset_builder.compare.subjects import Subject, subject, traceable
 from dataset_builder.journal import Journal, Settings
 from dataset_builder.planned import PlannedJob, parse_planned, training_job
 from dataset_builder.progress import ProgressLine
 from dataset_builder.recipe import Recipe
 from dataset_builder.sampling import sample_jobs
-from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.dataset import read_dataset, write_dataset
 from gpumemnet.devices import DeviceProfile, context, device_profile
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
-from gpumemnet.orphans import end_with_parent
-from gpumemnet.trace.memory import memory_of
+from gpumemnet.trace.memory import steady_memory
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.replayed import Replayed
 from gpumemnet.trace.step import TraceOptions, record
-from gpumemnet.trace.timeline import repeated
+from gpumemnet.trace.timeline import STEADY_STEPS
+from gpumemnet.worker_pool import in_processes
 
 PROTOCOL: Final = "trace-2"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``)."""
-_CHUNK: Final = 4
 
 
 def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None) -> None:
@@ -127,9 +120,7 @@ def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, p
     Raises:
         ExtractError: when it cannot be traced.
     """
-    timeline = record(network, inputs, options, platform).timeline
-    run = repeated(timeline, STEADY_STEPS)
-    return memory_of(run, timeline.sizes, timeline.bounds, platform.device, AllocatorSettings()).run
+    return steady_memory(record(network, inputs, options, platform).timeline, platform.device).run
 
 
 def _trace_planned(document: dict[str, Any], key: str, recipe: str, seed: int, gpu: str) -> tuple[str, dict[str, Any]]:
@@ -144,19 +135,3 @@ def _trace_row(document: dict[str, Any]) -> int | None:
         return traced_run(one.network, one.inputs, one.options, one.platform).reserved_bytes
     except GpumemnetError:
         return None
-
-
-def in_processes(function: Any, tasks: Sequence[tuple[Any, ...]], workers: int | None) -> Iterator[Any]:
-    """``function`` of every task, in order, one process per core unless told."""
-    if not tasks:
-        return
-    workers = workers or os.cpu_count() or 1
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    end_with_parent()

@@ -481,6 +481,8 @@ def _walk(
                         moment += second_amount
             if c == place:
                 moment += amount
+                if kind == _SOFTMAX:  # output times gradient, which its kernel wants first
+                    moment += amount
             if c == before_place:
                 moment += before_amount
             moment_total += moment

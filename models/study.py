@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Final
 
 import numpy as np
 
 from gpumemnet.bundle import Bundle
-from gpumemnet.orphans import end_with_parent
+from gpumemnet.worker_pool import worker_pool
 from models.answers import Answers
 from models.candidates import (
     COMMON,
@@ -131,7 +130,7 @@ def run_studies(
     done: list[_Fold] = []
     # the longest first, so that no core waits for one at the end
     tasks.sort(key=lambda task: -len(task[0].data))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+    with worker_pool(workers, _one_tree_thread) as pool:
         folds_of_all = range(common[0].fold_count if common else 0)
         together = [pool.submit(_run_common, common, families, fold) for fold in folds_of_all]
         running = [pool.submit(_run_fold, study, fold) for study, fold in tasks]
@@ -149,13 +148,10 @@ def run_studies(
     ]
 
 
-def _one_thread() -> None:
-    """One process per core is enough; threads of torch and of scikit-learn's trees would only wait for each other."""
-    import torch
+def _one_tree_thread() -> None:
+    """Threads of scikit-learn's trees would only wait for those of the other processes."""
     from threadpoolctl import threadpool_limits
 
-    torch.set_num_threads(1)
-    end_with_parent()
     threadpool_limits(1)
 
 

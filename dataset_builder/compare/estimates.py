@@ -16,16 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.compare.subjects import Subject
-from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.devices import DeviceProfile, context
 from gpumemnet.physics import ELEMENT_BYTES
-from gpumemnet.trace.memory import memory_of
+from gpumemnet.trace.memory import steady_memory
 from gpumemnet.trace.step import record
-from gpumemnet.trace.timeline import peak_of, repeated
+from gpumemnet.trace.timeline import peak_of
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99
-STEADY_STEPS: Final = 3
 
 Array = NDArray[np.float64]
 
@@ -88,9 +86,8 @@ def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
     """
     start = clock()
     recording = record(subject.network, subject.inputs, subject.options, subject.platform)
-    run = repeated(recording.timeline, STEADY_STEPS)
     timeline, device = recording.timeline, subject.platform.device
-    memory = memory_of(run, timeline.sizes, timeline.bounds, device, AllocatorSettings())
+    memory = steady_memory(timeline, device)
     seconds = clock() - start
     plain = replace(
         subject.options,

@@ -7,9 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +23,8 @@ from gpumemnet.devices import DeviceProfile, device_profile
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
-from gpumemnet.orphans import end_with_parent
+from gpumemnet.worker_pool import in_processes
 
-_CHUNK: Final = 4
 _PROGRESS_SECONDS: Final = 5.0
 
 Outcome = TracedRow | str
@@ -63,15 +60,7 @@ def trace_rows(rows: Sequence[Measurement], workers: int) -> Iterator[Outcome]:
     if workers == 1:
         yield from map(_trace_document, documents)
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        yield from pool.map(_trace_document, documents, chunksize=_CHUNK)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    end_with_parent()
+    yield from in_processes(_trace_document, [(document,) for document in documents], workers)
 
 
 def _trace_document(document: dict[str, object]) -> Outcome:

@@ -10,7 +10,7 @@ from gpumemnet.devices import DeviceProfile, context
 from gpumemnet.trace.answer import Curve
 from gpumemnet.trace.replayed import Replayed, replayed
 from gpumemnet.trace.safety import safe_bytes
-from gpumemnet.trace.timeline import MEMORY_CLASSES, LongRun
+from gpumemnet.trace.timeline import MEMORY_CLASSES, LongRun, Timeline, repeated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +47,11 @@ def memory_of(
         bound = max(bound, most.peak_reserved_bytes)
     safe = safe_bytes(bound, outside, run.timeline.convolves)
     return Memory(expected, expected.reserved_bytes + outside.expected_bytes, safe)
+
+
+def steady_memory(timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None) -> Memory:
+    """The memory of ``timeline`` on ``device``, its last step repeated until memory stands still."""
+    return memory_of(repeated(timeline), timeline.sizes, timeline.bounds, device, settings or AllocatorSettings())
 
 
 def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> int:

@@ -18,6 +18,8 @@ MEMORY_CLASSES: Final = (
     *("parameter", "buffer", "gradient", "optimizer_state", "saved_activation", "input", "temporary"),
     "workspace",
 )
+STEADY_STEPS: Final = 3
+"""How often the last step is repeated in the replay; the measured loop stops when reserved bytes stand still, after 3 to 10."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class LongRun:
     origins: tuple[int, ...]
 
 
-def repeated(timeline: Timeline, steps: int) -> LongRun:
+def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
     """``timeline`` with its last step repeated ``steps`` times, which is what training goes on to do.
 
     The last step ends with as many storages of its own as it has freed of the step before; each of these takes the place of the

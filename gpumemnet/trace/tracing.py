@@ -32,8 +32,6 @@ from gpumemnet.trace.step import Recording, TraceOptions, record
 from gpumemnet.trace.timeline import LongRun, Timeline, repeated
 
 _LOG: Final = logging.getLogger(__name__)
-STEADY_STEPS: Final = 3
-"""How often the last step is repeated in the replay; the measured loop stops when reserved bytes stand still, after 3 to 10."""
 
 
 def trace_model(
@@ -220,7 +218,7 @@ class _Tracer:
 
     def _long(self, timeline: Timeline) -> LongRun:
         if id(timeline) not in self._runs:
-            self._runs[id(timeline)] = (timeline, repeated(timeline, STEADY_STEPS))
+            self._runs[id(timeline)] = (timeline, repeated(timeline))
         return self._runs[id(timeline)][1]
 
     def _memory_at(self, batch_size: int) -> Memory:

@@ -26,7 +26,7 @@ from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.script.gpu import GpuRequests, Zeros, present_gpu
 from gpumemnet.trace.script.watch import EnoughSteps, Watch
 from gpumemnet.trace.timeline import Timeline, repeated
-from gpumemnet.trace.tracing import STEADY_STEPS, answer_for
+from gpumemnet.trace.tracing import answer_for
 from gpumemnet.units import MIB
 
 
@@ -72,7 +72,7 @@ def trace_script(
         zeros.note_once(f"what is on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps something")
     names = ", ".join(dict.fromkeys(type(model).__name__ for model in watch.models))
     return answer_for(
-        repeated(timeline, STEADY_STEPS),
+        repeated(timeline),
         timeline,
         platform.device,
         settings,
