@@ -48,6 +48,12 @@ _CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch
 """Functions whose values are known wherever they are put; code asks for them on its input's device and then reads them."""
 
 
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that is there before the code runs keeps its values in it."""
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.numel() <= (REAL_WHOLE_ELEMENTS if is_whole else REAL_ELEMENTS)
+
+
 class Unknowns:
     """What happens where code needs values that do not exist; here it is refused.  Others may go on with a guess."""
 

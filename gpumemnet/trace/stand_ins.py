@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.extract.placement import REAL_ELEMENTS
+from gpumemnet.extract.placement import is_small
 
 _IMAGE_DIMENSIONS: Final = 4
 
@@ -79,7 +79,7 @@ def stand_ins(model: nn.Module, dtype: torch.dtype | None = None, channels_last:
             if buffer is None:
                 continue
             if id(buffer) not in buffers:
-                buffers[id(buffer)] = convert(buffer, not buffer.is_meta and buffer.numel() <= REAL_ELEMENTS)
+                buffers[id(buffer)] = convert(buffer, not buffer.is_meta and is_small(buffer))
                 moves.append((buffers[id(buffer)], path, False))
             undo.append((module._buffers, name, buffer))
 

@@ -157,6 +157,23 @@ def test_bf16_halves_everything_but_whole_numbers(platform: Platform) -> None:
     assert bytes_by_class(half, end_of_step(half, 2))["buffer"] == 2 * 8 * 2 + 8  # the count of batches is an int64
 
 
+@pytest.mark.parametrize("length", [20_000, 2_000_000])
+def test_tables_of_whole_numbers_keep_values_that_models_read(platform: Platform, length: int) -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.table[-1].item() == length - 1
+            output: Tensor = super().forward(x)
+            return output
+
+    model = Reads(8, 4)
+    model.register_buffer("table", torch.arange(length))
+    if length > 2**20:
+        with pytest.raises(ExtractError, match="values"):
+            traced(model, torch.zeros(2, 8), platform)
+    else:
+        assert bytes_by_class(traced(model, torch.zeros(2, 8), platform), 10)["buffer"] == 8 * length
+
+
 def test_the_model_is_left_as_it_was(platform: Platform) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
     before = {name: (id(t), t.clone()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
