@@ -118,8 +118,8 @@ def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int)
         return max(1 + read, 1 + written, math.prod(dim.size for dim in part)) <= LARGEST_OFFSET
 
     def halves(part: tuple[_Dim, ...]) -> Iterator[tuple[_Dim, ...]]:
-        extents = [(dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes) for dim in part]
-        longest = max(reversed(range(len(part))), key=extents.__getitem__)
+        extents = [((dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes), dim.size) for dim in part]
+        longest = max(reversed(range(len(part))), key=extents.__getitem__)  # by size where all are expanded
         size = part[longest].size
         for half in (size // 2, size - size // 2):
             yield (*part[:longest], replace(part[longest], size=half), *part[longest + 1 :])

@@ -172,6 +172,8 @@ def test_what_32_bits_cannot_address_is_reduced_in_halves() -> None:
     partial = 128 * 4  # sums in fp32, which bf16 results cannot hold
     assert exact(whole) == [partial, *exact(quarters[103]), *exact(quarters[104])]
     assert [piece.held for piece in whole] == [True, False, False, True, False]
+    one = meta(1).expand(2**34)  # nothing to address, but too many to count
+    assert exact(pieces(aten.sum.default, one)) == exact(pieces(aten.sum.default, one[: 2**30]))
 
 
 # Sorting.
