@@ -481,7 +481,7 @@ def _walk(
                         moment += second_amount
             if c == place:
                 moment += amount
-                if kind == _SOFTMAX:  # output times gradient, which its kernel wants first
+                if kind == _SOFTMAX and is_needed:  # output times gradient, which its kernel wants first
                     moment += amount
             if c == before_place:
                 moment += before_amount

@@ -185,14 +185,19 @@ class Recorder(TorchDispatchMode):
         if self._recomputed and not torch.is_grad_enabled():
             self._settle_recomputed()
         result = func(*args, **kwargs)
-        if (layout := self._layouts[func]) is not None:
-            result = layout(args, result)
-        outputs = [result] if isinstance(result, Tensor) else [t for t in _flat(result) if isinstance(t, Tensor)]
+        outputs = _tensors(result)
+        # Real tensors are kept for their values, and subclasses know best how they lie.
+        if (layout := self._layouts[func]) is not None and all(type(t) is Tensor and t.is_meta for t in outputs):
+            with torch._C.DisableTorchFunction():  # what the rule makes nobody has asked for
+                result = layout(args, result)
+            outputs = _tensors(result)
         fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if tensor.untyped_storage()._cdata not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
         if self._any_live(args) or self._any_live(kwargs.values()):
-            self._allocate(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
+            with torch._C.DisableTorchFunction():
+                pieces = scratch(func, args, kwargs, outputs, self._platform)
+            self._allocate(func, fresh, pieces)
         return result
 
     # How it is kept.
@@ -296,6 +301,10 @@ def _allocates(func: Any) -> bool:
 
 def _name(operator: Any) -> str:
     return operator if isinstance(operator, str) else str(operator).rpartition(".")[0]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
 
 
 def _flat(value: Any) -> Iterator[Any]:

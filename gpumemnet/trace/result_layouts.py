@@ -28,9 +28,17 @@ LayoutRule = Callable[[Sequence[Any], Any], Any]
 
 _DIMENSIONS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
 """Of the tensors that a layout is for."""
-_BINARY: Final = frozenset({"add", "sub", "mul", "div"})
-"""Elementwise operators whose second operand may be a number, which the iterator takes for a tensor of another shape."""
-_KEEP_STRIDES: Final = frozenset({"clone", "hardtanh", "masked_fill", "native_dropout_backward"})
+_BINARY: Final = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "div", "fmod", "remainder", "copysign", "xlogy"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor"),
+        *("bitwise_left_shift", "bitwise_right_shift"),
+    }
+)
+"""Elementwise operators of which an operand may be a number, which the iterator takes for a tensor of another shape."""
+_KEEP_STRIDES: Final = frozenset(
+    {"clone", "hardtanh", "masked_fill", "native_dropout_backward", "nan_to_num", "_conj_physical", "deg2rad", "rad2deg"}
+)
 """Said to be elementwise, but they fill a tensor that is made like their argument."""
 _UNTAGGED: Final = frozenset({"hardswish", "leaky_relu_backward", "mish_backward"})
 """Elementwise operators that do not say so in their tags."""
@@ -45,7 +53,9 @@ def layout_rule(operator: Any) -> LayoutRule | None:
     name = operator._opname
     if name in _TAKEN_APART:
         return _elementwise_gradient
-    if name in _UNTAGGED or (torch.Tag.pointwise in operator.tags and name not in _KEEP_STRIDES):
+    if name in _UNTAGGED or (
+        torch.Tag.pointwise in operator.tags and name not in _KEEP_STRIDES and not name.startswith("special_")
+    ):
         return _binary if name in _BINARY else _elementwise
     return None
 
@@ -78,15 +88,17 @@ def _first_contiguous(arguments: Sequence[Any], results: Sequence[Tensor]) -> tu
     return (_contiguous(arguments, results[0]), *results[1:])
 
 
-def _batch_norm_gradients(arguments: Sequence[Any], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _batch_norm_gradients(arguments: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
     given: Tensor = arguments[1]
+    if results[0] is None:
+        return results
     if not given.is_contiguous(memory_format=memory_format(given)):
         return _first_contiguous(arguments, results)
-    return (_with_strides_of(results[0], torch.empty_like(given)), *results[1:])
+    return (_with_strides_of(results[0], torch.empty_like(given, device="meta")), *results[1:])
 
 
 def _binary(arguments: Sequence[Any], result: Any) -> Any:
-    return _elementwise(arguments, result) if isinstance(arguments[1], Tensor) else result
+    return _elementwise(arguments, result) if all(isinstance(each, Tensor) for each in arguments[:2]) else result
 
 
 def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:

@@ -174,6 +174,66 @@ def test_tables_of_whole_numbers_keep_values_that_models_read(platform: Platform
         assert bytes_by_class(traced(model, torch.zeros(2, 8), platform), 10)["buffer"] == 8 * length
 
 
+class Forward(nn.Linear):
+    """A layer before which something else is computed."""
+
+    def __init__(self, before: Callable[[], object]) -> None:
+        super().__init__(8, 4)
+        self.before = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.before()
+        output: Tensor = super().forward(x)
+        return output
+
+
+def positions() -> Tensor:
+    return torch.arange(5).view(1, 1, 1, 5).transpose(-1, -2)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda: bool((positions() > 2).any()),
+        lambda: (1 - positions()).sum().item(),
+        lambda: (positions() == 0).nonzero(),
+        lambda: float(nn.functional.group_norm(torch.ones(1, 8, 6, 6).to(memory_format=torch.channels_last), 2).sum()),
+    ],
+)
+def test_real_tensors_keep_their_values_whatever_their_layout(platform: Platform, before: Callable[[], object]) -> None:
+    assert traced(Forward(before), torch.zeros(2, 8), platform).storages
+
+
+def test_softmax_of_nested_tensors_is_left_to_them(platform: Platform) -> None:
+    class Nested(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            offsets = torch.tensor([0, 5, 10])
+            rows = torch.nested.nested_tensor_from_jagged(super().forward(x), offsets, min_seqlen=5, max_seqlen=5)
+            return torch.softmax(rows, -1).values()
+
+    assert traced(Nested(8, 4), torch.zeros(10, 8), platform).storages
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_scripted_convolutions_ask_for_nothing_beside_their_results(platform: Platform) -> None:
+    @torch.jit.script
+    def convolved(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.relu(torch.conv2d(x, weight))
+
+    class Scripted(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = convolved(x, self.weight)
+            return output
+
+    def operators(model: nn.Module, *, channels_last: bool) -> Counter[tuple[str, int]]:
+        timeline = traced(model, torch.zeros(2, 3, 16, 16), platform, channels_last=channels_last)
+        return Counter((storage.operator, storage.size_bytes) for storage in timeline.storages)
+
+    for channels_last in (False, True):
+        plain = operators(nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.ReLU()), channels_last=channels_last)
+        assert operators(Scripted(3, 8, 3, bias=False), channels_last=channels_last) == plain
+
+
 def test_the_model_is_left_as_it_was(platform: Platform) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 36, 2)).eval()
     before = {name: (id(t), t.clone()) for name, t in [*model.named_parameters(), *model.named_buffers()]}
