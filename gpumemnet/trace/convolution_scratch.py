@@ -21,7 +21,7 @@ from gpumemnet.trace.convolution_workspace import (
     benchmark_workspace,
     workspace,
 )
-from gpumemnet.trace.layout_copies import copy_bytes, is_channels_last, memory_format
+from gpumemnet.trace.layout_copies import copy_bytes, is_channels_last, laid_out, memory_format
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.reduction_scratch import accumulator_bytes, reduction_scratch
 from gpumemnet.trace.scratch import Call, Rule, Scratch, exactly, tensor_bytes
@@ -88,17 +88,12 @@ def gradient_layouts(grad: Tensor, given: Tensor, weight: Tensor, needs_weight: 
 
     Each is asked by its strides, so that an image of one pixel, which needs no copy, passes on what it happens to have.
     """
-    read = _in_layout(given, result_layout(given, weight)) if needs_weight else given
+    wanted = result_layout(given, weight)
+    read = laid_out(given, wanted) if needs_weight and copy_bytes(given, wanted) else given
     common = memory_format(read)
     is_moved = memory_format(grad) is not common
-    moved = torch.empty(grad.shape, dtype=grad.dtype, device="meta", memory_format=common) if is_moved else grad
+    moved = laid_out(grad, common) if is_moved else grad
     return GradientLayouts(result_layout(moved, weight), result_layout(read, moved), is_moved)
-
-
-def _in_layout(tensor: Tensor, layout: torch.memory_format) -> Tensor:
-    if tensor.is_contiguous(memory_format=layout):
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
 
 
 def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = None) -> tuple[Scratch, ...]:

@@ -40,6 +40,11 @@ def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_fo
     return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
 
 
+def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A meta tensor of the shape and type of ``tensor`` that lies as ``layout`` says."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
+
+
 def contiguous(*names: str, after: int | None = None) -> Rule:
     """Arguments that are read contiguous; kernels with structure make their outputs first, others copy ``after`` 0 of them."""
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.trace.convolution_scratch import gradient_layouts, result_layout
-from gpumemnet.trace.layout_copies import memory_format
+from gpumemnet.trace.layout_copies import laid_out, memory_format
 
 LayoutRule = Callable[[Sequence[Any], Any], Any]
 """Arguments and result of an operator on meta tensors → the result as on CUDA."""
@@ -73,15 +73,15 @@ def _convolution_gradients(arguments: Sequence[Any], gradients: Sequence[Tensor 
 def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
     if result is None or result.dim() != _DIMENSIONS.get(layout, result.dim()):
         return result
-    return _with_strides_of(result, torch.empty(result.shape, dtype=result.dtype, device="meta", memory_format=layout))
+    return _with_strides_of(result, laid_out(result, layout))
 
 
-def _with_strides_of(result: Tensor, laid_out: Tensor) -> Tensor:
-    return result if result.stride() == laid_out.stride() else laid_out
+def _with_strides_of(result: Tensor, other: Tensor) -> Tensor:
+    return result if result.stride() == other.stride() else other
 
 
 def _contiguous(arguments: Sequence[Any], result: Tensor) -> Tensor:
-    return _with_strides_of(result, torch.empty(result.shape, dtype=result.dtype, device="meta"))
+    return _with_strides_of(result, laid_out(result))
 
 
 def _first_contiguous(arguments: Sequence[Any], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
