@@ -54,7 +54,7 @@ from models.sequence_training import train_sequence_classifier
 from models.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
 from models.training import train_classifier
 
-SMOKE_ROWS: Final = 260
+SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2
 SMOKE_MAP_ROWS: Final = 150
 LEARNING_ROWS: Final = 1_000
