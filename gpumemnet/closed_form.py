@@ -8,8 +8,9 @@ sees.  Segments are never merged: what activations of 50 MiB leave free cannot h
 the other way round they can.  So the peak is taken for every octave of tensor sizes apart, what the optimizer's step needs comes
 out of segments that are as large or larger, and the sum of what each octave holds is what the process comes to hold.
 
-What the layer list does not say is taken as usual: frozen layers are the first ones, a checkpointed block ends with a residual
-sum (without any, it starts with a linear layer or a convolution), the loss is a cross-entropy of the last layer's output.
+What the layer list does not say is taken as usual: frozen layers are the first ones, blocks and rotations are where the order of
+layers tells them (:mod:`gpumemnet.layer_roles`), the loss is a cross-entropy of the last layer's output, which the training loop
+has a name for until the step ends, and a last linear layer without parameters has those of the embedding.
 
 This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
 ``closed_form.pxd``, and a job takes a thirtieth of the time (``benchmarks/in_process.py``).  Hence the flat buffers with named
@@ -23,6 +24,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
+from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
@@ -107,16 +109,16 @@ _MULTIPLY: Final = CODE_OF_KIND["multiply"]
 _SOFTMAX: Final = CODE_OF_KIND["softmax"]
 _MATMUL: Final = CODE_OF_KIND["matmul"]
 _DROPOUT: Final = CODE_OF_KIND["dropout"]
+_LINEAR: Final = CODE_OF_KIND["linear"]
+_ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE = ROTATION, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
 
-# What is known of each kind: the columns of KIND_RULES, and three more.
+# What is known of each kind: the columns of KIND_RULES, and two more.
 _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
 _SECOND_SHARE, _HAS_BIAS, _IS_CAST, _OWN_BYTES, _TAKEN_BYTES = 5, 6, 7, 8, 9
-_STARTS_BLOCK, _IS_ATTENTION, _IS_EMBEDDING = 10, 11, 12
-_RULE_WIDTH: Final = 13
-_BLOCK_STARTERS: Final = (*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"])
-_ATTENTION_KINDS: Final = (*LAYER_GROUPS["attention"], "softmax")
+_IS_ATTENTION, _IS_EMBEDDING = 10, 11
+_RULE_WIDTH: Final = 12
 _RULE_ROWS: Final = [
-    (*rules, kind in _BLOCK_STARTERS, kind in _ATTENTION_KINDS, kind in LAYER_GROUPS["embedding"])
+    (*rules, kind in LAYER_GROUPS["attention"], kind in LAYER_GROUPS["embedding"])
     for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
 ]
 _RULES: Final = array("d", [value for row in _RULE_ROWS for value in row])
@@ -150,8 +152,9 @@ _FULLEST: Final = 7 * BLOCK_CLASSES
 _FULLEST_FROZEN: Final = 8 * BLOCK_CLASSES
 _PEAK: Final = 9 * BLOCK_CLASSES
 _STEP: Final = 10 * BLOCK_CLASSES
-_LAYER_NOTES: Final = 11 * BLOCK_CLASSES
-_OWN, _TAKEN, _IS_NEEDED, _BEGINS = 0, 1, 2, 3
+_NAMED: Final = 11 * BLOCK_CLASSES
+_LAYER_NOTES: Final = 12 * BLOCK_CLASSES
+_OWN, _TAKEN, _IS_NEEDED, _IS_KEPT = 0, 1, 2, 3
 _NOTE_WIDTH: Final = 4
 
 
@@ -162,6 +165,7 @@ def fill_columns(
     jobs: Numbers,
     counts: Codes,
     kinds: Codes,
+    roles: Codes,
     activations: Numbers,
     parameters: Numbers,
     blas_workspace_bytes: float,
@@ -176,6 +180,7 @@ def fill_columns(
         jobs: the columns :data:`JOB_COLUMNS` of each job, one job after the other.
         counts: layers of each job, ``B`` numbers.
         kinds: codes of the layers' kinds, ``N`` numbers.
+        roles: what the layers are to one another (:func:`gpumemnet.layer_roles.fill_roles`), ``N`` numbers.
         activations: their output elements per sample.
         parameters: their parameter elements.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question.
@@ -187,7 +192,7 @@ def fill_columns(
     layer_count = len(kinds)
     if begin < 0 or begin > width - ANSWER_WIDTH or job_count > len(answers) // width or job_count > len(jobs) // _JOB_WIDTH:
         raise ValueError("too few numbers for the jobs")
-    if len(activations) < layer_count or len(parameters) < layer_count:
+    if len(activations) < layer_count or len(parameters) < layer_count or len(roles) < layer_count:
         raise ValueError("too few numbers for the layers")
     for layer in range(layer_count):
         if not 0 <= kinds[layer] < _KINDS:
@@ -212,6 +217,7 @@ def fill_columns(
                 jobs,
                 job * _JOB_WIDTH,
                 kinds,
+                roles,
                 activations,
                 parameters,
                 first,
@@ -257,6 +263,7 @@ def _fill_job(
     jobs: Numbers,
     job: int,
     kinds: Codes,
+    roles: Codes,
     activations: Numbers,
     parameters: Numbers,
     first: int,
@@ -278,19 +285,18 @@ def _fill_job(
             stored += 1
     answers[answer] = 1.0
     answers[answer + 1] = count
-    _note_element_bytes(jobs, job, stored, chain, notes)
+    _note_element_bytes(jobs, job, roles, stored, chain, notes)
     cumulated = 0.0
     for at in range(stored):
         note = _LAYER_NOTES + at * _NOTE_WIDTH
         cumulated += parameters[chain[2 * at + 1]]
         notes[note + _IS_NEEDED] = 1.0 if cumulated > jobs[job + _FROZEN] else 0.0
-        notes[note + _BEGINS] = 0.0
-    last_inside = _note_blocks(stored, chain, notes) if jobs[job + _CHECKPOINTED] else -1
-    _walk(answers, answer, jobs, job, activations, parameters, stored, last_inside, chain, notes)
+    tied = _tied_embedding(parameters, stored, chain)
+    _walk(answers, answer, jobs, job, roles, activations, parameters, stored, tied, chain, notes)
     _finish(answers, answer, jobs, job, stored, blas_workspace_bytes, notes)
 
 
-def _note_element_bytes(jobs: Numbers, job: int, stored: int, chain: Codes, notes: Amounts) -> None:
+def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chain: Codes, notes: Amounts) -> None:
     """Note the bytes per element of each layer's output, and of its input as the kernel takes it.
 
     Autocast lowers some kinds and raises others; the rest hand on what they are given.  A sum with a residual stream that began
@@ -327,7 +333,7 @@ def _note_element_bytes(jobs: Numbers, job: int, stored: int, chain: Codes, note
             own = _FULL
         elif not is_autocast:
             own = base
-        elif kind == _ADD and sums_in_full:
+        elif kind == _ADD and sums_in_full and not roles[chain[2 * at + 1]] & _IS_INNER:
             own = _FULL
         elif _RULES[rule + _OWN_BYTES]:
             own = _RULES[rule + _OWN_BYTES]
@@ -336,36 +342,17 @@ def _note_element_bytes(jobs: Numbers, job: int, stored: int, chain: Codes, note
         before = kind
 
 
-def _note_blocks(stored: int, chain: Codes, notes: Amounts) -> int:
-    """Note which layers begin a checkpointed block, and say which is the last inside of one.
-
-    What follows the last sum, or the last linear layer or convolution, lies outside of every block.
-    """
-    last_add = last_begin = -1
-    has_attention = False
-    for at in range(stored):
-        kind = chain[2 * at]
-        if kind == _ADD:
-            last_add = at
-        if _RULES[kind * _RULE_WIDTH + _IS_ATTENTION]:
-            has_attention = True
-    attends = False  # whether there is attention from here up to the next sum
-    for at in range(stored - 1, -1, -1):
-        note = _LAYER_NOTES + at * _NOTE_WIDTH
-        rule = chain[2 * at] * _RULE_WIDTH
-        follows_add = at > 0 and chain[2 * at - 2] == _ADD
-        if _RULES[rule + _IS_ATTENTION]:
-            attends = True
-        if last_add >= 0:
-            begins = at == 0 or (follows_add and (attends or not has_attention))
-        else:
-            begins = at == 0 or _RULES[rule + _STARTS_BLOCK] > 0.0
-        notes[note + _BEGINS] = 1.0 if begins else 0.0
-        if begins and last_begin < 0:
-            last_begin = at
-        if follows_add:
-            attends = False
-    return last_add if last_add >= 0 else last_begin - 1
+def _tied_embedding(parameters: Numbers, stored: int, chain: Codes) -> int:
+    """The embedding whose weights the last layer has too; -1 where that has its own."""
+    tied = -1
+    if stored and chain[2 * stored - 2] == _LINEAR and not parameters[chain[2 * stored - 1]]:
+        largest = 0.0
+        for at in range(stored):
+            count = parameters[chain[2 * at + 1]]
+            if _RULES[chain[2 * at] * _RULE_WIDTH + _IS_EMBEDDING] and count > largest:
+                tied = at
+                largest = count
+    return tied
 
 
 def _keep(answers: Amounts, group: int, size: float, copies: float, is_inside: bool, notes: Amounts) -> int:
@@ -378,16 +365,42 @@ def _keep(answers: Amounts, group: int, size: float, copies: float, is_inside: b
     return place
 
 
+def _softmax_moment(
+    place: int, amount: float, before_place: int, before_amount: float, mask_bytes: float, is_inside: bool, notes: Amounts
+) -> float:
+    """The forward pass of a softmax: scores, weights, and the math kernel's mask; says what there is in all.
+
+    Elsewhere the backward pass holds more; here it does not where it only runs for later layers, or for no other block.  The mask
+    tells rows that are masked as a whole (``_safe_softmax`` in ``aten/src/ATen/native/transformers/attention.cpp``).
+    """
+    mask_place = _block_class(mask_bytes)
+    in_all = 0.0
+    for c in range(_CLASSES):
+        moment = notes[_STANDING + c] + notes[_COPIES + c]
+        if is_inside:
+            moment += notes[_BLOCK_KEPT + c]
+        if c == place:
+            moment += amount
+        if c == before_place:
+            moment += before_amount
+        if c == mask_place:
+            moment += _cost(mask_bytes, mask_place)
+        notes[_FULLEST_FROZEN + c] = max(notes[_FULLEST_FROZEN + c], moment)
+        in_all += moment
+    return in_all
+
+
 def _walk(
     answers: Amounts,
     answer: int,
     jobs: Numbers,
     job: int,
+    roles: Codes,
     activations: Numbers,
     parameters: Numbers,
     stored: int,
-    last_inside: int,
-    chain: Codes,
+    tied: int,
+    chain: Places,
     notes: Amounts,
 ) -> None:
     """Every tensor of each layer, which of them stay for the backward pass, and the fullest moment of that."""
@@ -396,22 +409,42 @@ def _walk(
     copy_bytes = jobs[job + _COPY_BYTES]
     created = jobs[job + _CREATED]
     is_autocast = jobs[job + _AUTOCAST] > 0.0
+    is_checkpointed = jobs[job + _CHECKPOINTED] > 0.0
     previous_elements = jobs[job + _INPUT_ELEMENTS]
     previous_total = jobs[job + _INPUT_BYTES]
     previous_bytes = previous_total / previous_elements
     before_amount = matrices = largest_output = largest_weight = largest_convolution = blocks = total = 0.0
     fullest = fullest_frozen = 0.0
     before_place = highest = 0  # the highest class of any tensor up to here: beyond it all are nothing
-    is_saved = False
+    if stored:  # what the model gives has a name in the training loop
+        note = _LAYER_NOTES + (stored - 1) * _NOTE_WIDTH
+        total = activations[chain[2 * stored - 1]] * batch_size * notes[note + _OWN]
+        place = _block_class(total)
+        notes[_NAMED + place] = _cost(total, place)
+        if not notes[note + _IS_NEEDED] or not _RULES[chain[2 * stored - 2] * _RULE_WIDTH + _SAVES_OUTPUT]:
+            notes[_STANDING + place] += notes[_NAMED + place]  # else it is kept anyway
+    # A tied weight has its gradient from the start of the backward pass on, and another for a moment at the end of it.
+    tied_place = 0
+    tied_amount = 0.0
+    if tied >= 0:
+        count = parameters[chain[2 * tied + 1]]
+        if copy_bytes:
+            copy_place = _block_class(count * copy_bytes)
+            notes[_COPIES + copy_place] += _cost(count * copy_bytes, copy_place)
+        if notes[_LAYER_NOTES + tied * _NOTE_WIDTH + _IS_NEEDED]:
+            tied_place = _block_class(count * weight_bytes)
+            tied_amount = created * _cost(count * weight_bytes, tied_place)
+            notes[_STANDING + tied_place] += tied_amount
     for at in range(stored):
         note = _LAYER_NOTES + at * _NOTE_WIDTH
         kind, layer = chain[2 * at], chain[2 * at + 1]
+        role = roles[layer]
         rule = kind * _RULE_WIDTH
         group = _GROUP_OF_KIND[kind]
         own_bytes = notes[note + _OWN]
         taken_bytes = notes[note + _TAKEN]
         is_needed = notes[note + _IS_NEEDED] > 0.0
-        is_inside = at <= last_inside
+        is_inside = is_checkpointed and (role & _IS_INSIDE) > 0
         elements = activations[layer] * batch_size
         count = parameters[layer]
         total = elements * own_bytes
@@ -419,15 +452,20 @@ def _walk(
         amount = _cost(total, place)
         kept_by = answer + _GROUP_PLACE + group
         highest = max(highest, place)
-        if notes[note + _BEGINS]:
+        if is_inside and role & _BEGINS:
             for c in range(_CLASSES):
                 notes[_BLOCK_KEPT + c] = 0.0
 
         # What it leaves for the backward pass; its output where it needs that itself, or the next layer its input.
         is_saved = is_needed and _RULES[rule + _SAVES_OUTPUT] > 0.0
-        if not is_saved and at + 1 < stored and notes[note + _NOTE_WIDTH + _IS_NEEDED]:
+        ends_block = is_inside
+        if at + 1 < stored:
             following = chain[2 * at + 2] * _RULE_WIDTH
-            is_saved = _RULES[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
+            beyond = roles[chain[2 * at + 3]]
+            ends_block = is_inside and ((beyond & _BEGINS) > 0 or not beyond & _IS_INSIDE)
+            if not is_saved and notes[note + _NOTE_WIDTH + _IS_NEEDED] and not role & _UNKEPT:
+                is_saved = _RULES[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
+        notes[note + _IS_KEPT] = 1.0 if is_saved else 0.0
         if is_saved:
             _keep(answers, kept_by, total, 1.0, is_inside, notes)
         second = _RULES[rule + _SECOND_SHARE] * count
@@ -436,12 +474,16 @@ def _walk(
             if count <= second:
                 second = 0.0
         if is_needed:
-            if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes:
+            if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes and not role & _ROTATES:
                 highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
             if _RULES[rule + _MASK_BYTES]:
                 highest = max(highest, _keep(answers, kept_by, elements * _RULES[rule + _MASK_BYTES], 1.0, is_inside, notes))
             if kind == _MULTIPLY and not count and elements > previous_elements:
-                _keep(answers, kept_by, total, 1.0, is_inside, notes)
+                source = at - 1  # what is weighed by channel; the weights are the layer before
+                while source >= 0 and activations[chain[2 * source + 1]] != activations[layer]:
+                    source -= 1
+                if source < 0 or not notes[_LAYER_NOTES + source * _NOTE_WIDTH + _IS_KEPT]:
+                    _keep(answers, kept_by, total, 1.0, is_inside, notes)
             if _RULES[rule + _STATISTICS] and second:
                 _keep(answers, kept_by, second * weight_bytes, _RULES[rule + _STATISTICS], is_inside, notes)
 
@@ -460,7 +502,7 @@ def _walk(
             notes[_WEIGHTS + main_place] += main_amount
             notes[_WEIGHTS + second_place] += second_amount
             largest_weight = max(largest_weight, count)
-        if is_inside and (at == last_inside or notes[note + _NOTE_WIDTH + _BEGINS]):
+        if ends_block:
             blocks += 1.0
             if is_needed:
                 notes[_STANDING + place] += amount
@@ -468,6 +510,23 @@ def _walk(
         # The moment of its backward pass: gradients of later layers are there, unless they are from the start; so what it holds
         # is noted less the gradients of all layers, which are not known yet.
         moment_total = 0.0
+        extra = 0.0
+        cast_place = mask_place = 0
+        cast_amount = mask_amount = 0.0
+        if not is_needed:  # it has a forward pass alone: with a cast copy of its input, and a mask, which go at once
+            if taken_bytes != previous_bytes:
+                cast_place = _block_class(previous_elements * taken_bytes)
+                cast_amount = _cost(previous_elements * taken_bytes, cast_place)
+            if _RULES[rule + _MASK_BYTES]:
+                mask_place = _block_class(elements * _RULES[rule + _MASK_BYTES])
+                mask_amount = _cost(elements * _RULES[rule + _MASK_BYTES], mask_place)
+            highest = max(highest, cast_place, mask_place)
+        else:
+            is_product = kind == _MULTIPLY and not count and not role & _ROTATES
+            if is_product or kind == _SOFTMAX:  # a gradient for each factor; output times gradient, which its kernel wants first
+                extra = 1.0
+            elif _RULES[rule + _IS_ATTENTION]:  # three, and their sums in fp32 (``flash_attn/flash_api.cpp``, ``dq_accum``)
+                extra = 2.0 + (_FULL / own_bytes if own_bytes < _FULL else 0.0)
         for c in range(highest + 1):
             moment = 0.0
             if is_needed:
@@ -481,10 +540,13 @@ def _walk(
                         moment += second_amount
             if c == place:
                 moment += amount
-                if kind == _SOFTMAX and is_needed:  # output times gradient, which its kernel wants first
-                    moment += amount
+                moment += extra * amount
             if c == before_place:
                 moment += before_amount
+            if c == cast_place:
+                moment += cast_amount
+            if c == mask_place:
+                moment += mask_amount
             moment_total += moment
             if is_needed:
                 notes[_FULLEST + c] = max(notes[_FULLEST + c], moment)
@@ -501,12 +563,18 @@ def _walk(
 
         if kind == _SOFTMAX:
             matrices += total
+            mask = elements if jobs[job + _MATH] > 0.0 else 0.0
+            moment_total = _softmax_moment(
+                place, 0.0 if is_saved else amount, before_place, before_amount, mask, is_inside, notes
+            )
+            fullest_frozen = max(fullest_frozen, moment_total)
         if group == _CONVOLUTION:
             largest_convolution = max(largest_convolution, total + previous_total)
         largest_output = max(largest_output, total)
         previous_elements, previous_bytes, previous_total = elements, own_bytes, total
         before_place, before_amount = place, amount
 
+    notes[_STANDING + tied_place] -= tied_amount
     trained_total = 0.0
     for c in range(_CLASSES):
         trained_total += notes[_TRAINED + c]
@@ -517,10 +585,11 @@ def _walk(
     if stored:
         logits = previous_elements * (_FULL if is_autocast else previous_bytes)
         place = _block_class(logits)
-        notes[_STANDING + place] += _LOSS * _cost(logits, place)
-        # Under autocast the loss takes a copy in fp32, and nothing needs the layer's own output any more.
-        if not is_saved and not is_autocast:
+        if is_autocast and previous_bytes < _FULL:  # log-probabilities in half precision, a copy in fp32, and its gradient
+            notes[_STANDING + place] += (_LOSS - 1.0) * _cost(logits, place)
             notes[_STANDING + before_place] += before_amount
+        else:
+            notes[_STANDING + place] += _LOSS * _cost(logits, place)
     sums = answer + _SUM_PLACE
     answers[sums + 2] = max(fullest + created * trained_total, fullest_frozen)
     answers[sums + 5] = matrices
@@ -536,6 +605,10 @@ def _finish(
 ) -> None:
     """The peak of each block class, what the step takes of larger ones, and whole segments."""
     created, state = jobs[job + _CREATED], jobs[job + _STATE]
+    largest = 0  # where the largest trained tensor is: an optimizer's loop takes smaller ones' copies out of what that has had
+    for c in range(_CLASSES):
+        if notes[_LARGEST + c] > 0.0:
+            largest = c
     resident_total = loss_total = step_total = 0.0
     input_place = _block_class(jobs[job + _INPUT_BYTES])
     for c in range(_CLASSES):
@@ -543,7 +616,9 @@ def _finish(
         resident = notes[_WEIGHTS + c] + (state + 1.0 - created) * trained
         if c == input_place and stored:
             resident += _cost(jobs[job + _INPUT_BYTES], input_place)
-        step = resident + (created + jobs[job + _TEMPORARY]) * trained + jobs[job + _LOOP] * notes[_LARGEST + c]
+        step = resident + notes[_NAMED + c] + (created + jobs[job + _TEMPORARY]) * trained
+        if c == largest:
+            step += jobs[job + _LOOP] * notes[_LARGEST + c]
         notes[_STEP + c] = step
         notes[_PEAK + c] = resident + max(notes[_FULLEST + c], loss)
         resident_total += resident

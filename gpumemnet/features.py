@@ -19,9 +19,10 @@ from gpumemnet.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import JobBatch
 from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
+from gpumemnet.layer_roles import fill_roles
 from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
-from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES
+from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.saved_tensors import KIND_RULES
 
 _FEW: Final = 12
@@ -108,7 +109,7 @@ LAYER_COLUMNS: Final = (
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((8, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES)).encode()
+    repr((9, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
 ).hexdigest()[:12]
 """Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
@@ -161,11 +162,13 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
     if not len(table.kind):
         return
     answers: Any = matrix.reshape(-1)
+    roles: Any = np.zeros(len(table.kind), dtype=np.int64)
     given: tuple[Any, ...] = columns.reshape(-1), table.counts, table.kind, table.activations, table.parameters
     if not IS_COMPILED:  # of lists Python reads numbers sooner
-        answers, given = answers.tolist(), tuple(numbers.tolist() for numbers in given)
+        answers, roles, given = answers.tolist(), roles.tolist(), tuple(numbers.tolist() for numbers in given)
     jobs, counts, kinds, activations, parameters = given
-    fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, activations, parameters, workspace)
+    fill_roles(roles, counts, kinds)
+    fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, roles, activations, parameters, workspace)
     if not IS_COMPILED:
         matrix[:] = np.reshape(answers, matrix.shape)
 

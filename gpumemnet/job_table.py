@@ -18,9 +18,6 @@ from gpumemnet.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, numb
 from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.saved_tensors import FULL_BYTES
 
-LOOP_TEMPORARIES: Final = 2
-"""Copies of the one parameter at hand that an optimizer needs which goes through them in a loop."""
-
 FLAGS: Final = 16
 """How many columns ``is_…`` there are."""
 _KNOWN_OPTION_SETS: Final = 4096
@@ -33,8 +30,7 @@ class OptionNumbers(NamedTuple):
         flags: the columns ``is_…`` of :data:`gpumemnet.features.TOTAL_COLUMNS`, in their order.
         input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
-        state_copies, temporary_copies: see :class:`gpumemnet.physics.OptimizerCopies`.
-        loop_copies: copies of the one parameter at hand in an optimizer that goes through them in a loop.
+        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.OptimizerCopies`.
         is_autocast, is_math, is_checkpointed: 1 where it is so.
     """
 
@@ -62,7 +58,6 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
     family, optimizer, precision, _, kernel, implementation, checkpointing, channels_last, cudnn_benchmark = options
     element = ELEMENT_BYTES[precision]
     copies = optimizer_copies(optimizer, implementation)
-    is_loop = not copies.temporary and optimizer != "sgd" and implementation != "fused"
     flags = (
         *(checkpointing != "none", channels_last, cudnn_benchmark),
         *(family == each for each in FAMILIES),
@@ -79,7 +74,7 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
         base_bytes=element.activation if not element.weight_copy else FULL_BYTES,
         state_copies=copies.state,
         temporary_copies=copies.temporary,
-        loop_copies=LOOP_TEMPORARIES * is_loop,
+        loop_copies=copies.loop,
         is_autocast=float(element.weight_copy > 0),
         is_math=float(kernel == "math"),
         is_checkpointed=float(checkpointing != "none"),

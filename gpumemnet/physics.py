@@ -32,10 +32,19 @@ ELEMENT_BYTES: Final[dict[str, ElementBytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class OptimizerCopies:
-    """Tensors of the parameters' own size: state kept between steps, temporaries of the step; whether that works on lists."""
+    """Tensors of the parameters' own size.
+
+    Attributes:
+        state: kept between steps.
+        temporary: of the step, for all parameters at once.
+        loop: of the step where it goes through the parameters one by one: for the one at hand and the one before it, whose last
+            result keeps its name until it has another.
+        is_foreach: whether the step works on lists of parameters.
+    """
 
     state: float
     temporary: float
+    loop: float = 0
     is_foreach: bool = True
 
 
@@ -50,12 +59,26 @@ FOREACH_COPIES: Final[dict[str, OptimizerCopies]] = {
 }
 
 
+LOOP_COPIES: Final[dict[str, float]] = {
+    "sgd": 0,
+    "sgd_momentum": 0,
+    "adam": 3,  # the square root, and the same with its bias corrected; that of the parameter before
+    "adamw": 3,
+    "rmsprop": 2,
+    "adagrad": 2,
+    "adafactor": 2,  # the estimated variance, and squares for its mean, more or less of them by the shape
+}
+"""Temporaries of one parameter in the loop (``_single_tensor_…`` in ``torch/optim/*.py``)."""
+
+
 @cache
 def optimizer_copies(optimizer: str, implementation: str) -> OptimizerCopies:
-    """State and temporaries; only the foreach path holds temporaries for all parameters.
+    """State and temporaries; only the foreach path holds temporaries for all parameters, and a fused one none.
 
-    It is PyTorch's default on CUDA, but for Adafactor, whose default is the loop (``torch/optim/_adafactor.py``).
+    Foreach is PyTorch's default on CUDA, but for Adafactor, whose default is the loop (``torch/optim/_adafactor.py``).
     """
     copies = FOREACH_COPIES[optimizer]
-    is_foreach = implementation == "foreach" or (implementation == "default" and optimizer != "adafactor")
-    return copies if is_foreach else OptimizerCopies(copies.state, 0, is_foreach=False)
+    if implementation == "foreach" or (implementation == "default" and optimizer != "adafactor"):
+        return copies
+    loop = 0.0 if implementation == "fused" else LOOP_COPIES[optimizer]
+    return OptimizerCopies(copies.state, 0, loop, is_foreach=False)

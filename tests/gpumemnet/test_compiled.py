@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet import bin_shares, closed_form, features
+from gpumemnet import bin_shares, closed_form, features, layer_roles
 from gpumemnet.features import feature_matrix
 from gpumemnet.job import TrainingJob
 from gpumemnet.layers import KINDS, Layer
@@ -25,7 +25,7 @@ from tests.jobs import jobs, small_job
 
 PACKAGE = Path(features.__file__).parent
 WORKSPACE = 8_519_680
-COMPILED = [closed_form, bin_shares]
+COMPILED = [closed_form, layer_roles, bin_shares]
 ANSWERS = closed_form.ANSWER_WIDTH
 
 compiled = pytest.mark.skipif(
@@ -49,9 +49,10 @@ def as_it_stands(name: str, **others: ModuleType) -> ModuleType:
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
     """The features by the closed form as it stands."""
-    form = as_it_stands("closed_form")
+    form, roles = as_it_stands("closed_form"), as_it_stands("layer_roles")
     assert not form.IS_COMPILED
-    return as_it_stands("features", closed_form=form)
+    assert not roles.IS_COMPILED
+    return as_it_stands("features", closed_form=form, layer_roles=roles)
 
 
 @compiled
@@ -102,6 +103,7 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     [
         *({"answers": np.zeros(ANSWERS - 1)}, {"jobs": np.ones(14)}, {"activations": np.ones(2)}, {"parameters": np.ones(2)}),
         *({"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}, {"kinds": np.zeros(2, dtype=np.int64)}),
+        {"roles": np.zeros(2, dtype=np.int64)},
         *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4), "jobs": np.ones(60)}),
         *({"width": ANSWERS - 1}, {"width": 2**62}, {"width": -(10**7), "begin": -(10**8)}, {"begin": 1}, {"begin": -1}),
     ],
@@ -115,6 +117,7 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
         "jobs": np.ones(len(closed_form.JOB_COLUMNS)),
         "counts": np.array([3]),
         "kinds": np.zeros(3, dtype=np.int64),
+        "roles": np.zeros(3, dtype=np.int64),
         "activations": np.ones(3),
         "parameters": np.ones(3),
         "blas_workspace_bytes": 0.0,
@@ -124,6 +127,22 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     given |= spoilt
     with pytest.raises(ValueError, match=r"layers|jobs|code"):
         closed_form.fill_columns(*given.values())
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        *({"roles": np.zeros(2, dtype=np.int64)}, {"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}),
+        *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4)}),
+    ],
+)
+def test_layers_that_do_not_fit_have_no_roles(spoilt: dict[str, Any]) -> None:
+    given = {"roles": np.zeros(3, dtype=np.int64), "counts": np.array([3]), "kinds": np.zeros(3, dtype=np.int64)}
+    layer_roles.fill_roles(*given.values())
+    assert given["roles"].any()
+    given |= spoilt
+    with pytest.raises(ValueError, match=r"layers|code"):
+        layer_roles.fill_roles(*given.values())
 
 
 @compiled

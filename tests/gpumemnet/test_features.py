@@ -105,8 +105,8 @@ def test_closed_form_of_one_layer_by_hand() -> None:
     job = small_job(batch_size=1024, input_elements=1024, layers=(Layer("linear", 1024, 1024 * 1024 + 1024),))
     small, medium = column(job, "weights_small_bytes"), column(job, "weights_medium_bytes")
     assert [small / MIB, medium / MIB] == pytest.approx([4 / 1024, 4.0])
-    # Adam's step: weight, gradient, two moments and the foreach temporary, of the bias as well, and the input.
-    assert column(job, "step_bytes") / MIB == pytest.approx(5 * (4.0 + 4 / 1024) + 4.0)
+    # Adam's step: weight, gradient, two moments and the foreach temporary, of the bias as well, the input, and the output's name.
+    assert column(job, "step_bytes") / MIB == pytest.approx(5 * (4.0 + 4 / 1024) + 4.0 + 4.0)
     # At the loss: weight, two moments, input; the output, its log-probabilities and both their gradients.
     assert column(job, "peak_medium_bytes") / MIB == pytest.approx(3 * 4.0 + 4.0 + 4 * 4.0)
     assert column(job, "largest_weight_bytes") == (1024 * 1024 + 1024) * 4
@@ -148,6 +148,54 @@ def test_frozen_layers_keep_nothing() -> None:
     )
     assert every == pytest.approx(32)  # both results
     assert last == pytest.approx(32 - 16 + 16)  # the first one only because the trained layer needs its input
+
+
+def test_rotations_keep_what_attention_reads_and_nothing_else() -> None:
+    wide = 2**20
+    projections = tuple(Layer("linear", wide, 8) for _ in range(3))
+    rotated = tuple(Layer(kind, wide) for kind in ("multiply", "other", "concatenate", "multiply", "add"))
+    chain = (*projections, *rotated, *rotated, Layer("attention", wide), Layer("linear", wide, 8))
+    job = small_job(batch_size=4, input_elements=8, layers=chain)
+    # values, turned queries, turned keys, and attention's result
+    assert by_size(job, "kept") / MIB == pytest.approx(4 * 16)
+    # under autocast a residual sum is fp32, a rotation's is as its halves are: what is kept is half as large, and three casts
+    halves = small_job(batch_size=4, input_elements=8, layers=(Layer("embedding", wide, 8), *chain), precision="amp_bf16")
+    assert by_size(halves, "kept") / MIB == pytest.approx(4 * 10 + 10)
+
+
+def test_a_tied_weight_has_two_gradients_for_a_moment() -> None:
+    def peak(parameters: int) -> float:
+        chain = (Layer("embedding", 64, 2**22), Layer("linear", 64, 64 * 65), Layer("linear", 2**16, parameters))
+        return by_size(small_job(batch_size=1, optimizer="sgd", layers=chain), "peak") / MIB
+
+    tied, untied = peak(0), peak(2**22)
+    # weight and two gradients; without tying, two weights, each with a gradient
+    assert tied == pytest.approx(3 * 16, abs=2)
+    assert untied == pytest.approx(4 * 16, abs=2)
+
+
+def test_weights_by_channel_share_what_relu_has_kept() -> None:
+    def kept(kind: str) -> float:
+        wide, narrow = 2**20, 64
+        chain = (
+            *(Layer("conv2d", wide, 8), Layer(kind, wide), Layer("adaptive_avg_pool", narrow), Layer("conv2d", narrow, 8)),
+            *(Layer("sigmoid", narrow), Layer("multiply", wide), Layer("conv2d", wide, 8)),
+        )
+        return round(by_size(small_job(batch_size=4, input_elements=8, layers=chain), "kept") / MIB)
+
+    assert kept("relu") == 2 * 16  # its result and the product
+    assert kept("silu") == 3 * 16  # its input as well
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("sgd_momentum", 0), ("adam", 3), ("adamw", 3)])
+def test_a_loop_has_temporaries_of_its_largest_parameter(optimizer: str, copies: int) -> None:
+    weight, small = 48, 12  # MiB, of other size classes: the second takes what the first has had
+    chain = (Layer("embedding", 64, weight * MIB // 4), Layer("embedding", 64, small * MIB // 4))
+    loop, fused = (
+        column(small_job(optimizer=optimizer, optimizer_implementation=implementation, layers=chain), "step_bytes") / MIB
+        for implementation in ("for_loop", "fused")
+    )
+    assert loop - fused == pytest.approx(copies * weight)
 
 
 def test_recomputed_blocks_leave_their_last_output() -> None:

@@ -1,0 +1,171 @@
+"""What the layers of a list are to one another, as their order tells.
+
+A layer list names kinds and sizes, not what reads what.  Some orders leave no doubt, and memory depends on them: which products
+turn queries and keys by their positions and keep nothing, which sums belong to attention and which end a residual block, where
+the blocks begin that activation checkpointing runs once more.
+
+This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
+``layer_roles.pxd``, as it has :mod:`gpumemnet.closed_form`, which reads the roles.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import MutableSequence, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpumemnet.layers import CODE_OF_KIND, KINDS, LAYER_GROUPS
+from gpumemnet.saved_tensors import ALIASES
+
+IS_COMPILED: Final = not __file__.endswith(".py")
+"""Whether this is the compiled form, which takes arrays; the other takes lists as well, and is quicker with them."""
+
+ROTATION: Final = 1
+"""A product with the cosines or sines of the positions, which keeps nothing for the backward pass.
+
+Rotary positions (RoFormer, arXiv 2104.09864) in halves: a product, the halves exchanged by a concatenation, a product, a sum.
+"""
+INNER_SUM: Final = 2
+"""A sum within attention, of a rotation or of scores and a mask: it ends no residual block, and has the type that it is given."""
+PASSED_ON: Final = 4
+"""An output that only a rotation reads, or only layers further down: nobody keeps it for the layer that follows in the list."""
+BLOCK_BEGIN: Final = 8
+"""The first layer of a block as activation checkpointing knows them."""
+IN_BLOCK: Final = 16
+"""A layer of such a block; what follows the last residual sum, or the last linear layer or convolution, lies outside of all."""
+
+_ROTATION_REACH: Final = 3
+"""A rotation's first product lies this near before its concatenation; between them is at most the half that changes its sign."""
+_PROJECTIONS: Final = 2
+"""Queries and keys: the projections before that of the values."""
+
+# The same numbers once more where the compiled form reads them all the time: layer_roles.pxd makes C variables of them.
+_ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE = ROTATION, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Codes = Sequence[int] | NDArray[np.int64]
+    Places = MutableSequence[int] | NDArray[np.int64]
+
+_KINDS: Final = len(KINDS)
+_ADD: Final = CODE_OF_KIND["add"]
+_CONCATENATE: Final = CODE_OF_KIND["concatenate"]
+_LINEAR: Final = CODE_OF_KIND["linear"]
+_MULTIPLY: Final = CODE_OF_KIND["multiply"]
+_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES = 1, 2, 4, 8
+_ATTENTION: Final = {*LAYER_GROUPS["attention"], "softmax"}
+_TRAITS: Final = array(
+    "q",
+    [
+        _ALIAS * (kind in ALIASES)
+        + _STARTS_BLOCK * (kind in LAYER_GROUPS["linear"] or kind in LAYER_GROUPS["conv"])
+        + _ATTENDS * (kind in _ATTENTION)
+        + _READS_SCORES * (kind in _ATTENTION or kind == "matmul")
+        for kind in KINDS
+    ],
+)
+
+
+def fill_roles(roles: Places, counts: Codes, kinds: Codes) -> None:
+    """Write the roles of the ``N`` layers of several jobs: sums of the flags of this module, zero where this writes.
+
+    Args:
+        roles: ``N`` numbers, zero.
+        counts: layers of each job.
+        kinds: codes of the layers' kinds, ``N`` numbers, the jobs one after the other.
+
+    Raises:
+        ValueError: when a buffer is too short, or a code none of a kind.
+    """
+    job_count = len(counts)
+    layer_count = len(kinds)
+    if len(roles) < layer_count:
+        raise ValueError("too few numbers for the layers")
+    for layer in range(layer_count):
+        if not 0 <= kinds[layer] < _KINDS:
+            raise ValueError("a code that is no kind's")
+    longest = 0
+    left = layer_count
+    for job in range(job_count):
+        count = counts[job]
+        if count < 0 or count > left:
+            raise ValueError("fewer layers than the jobs are said to have")
+        longest = max(longest, count)
+        left -= count
+    chain = array("q", bytes(8 * longest))
+    first = 0
+    for job in range(job_count):
+        count = counts[job]
+        stored = 0  # layers with storage of their own: an alias is as if it were not there
+        for layer in range(first, first + count):
+            if not _TRAITS[kinds[layer]] & _ALIAS:
+                chain[stored] = layer
+                stored += 1
+        _note_sums(roles, kinds, chain, stored)
+        _note_blocks(roles, kinds, chain, stored)
+        first += count
+
+
+def _note_sums(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
+    """Rotations, and the sums within attention."""
+    for at in range(stored - 1):
+        kind = kinds[chain[at]]
+        following = kinds[chain[at + 1]]
+        if kind == _ADD and _TRAITS[following] & _READS_SCORES:
+            roles[chain[at]] |= _IS_INNER
+        if kind == _CONCATENATE and following == _MULTIPLY and at + 2 < stored and kinds[chain[at + 2]] == _ADD:
+            roles[chain[at]] |= _UNKEPT
+            roles[chain[at + 1]] |= _ROTATES
+            roles[chain[at + 2]] |= _IS_INNER
+            product = at - 1
+            while product >= 0 and product > at - _ROTATION_REACH and kinds[chain[product]] != _MULTIPLY:
+                product -= 1
+            if product >= 0 and kinds[chain[product]] == _MULTIPLY:
+                roles[chain[product]] |= _ROTATES
+                before = product - 2  # ahead of the values, which attention keeps: keys and queries
+                while (
+                    before >= max(0, product - 1 - _PROJECTIONS) and kinds[chain[before]] == kinds[chain[before + 1]] == _LINEAR
+                ):
+                    roles[chain[before]] |= _UNKEPT
+                    before -= 1
+
+
+def _note_blocks(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
+    """Blocks: stretches up to a residual sum, taken together where attention is followed by stretches without it.
+
+    Without residual sums each linear layer or convolution begins a block.
+    """
+    last = -1  # the last layer inside of a block
+    has_attention = False
+    all_attend = True
+    attends = False
+    for at in range(stored):
+        layer = chain[at]
+        if _TRAITS[kinds[layer]] & _ATTENDS:
+            attends = has_attention = True
+        if kinds[layer] == _ADD and not roles[layer] & _IS_INNER:
+            last = at
+            all_attend = all_attend and attends
+            attends = False
+    if last >= 0:
+        begin = 0
+        attends = attended = False
+        for at in range(last + 1):
+            layer = chain[at]
+            if _TRAITS[kinds[layer]] & _ATTENDS:
+                attends = True
+            if kinds[layer] == _ADD and not roles[layer] & _IS_INNER:
+                if begin == 0 or all_attend or not has_attention or (attends and not attended):
+                    roles[chain[begin]] |= _BEGINS
+                attended = attends
+                attends = False
+                begin = at + 1
+    else:
+        for at in range(stored):
+            if at == 0 or _TRAITS[kinds[chain[at]]] & _STARTS_BLOCK:
+                roles[chain[at]] |= _BEGINS
+                last = at - 1
+    for at in range(last + 1):
+        roles[chain[at]] |= _IS_INSIDE

@@ -1,0 +1,83 @@
+"""What the order of layers tells: rotations, inner sums, blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION, fill_roles
+from gpumemnet.layers import CODE_OF_KIND, KINDS
+
+ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
+FEED_FORWARD = ("linear", "relu", "linear", "add")
+ATTENDS = ("linear", "attention", "linear", "add")
+
+
+def roles_of(*kinds: str, counts: tuple[int, ...] = ()) -> list[int]:
+    roles = np.zeros(len(kinds), dtype=np.int64)
+    fill_roles(roles, np.array(counts or (len(kinds),)), np.array([CODE_OF_KIND[kind] for kind in kinds], dtype=np.int64))
+    return [int(role) for role in roles]
+
+
+def places(roles: list[int], flag: int) -> list[int]:
+    return [place for place, role in enumerate(roles) if role & flag]
+
+
+def test_queries_and_keys_are_rotated() -> None:
+    kinds = ("rms_norm", "linear", "linear", "linear", *ROTATED, *ROTATED, "attention", "linear", "add", *FEED_FORWARD)
+    roles = roles_of(*kinds)
+    assert places(roles, ROTATION) == [4, 7, 9, 12]
+    assert places(roles, INNER_SUM) == [8, 13]
+    assert places(roles, PASSED_ON) == [1, 2, 6, 11]  # queries and keys, and the halves exchanged; attention keeps the values
+    assert places(roles, BLOCK_BEGIN) == [0]
+    assert places(roles, IN_BLOCK) == list(range(len(kinds)))
+
+
+def test_one_projection_for_all_three_is_kept() -> None:
+    assert places(roles_of("layer_norm", "linear", *ROTATED, *ROTATED, "attention"), PASSED_ON) == [4, 9]
+
+
+@pytest.mark.parametrize(
+    "kinds", [("linear", "multiply", "add"), ("concatenate", "conv2d", "add"), ("concatenate", "multiply", "linear")]
+)
+def test_other_products_are_no_rotations(kinds: tuple[str, ...]) -> None:
+    assert not places(roles_of(*kinds), ROTATION | PASSED_ON | INNER_SUM)
+
+
+def test_scores_and_their_mask_end_no_block() -> None:
+    masked = ("linear", "matmul", "add", "softmax", "matmul", "linear", "add")
+    roles = roles_of(*masked, *FEED_FORWARD, *masked, *FEED_FORWARD)
+    assert places(roles, INNER_SUM) == [2, 13]
+    assert places(roles, BLOCK_BEGIN) == [0, 11]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "begins", "inside"),
+    [
+        ((*ATTENDS, *FEED_FORWARD, *ATTENDS, *FEED_FORWARD, "linear"), [0, 8], 16),
+        ((*ATTENDS, *ATTENDS, *FEED_FORWARD, *ATTENDS, *ATTENDS, *FEED_FORWARD), [0, 12], 24),  # a decoder that looks twice
+        ((*ATTENDS, *ATTENDS, "linear"), [0, 4], 8),  # attention alone
+        (("conv2d", "add", "conv2d", "relu", "add", "adaptive_avg_pool", "linear"), [0, 2], 5),
+        (("linear", "relu", "linear", "relu", "linear"), [0, 2, 4], 4),  # nothing residual: each linear layer begins one
+        (("embedding", "relu"), [0], 0),
+    ],
+)
+def test_blocks_end_with_residual_sums(kinds: tuple[str, ...], begins: list[int], inside: int) -> None:
+    roles = roles_of(*kinds)
+    assert places(roles, BLOCK_BEGIN) == begins
+    assert places(roles, IN_BLOCK) == list(range(inside))
+
+
+def test_identities_are_as_if_they_were_not_there() -> None:
+    plain, padded = ("linear", *ROTATED, "attention", "add"), ("linear", *(k for kind in ROTATED for k in ("identity", kind)))
+    padded = (*padded, "attention", "identity", "add")
+    assert [role for role, kind in zip(roles_of(*padded), padded, strict=True) if kind != "identity"] == roles_of(*plain)
+
+
+@given(st.lists(st.lists(st.sampled_from(KINDS), max_size=30), max_size=5))
+def test_a_job_has_the_same_roles_alone_and_among_others(many: list[list[str]]) -> None:
+    flat = [kind for kinds in many for kind in kinds]
+    together = roles_of(*flat, counts=tuple(map(len, many)) or (0,))
+    assert together == [role for kinds in many for role in (roles_of(*kinds) if kinds else [])]
