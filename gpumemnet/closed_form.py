@@ -24,7 +24,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
-from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION
+from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION, SIBLING, WRITTEN_OUT
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
@@ -111,6 +111,7 @@ _MATMUL: Final = CODE_OF_KIND["matmul"]
 _DROPOUT: Final = CODE_OF_KIND["dropout"]
 _LINEAR: Final = CODE_OF_KIND["linear"]
 _ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE = ROTATION, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
+_IN_FULL, _SHARES_INPUT = WRITTEN_OUT, SIBLING
 
 # What is known of each kind: the columns of KIND_RULES, and two more.
 _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
@@ -310,7 +311,7 @@ def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chai
         for at in range(stored):
             note = _LAYER_NOTES + at * _NOTE_WIDTH
             notes[note + _OWN] = base
-            notes[note + _TAKEN] = base
+            notes[note + _TAKEN] = _FULL if roles[chain[2 * at + 1]] & _IN_FULL else base
         return
     sums_in_full = False
     for at in range(stored):
@@ -327,6 +328,8 @@ def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chai
         taken = own
         if is_autocast and _RULES[rule + _TAKEN_BYTES] and not weighed:
             taken = _RULES[rule + _TAKEN_BYTES]
+        elif roles[chain[2 * at + 1]] & _IN_FULL:
+            taken = _FULL
         scores = is_math and kind == _MATMUL and following == _SOFTMAX
         weighed = is_math and (kind == _SOFTMAX or (kind == _DROPOUT and before == _SOFTMAX))
         if scores or weighed:
@@ -414,7 +417,7 @@ def _walk(
     previous_total = jobs[job + _INPUT_BYTES]
     previous_bytes = previous_total / previous_elements
     before_amount = matrices = largest_output = largest_weight = largest_convolution = blocks = total = 0.0
-    fullest = fullest_frozen = 0.0
+    fullest = fullest_frozen = shared_elements = shared_bytes = 0.0
     before_place = highest = 0  # the highest class of any tensor up to here: beyond it all are nothing
     if stored:  # what the model gives has a name in the training loop
         note = _LAYER_NOTES + (stored - 1) * _NOTE_WIDTH
@@ -476,6 +479,12 @@ def _walk(
         if is_needed:
             if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes and not role & _ROTATES:
                 highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
+            if role & _SHARES_INPUT:
+                if taken_bytes != shared_bytes:
+                    highest = max(highest, _keep(answers, kept_by, shared_elements * taken_bytes, 1.0, is_inside, notes))
+            elif kind == _LINEAR:
+                shared_elements = previous_elements
+                shared_bytes = previous_bytes
             if _RULES[rule + _MASK_BYTES]:
                 highest = max(highest, _keep(answers, kept_by, elements * _RULES[rule + _MASK_BYTES], 1.0, is_inside, notes))
             if kind == _MULTIPLY and not count and elements > previous_elements:

@@ -1,9 +1,9 @@
 # The types with which Cython compiles layer_roles.py; the text of the module is that file alone.
 cimport cython
 
-cdef Py_ssize_t _KINDS, _ADD, _CONCATENATE, _LINEAR, _MULTIPLY, _ROTATION_REACH, _PROJECTIONS
-cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES
-cdef long long _ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE
+cdef Py_ssize_t _KINDS, _ADD, _CONCATENATE, _LINEAR, _MULTIPLY, _RMS_NORM, _ROTATION_REACH, _PROJECTIONS
+cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS
+cdef long long _ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE, _IN_FULL, _SHARES_INPUT
 cdef long long[::1] _TRAITS
 
 @cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
@@ -11,7 +11,10 @@ cdef long long[::1] _TRAITS
 cpdef object fill_roles(long long[::1] roles, const long long[::1] counts, const long long[::1] kinds)
 
 @cython.locals(at=Py_ssize_t, kind=Py_ssize_t, following=Py_ssize_t, product=Py_ssize_t, before=Py_ssize_t)
-cdef void _note_sums(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t stored) noexcept
+cdef void _note_neighbours(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t stored) noexcept
+
+@cython.locals(at=Py_ssize_t)
+cdef void _note_siblings(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t last) noexcept
 
 @cython.locals(last=Py_ssize_t, has_attention=bint, all_attend=bint, attends=bint, attended=bint, at=Py_ssize_t,
                layer=Py_ssize_t, begin=Py_ssize_t)

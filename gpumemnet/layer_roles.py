@@ -34,13 +34,19 @@ BLOCK_BEGIN: Final = 8
 IN_BLOCK: Final = 16
 """A layer of such a block; what follows the last residual sum, or the last linear layer or convolution, lies outside of all."""
 
+WRITTEN_OUT: Final = 32
+"""An RMS norm in elementary operations, whose weight is a product of its own: it computes in fp32, and keeps its input so."""
+SIBLING: Final = 64
+"""A projection of what the one before it has had: keys and values, or what a gate lets through.  Autocast casts that anew."""
+
 _ROTATION_REACH: Final = 3
 """A rotation's first product lies this near before its concatenation; between them is at most the half that changes its sign."""
 _PROJECTIONS: Final = 2
-"""Queries and keys: the projections before that of the values."""
+"""Beside the first of queries, keys and values; or before the last of them."""
 
 # The same numbers once more where the compiled form reads them all the time: layer_roles.pxd makes C variables of them.
 _ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE = ROTATION, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
+_IN_FULL, _SHARES_INPUT = WRITTEN_OUT, SIBLING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +60,8 @@ _ADD: Final = CODE_OF_KIND["add"]
 _CONCATENATE: Final = CODE_OF_KIND["concatenate"]
 _LINEAR: Final = CODE_OF_KIND["linear"]
 _MULTIPLY: Final = CODE_OF_KIND["multiply"]
-_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES = 1, 2, 4, 8
+_RMS_NORM: Final = CODE_OF_KIND["rms_norm"]
+_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS = 1, 2, 4, 8, 16
 _ATTENTION: Final = {*LAYER_GROUPS["attention"], "softmax"}
 _TRAITS: Final = array(
     "q",
@@ -63,6 +70,7 @@ _TRAITS: Final = array(
         + _STARTS_BLOCK * (kind in LAYER_GROUPS["linear"] or kind in LAYER_GROUPS["conv"])
         + _ATTENDS * (kind in _ATTENTION)
         + _READS_SCORES * (kind in _ATTENTION or kind == "matmul")
+        + _READS_PROJECTIONS * (kind in LAYER_GROUPS["attention"] or kind == "matmul")
         for kind in KINDS
     ],
 )
@@ -103,18 +111,24 @@ def fill_roles(roles: Places, counts: Codes, kinds: Codes) -> None:
             if not _TRAITS[kinds[layer]] & _ALIAS:
                 chain[stored] = layer
                 stored += 1
-        _note_sums(roles, kinds, chain, stored)
+        _note_neighbours(roles, kinds, chain, stored)
         _note_blocks(roles, kinds, chain, stored)
         first += count
 
 
-def _note_sums(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
-    """Rotations, and the sums within attention."""
+def _note_neighbours(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
+    """Rotations, the sums within attention, and norms that are written out."""
     for at in range(stored - 1):
         kind = kinds[chain[at]]
         following = kinds[chain[at + 1]]
         if kind == _ADD and _TRAITS[following] & _READS_SCORES:
             roles[chain[at]] |= _IS_INNER
+        if kind == _RMS_NORM and following == _MULTIPLY:
+            roles[chain[at]] |= _IN_FULL
+        if kind == _LINEAR and following == _MULTIPLY and at > 1 and kinds[chain[at - 2]] == _LINEAR:
+            roles[chain[at]] |= _SHARES_INPUT
+        if kind == _LINEAR and _TRAITS[following] & _READS_PROJECTIONS:
+            _note_siblings(roles, kinds, chain, at)
         if kind == _CONCATENATE and following == _MULTIPLY and at + 2 < stored and kinds[chain[at + 2]] == _ADD:
             roles[chain[at]] |= _UNKEPT
             roles[chain[at + 1]] |= _ROTATES
@@ -124,12 +138,21 @@ def _note_sums(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
                 product -= 1
             if product >= 0 and kinds[chain[product]] == _MULTIPLY:
                 roles[chain[product]] |= _ROTATES
+                _note_siblings(roles, kinds, chain, product - 1)
                 before = product - 2  # ahead of the values, which attention keeps: keys and queries
                 while (
                     before >= max(0, product - 1 - _PROJECTIONS) and kinds[chain[before]] == kinds[chain[before + 1]] == _LINEAR
                 ):
                     roles[chain[before]] |= _UNKEPT
                     before -= 1
+
+
+def _note_siblings(roles: Places, kinds: Codes, chain: Places, last: int) -> None:
+    """Projections up to ``last`` that share the input of the first."""
+    at = last
+    while at > max(0, last - _PROJECTIONS) and kinds[chain[at]] == kinds[chain[at - 1]] == _LINEAR:
+        roles[chain[at]] |= _SHARES_INPUT
+        at -= 1
 
 
 def _note_blocks(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:

@@ -162,6 +162,7 @@ class _Recorder:
         self._unseen: list[str] = []
         self._losses = 0
         self._checkpointed = False
+        self._has_fused_norm = False
 
     @property
     def path(self) -> str:
@@ -183,6 +184,8 @@ class _Recorder:
     def _enter(self, module: nn.Module) -> None:
         del self._stack[self._modules.depth - 1 :]  # what a module that raised has left behind
         kind = kind_of_module(module)
+        if not self._opaque:
+            self._has_fused_norm = isinstance(module, nn.RMSNorm)
         self._stack.append((kind, len(self._calls)))
 
     def _leave(self, module: nn.Module, arguments: tuple[object, object], output: object) -> None:
@@ -201,14 +204,21 @@ class _Recorder:
         if kind == "other":
             self._unseen.append(self._modules.path_of(module) or type(module).__name__)
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
-        if kind is not None and kind != NOT_A_LAYER and not passed_through:
+        if kind == "rms_norm" and own and not self._has_fused_norm:
+            # In elementary operations: what is normalised is a tensor of its own, and the product with the weight keeps it.
+            self._record(kind, module, outputs, (), inputs)
+            self._record("multiply", module, outputs, own, inputs)
+        elif kind is not None and kind != NOT_A_LAYER and not passed_through:
             self._record(kind, module, outputs, own, inputs)
         for tensor in unseen:
             self._marks[tensor] = _ACTIVATION
 
     def saw_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
         """Look at a function that was called outside of every module with a kind of its own."""
-        if self._opaque or not (outputs := tensors_in(output)):
+        if self._opaque:
+            self._has_fused_norm |= getattr(func, "__name__", "") == "rms_norm"
+            return
+        if not (outputs := tensors_in(output)):
             return
         inputs = tensors_in((args, kwargs))
         marks = [self._mark(tensor) for tensor in inputs]

@@ -160,7 +160,27 @@ def test_rotations_keep_what_attention_reads_and_nothing_else() -> None:
     assert by_size(job, "kept") / MIB == pytest.approx(4 * 16)
     # under autocast a residual sum is fp32, a rotation's is as its halves are: what is kept is half as large, and three casts
     halves = small_job(batch_size=4, input_elements=8, layers=(Layer("embedding", wide, 8), *chain), precision="amp_bf16")
-    assert by_size(halves, "kept") / MIB == pytest.approx(4 * 10 + 10)
+    assert by_size(halves, "kept") / MIB == pytest.approx(4 * 10 + 3 * 10)
+
+
+def test_autocast_casts_the_input_of_each_projection() -> None:
+    wide = 2**20
+    chain = (*(Layer("linear", wide, 8) for _ in range(3)), Layer("attention", wide), Layer("linear", wide, 8))
+    job = small_job(batch_size=16, input_elements=wide, layers=chain, precision="amp_bf16")
+    # three casts of the input; queries, keys, values and the result of attention: 32 MiB each
+    assert by_size(job, "kept") / MIB == pytest.approx(7 * 32)
+
+
+def test_a_norm_that_is_written_out_keeps_its_input_in_fp32_and_what_it_weighs() -> None:
+    wide = 2**20
+    fused = (Layer("linear", wide, 8), Layer("rms_norm", wide, 8), Layer("linear", wide, 8))
+    written = (Layer("linear", wide, 8), Layer("rms_norm", wide), Layer("multiply", wide, 8), Layer("linear", wide, 8))
+    for precision, more_mib in (("fp32", 64), ("bf16", 32 + 32)):  # half as much normalised, the input twice as large
+        kept = [
+            by_size(small_job(batch_size=16, input_elements=8, layers=chain, precision=precision), "kept") / MIB
+            for chain in (fused, written)
+        ]
+        assert kept[1] - kept[0] == pytest.approx(more_mib)
 
 
 def test_a_tied_weight_has_two_gradients_for_a_moment() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION, fill_roles
+from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION, SIBLING, WRITTEN_OUT, fill_roles
 from gpumemnet.layers import CODE_OF_KIND, KINDS
 
 ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
@@ -33,6 +33,24 @@ def test_queries_and_keys_are_rotated() -> None:
     assert places(roles, PASSED_ON) == [1, 2, 6, 11]  # queries and keys, and the halves exchanged; attention keeps the values
     assert places(roles, BLOCK_BEGIN) == [0]
     assert places(roles, IN_BLOCK) == list(range(len(kinds)))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "siblings"),
+    [
+        (("rms_norm", "linear", "linear", "linear", *ROTATED, *ROTATED, "attention"), [2, 3]),
+        (("linear", "linear", "linear", "attention", "linear", "add"), [1, 2]),
+        (("linear", "linear", "linear", "linear", "matmul", "softmax", "matmul", "linear"), [2, 3]),  # one before the three
+        (("linear", "silu", "linear", "multiply", "linear"), [2]),  # a gate
+        (("linear", "attention", "linear", "relu", "linear", "linear"), []),
+    ],
+)
+def test_projections_of_the_same_input(kinds: tuple[str, ...], siblings: list[int]) -> None:
+    assert places(roles_of(*kinds), SIBLING) == siblings
+
+
+def test_norms_that_are_written_out() -> None:
+    assert places(roles_of("rms_norm", "multiply", "linear", "rms_norm", "linear"), WRITTEN_OUT) == [0]
 
 
 def test_one_projection_for_all_three_is_kept() -> None:

@@ -279,3 +279,29 @@ def test_a_model_without_layers_is_refused():
 def test_importing_the_package_loads_no_torch():
     code = "import sys, gpumemnet.extract, gpumemnet.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class WrittenRMSNorm(nn.Module):
+    """As the models of transformers have it."""
+
+    def __init__(self, width: int, is_fused: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.is_fused = is_fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_fused:
+            return nn.functional.rms_norm(x, (x.shape[-1],), self.weight)
+        full = x.float()
+        return self.weight * (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def test_a_norm_in_elementary_operations_is_two_layers() -> None:
+    def layers(norm: nn.Module) -> list[tuple[str, int, int]]:
+        model = nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 2))
+        job = extract_job(model, torch.zeros(3, 4), optimizer="adam", precision="fp32").job
+        assert job.total_parameters == 40 + 8 + 18
+        return [tuple(layer) for layer in job.layers[1:-1]]
+
+    assert layers(WrittenRMSNorm(8, is_fused=False)) == [("rms_norm", 8, 0), ("multiply", 8, 8)]
+    assert layers(WrittenRMSNorm(8, is_fused=True)) == layers(nn.RMSNorm(8)) == [("rms_norm", 8, 8)]
