@@ -46,6 +46,8 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
 LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
+WEIGHING_REACH: Final = 12
+"""So near is what squeeze-and-excitation weighs before the product (arXiv 1709.01507: a pooling and five layers between)."""
 HUGE_OCTAVES: Final = 7
 """Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
 _LARGER_FROM: Final = (sizes.MINIMUM_LARGE_BYTES, *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)))
@@ -100,6 +102,7 @@ _TYPICAL: Final = float(TYPICAL_LARGE_TENSOR)
 _FULL: Final = float(FULL_BYTES)
 _LOSS: Final = float(LOSS_TENSORS)
 _HANDLES: Final = float(HANDLES)
+_WEIGHING_REACH: Final = WEIGHING_REACH
 _CLASSES: Final = BLOCK_CLASSES
 _LARGEST_SIZE: Final = len(SIZE_CLASSES) - 1
 _KINDS: Final = len(KINDS)
@@ -418,7 +421,7 @@ def _walk(
     previous_bytes = previous_total / previous_elements
     before_amount = matrices = largest_output = largest_weight = largest_convolution = blocks = total = 0.0
     fullest = fullest_frozen = shared_elements = shared_bytes = 0.0
-    before_place = highest = 0  # the highest class of any tensor up to here: beyond it all are nothing
+    before_place = highest = 0  # the highest class of any tensor that there is up to here: beyond it all are nothing
     if stored:  # what the model gives has a name in the training loop
         note = _LAYER_NOTES + (stored - 1) * _NOTE_WIDTH
         total = activations[chain[2 * stored - 1]] * batch_size * notes[note + _OWN]
@@ -426,6 +429,7 @@ def _walk(
         notes[_NAMED + place] = _cost(total, place)
         if not notes[note + _IS_NEEDED] or not _RULES[chain[2 * stored - 2] * _RULE_WIDTH + _SAVES_OUTPUT]:
             notes[_STANDING + place] += notes[_NAMED + place]  # else it is kept anyway
+            highest = place
     # A tied weight has its gradient from the start of the backward pass on, and another for a moment at the end of it.
     tied_place = 0
     tied_amount = 0.0
@@ -434,10 +438,12 @@ def _walk(
         if copy_bytes:
             copy_place = _block_class(count * copy_bytes)
             notes[_COPIES + copy_place] += _cost(count * copy_bytes, copy_place)
+            highest = max(highest, copy_place)
         if notes[_LAYER_NOTES + tied * _NOTE_WIDTH + _IS_NEEDED]:
             tied_place = _block_class(count * weight_bytes)
             tied_amount = created * _cost(count * weight_bytes, tied_place)
             notes[_STANDING + tied_place] += tied_amount
+            highest = max(highest, tied_place)
     for at in range(stored):
         note = _LAYER_NOTES + at * _NOTE_WIDTH
         kind, layer = chain[2 * at], chain[2 * at + 1]
@@ -471,6 +477,9 @@ def _walk(
         notes[note + _IS_KEPT] = 1.0 if is_saved else 0.0
         if is_saved:
             _keep(answers, kept_by, total, 1.0, is_inside, notes)
+        if kind == _LINEAR and not role & _SHARES_INPUT:
+            shared_elements = previous_elements
+            shared_bytes = previous_bytes
         second = _RULES[rule + _SECOND_SHARE] * count
         if _RULES[rule + _HAS_BIAS]:
             second = activations[layer] / jobs[job + _POSITIONS]
@@ -479,19 +488,15 @@ def _walk(
         if is_needed:
             if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes and not role & _ROTATES:
                 highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
-            if role & _SHARES_INPUT:
-                if taken_bytes != shared_bytes:
-                    highest = max(highest, _keep(answers, kept_by, shared_elements * taken_bytes, 1.0, is_inside, notes))
-            elif kind == _LINEAR:
-                shared_elements = previous_elements
-                shared_bytes = previous_bytes
+            if role & _SHARES_INPUT and taken_bytes != shared_bytes:
+                highest = max(highest, _keep(answers, kept_by, shared_elements * taken_bytes, 1.0, is_inside, notes))
             if _RULES[rule + _MASK_BYTES]:
                 highest = max(highest, _keep(answers, kept_by, elements * _RULES[rule + _MASK_BYTES], 1.0, is_inside, notes))
             if kind == _MULTIPLY and not count and elements > previous_elements:
                 source = at - 1  # what is weighed by channel; the weights are the layer before
-                while source >= 0 and activations[chain[2 * source + 1]] != activations[layer]:
+                while source > max(at - _WEIGHING_REACH, -1) and activations[chain[2 * source + 1]] != activations[layer]:
                     source -= 1
-                if source < 0 or not notes[_LAYER_NOTES + source * _NOTE_WIDTH + _IS_KEPT]:
+                if source <= at - _WEIGHING_REACH or source < 0 or not notes[_LAYER_NOTES + source * _NOTE_WIDTH + _IS_KEPT]:
                     _keep(answers, kept_by, total, 1.0, is_inside, notes)
             if _RULES[rule + _STATISTICS] and second:
                 _keep(answers, kept_by, second * weight_bytes, _RULES[rule + _STATISTICS], is_inside, notes)
