@@ -4,13 +4,13 @@ cimport cython
 cdef double _BLOCK, _ROUNDING, _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT, _SMALL_TOP, _MEDIUM_TOP, _LARGE_TOP
 cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES
 cdef Py_ssize_t _CLASSES, _LARGEST_SIZE, _KINDS, _CONVOLUTION, _ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT, _LINEAR
-cdef long long _ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE, _IN_FULL, _SHARES_INPUT
+cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING
 cdef Py_ssize_t _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS, _SECOND_SHARE, _HAS_BIAS, _IS_CAST
 cdef Py_ssize_t _OWN_BYTES, _TAKEN_BYTES, _IS_ATTENTION, _IS_EMBEDDING, _RULE_WIDTH
 cdef Py_ssize_t _BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN, _CREATED
 cdef Py_ssize_t _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS, _JOB_WIDTH
 cdef Py_ssize_t _COUNT_PLACE, _WEIGHT_PLACE, _KEPT_PLACE, _PEAK_PLACE, _GROUP_PLACE, _SUM_PLACE
-cdef Py_ssize_t _WEIGHTS, _TRAINED, _LARGEST, _KEPT, _STANDING, _BLOCK_KEPT, _COPIES, _FULLEST, _FULLEST_FROZEN, _PEAK
+cdef Py_ssize_t _WEIGHTS, _TRAINED, _LOOPED, _KEPT, _STANDING, _BLOCK_KEPT, _COPIES, _FULLEST, _FULLEST_FROZEN, _PEAK
 cdef Py_ssize_t _STEP, _NAMED, _WEIGHING_REACH
 cdef double[::1] _RULES
 cdef long long[::1] _GROUP_OF_KIND
@@ -61,14 +61,14 @@ cdef double _softmax_moment(Py_ssize_t place, double amount, Py_ssize_t before_p
                second_amount=double, copy_place=Py_ssize_t, moment=double, moment_total=double, trained_total=double,
                logits=double, sums=Py_ssize_t, is_checkpointed=bint, role='long long', beyond='long long', ends_block=bint,
                tied_place=Py_ssize_t, tied_amount=double, source=Py_ssize_t, extra=double, mask=double, is_product=bint,
-               shared_elements=double, shared_bytes=double,
+               shared_elements=double, nearest=Py_ssize_t, shared_bytes=double, loop=double, looped=double, stepped=double,
                cast_place=Py_ssize_t, mask_place=Py_ssize_t, cast_amount=double, mask_amount=double)
 cdef void _walk(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, const long long[::1] roles,
                 const double[::1] activations, const double[::1] parameters, Py_ssize_t stored, Py_ssize_t tied,
                 long long[::1] chain, double[::1] notes) noexcept
 
 @cython.locals(created=double, state=double, resident_total=double, loss_total=double, step_total=double,
-               input_place=Py_ssize_t, c=Py_ssize_t, largest=Py_ssize_t, trained=double, loss=double, resident=double,
+               input_place=Py_ssize_t, c=Py_ssize_t, trained=double, loss=double, resident=double,
                step=double, beyond=double, new=double, size=Py_ssize_t, sums=Py_ssize_t, backward=double, own=double,
                pooled=double, peak=Py_ssize_t, small=double, medium=double, small_bytes=double, medium_count=double,
                spare=double)

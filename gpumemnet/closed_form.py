@@ -24,7 +24,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
-from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION, SIBLING, WRITTEN_OUT
+from gpumemnet.layer_roles import BLOCK_BEGIN, CONSTANT, IN_BLOCK, INNER_SUM, PASSED_ON, SIBLING, WRITTEN_OUT
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
@@ -113,8 +113,8 @@ _SOFTMAX: Final = CODE_OF_KIND["softmax"]
 _MATMUL: Final = CODE_OF_KIND["matmul"]
 _DROPOUT: Final = CODE_OF_KIND["dropout"]
 _LINEAR: Final = CODE_OF_KIND["linear"]
-_ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE = ROTATION, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
-_IN_FULL, _SHARES_INPUT = WRITTEN_OUT, SIBLING
+_CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
+_WRITTEN_OUT, _SIBLING = WRITTEN_OUT, SIBLING
 
 # What is known of each kind: the columns of KIND_RULES, and two more.
 _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
@@ -147,7 +147,7 @@ ANSWER_WIDTH: Final = _SUM_PLACE + 16
 # Places of the notes: sums over layers by block class, and then what is known of each layer.
 _WEIGHTS: Final = 0
 _TRAINED: Final = BLOCK_CLASSES
-_LARGEST: Final = 2 * BLOCK_CLASSES
+_LOOPED: Final = 2 * BLOCK_CLASSES
 _KEPT: Final = 3 * BLOCK_CLASSES
 _STANDING: Final = 4 * BLOCK_CLASSES
 _BLOCK_KEPT: Final = 5 * BLOCK_CLASSES
@@ -314,7 +314,7 @@ def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chai
         for at in range(stored):
             note = _LAYER_NOTES + at * _NOTE_WIDTH
             notes[note + _OWN] = base
-            notes[note + _TAKEN] = _FULL if roles[chain[2 * at + 1]] & _IN_FULL else base
+            notes[note + _TAKEN] = _FULL if roles[chain[2 * at + 1]] & _WRITTEN_OUT else base
         return
     sums_in_full = False
     for at in range(stored):
@@ -331,7 +331,7 @@ def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chai
         taken = own
         if is_autocast and _RULES[rule + _TAKEN_BYTES] and not weighed:
             taken = _RULES[rule + _TAKEN_BYTES]
-        elif roles[chain[2 * at + 1]] & _IN_FULL:
+        elif roles[chain[2 * at + 1]] & _WRITTEN_OUT:
             taken = _FULL
         scores = is_math and kind == _MATMUL and following == _SOFTMAX
         weighed = is_math and (kind == _SOFTMAX or (kind == _DROPOUT and before == _SOFTMAX))
@@ -339,7 +339,7 @@ def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chai
             own = _FULL
         elif not is_autocast:
             own = base
-        elif kind == _ADD and sums_in_full and not roles[chain[2 * at + 1]] & _IS_INNER:
+        elif kind == _ADD and sums_in_full and not roles[chain[2 * at + 1]] & _INNER_SUM:
             own = _FULL
         elif _RULES[rule + _OWN_BYTES]:
             own = _RULES[rule + _OWN_BYTES]
@@ -420,7 +420,8 @@ def _walk(
     previous_total = jobs[job + _INPUT_BYTES]
     previous_bytes = previous_total / previous_elements
     before_amount = matrices = largest_output = largest_weight = largest_convolution = blocks = total = 0.0
-    fullest = fullest_frozen = shared_elements = shared_bytes = 0.0
+    fullest = fullest_frozen = shared_elements = shared_bytes = stepped = 0.0
+    loop = jobs[job + _LOOP]
     before_place = highest = 0  # the highest class of any tensor that there is up to here: beyond it all are nothing
     if stored:  # what the model gives has a name in the training loop
         note = _LAYER_NOTES + (stored - 1) * _NOTE_WIDTH
@@ -435,10 +436,6 @@ def _walk(
     tied_amount = 0.0
     if tied >= 0:
         count = parameters[chain[2 * tied + 1]]
-        if copy_bytes:
-            copy_place = _block_class(count * copy_bytes)
-            notes[_COPIES + copy_place] += _cost(count * copy_bytes, copy_place)
-            highest = max(highest, copy_place)
         if notes[_LAYER_NOTES + tied * _NOTE_WIDTH + _IS_NEEDED]:
             tied_place = _block_class(count * weight_bytes)
             tied_amount = created * _cost(count * weight_bytes, tied_place)
@@ -453,7 +450,7 @@ def _walk(
         own_bytes = notes[note + _OWN]
         taken_bytes = notes[note + _TAKEN]
         is_needed = notes[note + _IS_NEEDED] > 0.0
-        is_inside = is_checkpointed and (role & _IS_INSIDE) > 0
+        is_inside = is_checkpointed and (role & _IN_BLOCK) > 0
         elements = activations[layer] * batch_size
         count = parameters[layer]
         total = elements * own_bytes
@@ -461,7 +458,7 @@ def _walk(
         amount = _cost(total, place)
         kept_by = answer + _GROUP_PLACE + group
         highest = max(highest, place)
-        if is_inside and role & _BEGINS:
+        if is_inside and role & _BLOCK_BEGIN:
             for c in range(_CLASSES):
                 notes[_BLOCK_KEPT + c] = 0.0
 
@@ -471,13 +468,13 @@ def _walk(
         if at + 1 < stored:
             following = chain[2 * at + 2] * _RULE_WIDTH
             beyond = roles[chain[2 * at + 3]]
-            ends_block = is_inside and ((beyond & _BEGINS) > 0 or not beyond & _IS_INSIDE)
-            if not is_saved and notes[note + _NOTE_WIDTH + _IS_NEEDED] and not role & _UNKEPT:
+            ends_block = is_inside and ((beyond & _BLOCK_BEGIN) > 0 or not beyond & _IN_BLOCK)
+            if not is_saved and notes[note + _NOTE_WIDTH + _IS_NEEDED] and not role & _PASSED_ON:
                 is_saved = _RULES[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
         notes[note + _IS_KEPT] = 1.0 if is_saved else 0.0
         if is_saved:
             _keep(answers, kept_by, total, 1.0, is_inside, notes)
-        if kind == _LINEAR and not role & _SHARES_INPUT:
+        if kind == _LINEAR and not role & _SIBLING:
             shared_elements = previous_elements
             shared_bytes = previous_bytes
         second = _RULES[rule + _SECOND_SHARE] * count
@@ -486,20 +483,26 @@ def _walk(
             if count <= second:
                 second = 0.0
         if is_needed:
-            if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes and not role & _ROTATES:
+            if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes and not role & _CONSTANT:
                 highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
-            if role & _SHARES_INPUT and taken_bytes != shared_bytes:
+            if role & _SIBLING and taken_bytes != shared_bytes:
                 highest = max(highest, _keep(answers, kept_by, shared_elements * taken_bytes, 1.0, is_inside, notes))
             if _RULES[rule + _MASK_BYTES]:
                 highest = max(highest, _keep(answers, kept_by, elements * _RULES[rule + _MASK_BYTES], 1.0, is_inside, notes))
-            if kind == _MULTIPLY and not count and elements > previous_elements:
+            if kind == _MULTIPLY and not count and elements > previous_elements and not role & _CONSTANT:
                 source = at - 1  # what is weighed by channel; the weights are the layer before
-                while source > max(at - _WEIGHING_REACH, -1) and activations[chain[2 * source + 1]] != activations[layer]:
+                nearest = max(at - _WEIGHING_REACH, -1)
+                while source > nearest and activations[chain[2 * source + 1]] != activations[layer]:
                     source -= 1
-                if source <= at - _WEIGHING_REACH or source < 0 or not notes[_LAYER_NOTES + source * _NOTE_WIDTH + _IS_KEPT]:
+                if source == nearest or not notes[_LAYER_NOTES + source * _NOTE_WIDTH + _IS_KEPT]:
                     _keep(answers, kept_by, total, 1.0, is_inside, notes)
             if _RULES[rule + _STATISTICS] and second:
                 _keep(answers, kept_by, second * weight_bytes, _RULES[rule + _STATISTICS], is_inside, notes)
+
+        if tied >= 0 and at + 1 == stored and copy_bytes:
+            copy_place = _block_class(parameters[chain[2 * tied + 1]] * copy_bytes)
+            notes[_COPIES + copy_place] += _cost(parameters[chain[2 * tied + 1]] * copy_bytes, copy_place)
+            highest = max(highest, copy_place)
 
         # Its parameters: the main tensor, and a bias or the shift of a norm.
         main_place = second_place = 0
@@ -518,7 +521,7 @@ def _walk(
             largest_weight = max(largest_weight, count)
         if ends_block:
             blocks += 1.0
-            if is_needed:
+            if is_needed and at + 1 < stored:  # the last output stands by its name
                 notes[_STANDING + place] += amount
 
         # The moment of its backward pass: gradients of later layers are there, unless they are from the start; so what it holds
@@ -536,7 +539,7 @@ def _walk(
                 mask_amount = _cost(elements * _RULES[rule + _MASK_BYTES], mask_place)
             highest = max(highest, cast_place, mask_place)
         else:
-            is_product = kind == _MULTIPLY and not count and not role & _ROTATES
+            is_product = kind == _MULTIPLY and not role & _CONSTANT
             if is_product or kind == _SOFTMAX:  # a gradient for each factor; output times gradient, which its kernel wants first
                 extra = 1.0
             elif _RULES[rule + _IS_ATTENTION]:  # three, and their sums in fp32 (``flash_attn/flash_api.cpp``, ``dq_accum``)
@@ -570,8 +573,12 @@ def _walk(
             fullest = max(fullest, moment_total)
             notes[_TRAINED + main_place] += main_amount
             notes[_TRAINED + second_place] += second_amount
-            notes[_LARGEST + main_place] = max(notes[_LARGEST + main_place], main_amount)
-            notes[_LARGEST + second_place] = max(notes[_LARGEST + second_place], second_amount)
+            if count and loop:
+                looped = (loop - 1.0) * main_amount + stepped
+                if looped > notes[_LOOPED]:
+                    notes[_LOOPED] = looped
+                    notes[_LOOPED + 1] = main_place
+                stepped = second_amount if second else main_amount
         else:
             fullest_frozen = max(fullest_frozen, moment_total)
 
@@ -619,10 +626,6 @@ def _finish(
 ) -> None:
     """The peak of each block class, what the step takes of larger ones, and whole segments."""
     created, state = jobs[job + _CREATED], jobs[job + _STATE]
-    largest = 0  # where the largest trained tensor is: an optimizer's loop takes smaller ones' copies out of what that has had
-    for c in range(_CLASSES):
-        if notes[_LARGEST + c] > 0.0:
-            largest = c
     resident_total = loss_total = step_total = 0.0
     input_place = _block_class(jobs[job + _INPUT_BYTES])
     for c in range(_CLASSES):
@@ -631,8 +634,8 @@ def _finish(
         if c == input_place and stored:
             resident += _cost(jobs[job + _INPUT_BYTES], input_place)
         step = resident + notes[_NAMED + c] + (created + jobs[job + _TEMPORARY]) * trained
-        if c == largest:
-            step += jobs[job + _LOOP] * notes[_LARGEST + c]
+        if c == notes[_LOOPED + 1]:
+            step += notes[_LOOPED]
         notes[_STEP + c] = step
         notes[_PEAK + c] = resident + max(notes[_FULLEST + c], loss)
         resident_total += resident

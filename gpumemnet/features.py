@@ -109,7 +109,7 @@ LAYER_COLUMNS: Final = (
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((9, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
+    repr((10, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
 ).hexdigest()[:12]
 """Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
@@ -167,7 +167,7 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
     if not IS_COMPILED:  # of lists Python reads numbers sooner
         answers, roles, given = answers.tolist(), roles.tolist(), tuple(numbers.tolist() for numbers in given)
     jobs, counts, kinds, activations, parameters = given
-    fill_roles(roles, counts, kinds)
+    fill_roles(roles, counts, kinds, activations, parameters)
     fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, roles, activations, parameters, workspace)
     if not IS_COMPILED:
         matrix[:] = np.reshape(answers, matrix.shape)

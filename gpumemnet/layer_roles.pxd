@@ -1,17 +1,24 @@
 # The types with which Cython compiles layer_roles.py; the text of the module is that file alone.
 cimport cython
 
-cdef Py_ssize_t _KINDS, _ADD, _CONCATENATE, _LINEAR, _MULTIPLY, _RMS_NORM, _ROTATION_REACH, _PROJECTIONS
+cdef Py_ssize_t _KINDS, _ADD, _CONCATENATE, _LINEAR, _MULTIPLY, _RMS_NORM, _MATMUL, _SOFTMAX, _ROTATION_REACH, _PROJECTIONS
 cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS
-cdef long long _ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE, _IN_FULL, _SHARES_INPUT
+cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING
 cdef long long[::1] _TRAITS
 
 @cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
                longest=Py_ssize_t, left=Py_ssize_t, first=Py_ssize_t, stored=Py_ssize_t, chain='long long[::1]')
-cpdef object fill_roles(long long[::1] roles, const long long[::1] counts, const long long[::1] kinds)
+cpdef object fill_roles(long long[::1] roles, const long long[::1] counts, const long long[::1] kinds,
+                        const double[::1] activations, const double[::1] parameters)
 
-@cython.locals(at=Py_ssize_t, kind=Py_ssize_t, following=Py_ssize_t, product=Py_ssize_t, before=Py_ssize_t)
-cdef void _note_neighbours(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t stored) noexcept
+@cython.locals(at=Py_ssize_t, layer=Py_ssize_t, next_layer=Py_ssize_t, kind=Py_ssize_t, following=Py_ssize_t, is_scored=bint,
+               is_weighed=bint)
+cdef void _note_neighbours(long long[::1] roles, const long long[::1] kinds, const double[::1] activations,
+                           const double[::1] parameters, long long[::1] chain, Py_ssize_t stored) noexcept
+
+@cython.locals(product=Py_ssize_t, before=Py_ssize_t)
+cdef void _note_rotation(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t stored,
+                         Py_ssize_t at) noexcept
 
 @cython.locals(at=Py_ssize_t)
 cdef void _note_siblings(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t last) noexcept

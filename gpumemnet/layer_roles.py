@@ -20,8 +20,8 @@ from gpumemnet.saved_tensors import ALIASES
 IS_COMPILED: Final = not __file__.endswith(".py")
 """Whether this is the compiled form, which takes arrays; the other takes lists as well, and is quicker with them."""
 
-ROTATION: Final = 1
-"""A product with the cosines or sines of the positions, which keeps nothing for the backward pass.
+CONSTANT: Final = 1
+"""A product with numbers that no gradient goes to, which keeps nothing: cosines and sines of positions, the scale of scores.
 
 Rotary positions (RoFormer, arXiv 2104.09864) in halves: a product, the halves exchanged by a concatenation, a product, a sum.
 """
@@ -32,26 +32,30 @@ PASSED_ON: Final = 4
 BLOCK_BEGIN: Final = 8
 """The first layer of a block as activation checkpointing knows them."""
 IN_BLOCK: Final = 16
-"""A layer of such a block; what follows the last residual sum, or the last linear layer or convolution, lies outside of all."""
+"""A layer of such a block.  What follows the last residual sum lies outside; without sums, so does the last that begins one."""
 
 WRITTEN_OUT: Final = 32
-"""An RMS norm in elementary operations, whose weight is a product of its own: it computes in fp32, and keeps its input so."""
+"""An RMS norm in elementary operations, whose weight is a product of its own, and no parameter: it keeps its input in fp32."""
 SIBLING: Final = 64
-"""A projection of what the one before it has had: keys and values, or what a gate lets through.  Autocast casts that anew."""
+"""A projection of what the one before it has had: keys and values, or what a gate lets through.  Autocast casts that anew.
 
-_ROTATION_REACH: Final = 3
-"""A rotation's first product lies this near before its concatenation; between them is at most the half that changes its sign."""
+Not told are those with a norm between them (queries and keys of Qwen 3).
+"""
+
+_ROTATION_REACH: Final = 2
+"""A rotation's first product lies this near before its concatenation: between them is at most the half that changes its sign."""
 _PROJECTIONS: Final = 2
 """Beside the first of queries, keys and values; or before the last of them."""
 
 # The same numbers once more where the compiled form reads them all the time: layer_roles.pxd makes C variables of them.
-_ROTATES, _IS_INNER, _UNKEPT, _BEGINS, _IS_INSIDE = ROTATION, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
-_IN_FULL, _SHARES_INPUT = WRITTEN_OUT, SIBLING
+_CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
+_WRITTEN_OUT, _SIBLING = WRITTEN_OUT, SIBLING
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Numbers = Sequence[float] | NDArray[np.float64]
     Codes = Sequence[int] | NDArray[np.int64]
     Places = MutableSequence[int] | NDArray[np.int64]
 
@@ -59,6 +63,8 @@ _KINDS: Final = len(KINDS)
 _ADD: Final = CODE_OF_KIND["add"]
 _CONCATENATE: Final = CODE_OF_KIND["concatenate"]
 _LINEAR: Final = CODE_OF_KIND["linear"]
+_MATMUL: Final = CODE_OF_KIND["matmul"]
+_SOFTMAX: Final = CODE_OF_KIND["softmax"]
 _MULTIPLY: Final = CODE_OF_KIND["multiply"]
 _RMS_NORM: Final = CODE_OF_KIND["rms_norm"]
 _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS = 1, 2, 4, 8, 16
@@ -76,20 +82,22 @@ _TRAITS: Final = array(
 )
 
 
-def fill_roles(roles: Places, counts: Codes, kinds: Codes) -> None:
+def fill_roles(roles: Places, counts: Codes, kinds: Codes, activations: Numbers, parameters: Numbers) -> None:
     """Write the roles of the ``N`` layers of several jobs: sums of the flags of this module, zero where this writes.
 
     Args:
         roles: ``N`` numbers, zero.
         counts: layers of each job.
         kinds: codes of the layers' kinds, ``N`` numbers, the jobs one after the other.
+        activations: their output elements per sample.
+        parameters: their parameter elements.
 
     Raises:
         ValueError: when a buffer is too short, or a code none of a kind.
     """
     job_count = len(counts)
     layer_count = len(kinds)
-    if len(roles) < layer_count:
+    if len(roles) < layer_count or len(activations) < layer_count or len(parameters) < layer_count:
         raise ValueError("too few numbers for the layers")
     for layer in range(layer_count):
         if not 0 <= kinds[layer] < _KINDS:
@@ -111,47 +119,64 @@ def fill_roles(roles: Places, counts: Codes, kinds: Codes) -> None:
             if not _TRAITS[kinds[layer]] & _ALIAS:
                 chain[stored] = layer
                 stored += 1
-        _note_neighbours(roles, kinds, chain, stored)
+        _note_neighbours(roles, kinds, activations, parameters, chain, stored)
         _note_blocks(roles, kinds, chain, stored)
         first += count
 
 
-def _note_neighbours(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
-    """Rotations, the sums within attention, and norms that are written out."""
-    for at in range(stored - 1):
-        kind = kinds[chain[at]]
-        following = kinds[chain[at + 1]]
-        if kind == _ADD and _TRAITS[following] & _READS_SCORES:
-            roles[chain[at]] |= _IS_INNER
-        if kind == _RMS_NORM and following == _MULTIPLY:
-            roles[chain[at]] |= _IN_FULL
-        if kind == _LINEAR and following == _MULTIPLY and at > 1 and kinds[chain[at - 2]] == _LINEAR:
-            roles[chain[at]] |= _SHARES_INPUT
-        if kind == _LINEAR and _TRAITS[following] & _READS_PROJECTIONS:
-            _note_siblings(roles, kinds, chain, at)
-        if kind == _CONCATENATE and following == _MULTIPLY and at + 2 < stored and kinds[chain[at + 2]] == _ADD:
-            roles[chain[at]] |= _UNKEPT
-            roles[chain[at + 1]] |= _ROTATES
-            roles[chain[at + 2]] |= _IS_INNER
-            product = at - 1
-            while product >= 0 and product > at - _ROTATION_REACH and kinds[chain[product]] != _MULTIPLY:
-                product -= 1
-            if product >= 0 and kinds[chain[product]] == _MULTIPLY:
-                roles[chain[product]] |= _ROTATES
-                _note_siblings(roles, kinds, chain, product - 1)
-                before = product - 2  # ahead of the values, which attention keeps: keys and queries
-                while (
-                    before >= max(0, product - 1 - _PROJECTIONS) and kinds[chain[before]] == kinds[chain[before + 1]] == _LINEAR
-                ):
-                    roles[chain[before]] |= _UNKEPT
-                    before -= 1
+def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, parameters: Numbers, chain: Places, stored: int) -> None:
+    """Constants, the sums within attention, projections of one input, and norms that are written out.
+
+    From the end, because a sum is within attention where the one after it is.
+    """
+    for at in range(stored - 2, -1, -1):
+        layer, next_layer = chain[at], chain[at + 1]
+        kind, following = kinds[layer], kinds[next_layer]
+        if kind == _ADD:
+            if _TRAITS[following] & _READS_SCORES or (following == _ADD and roles[next_layer] & _INNER_SUM):
+                roles[layer] |= _INNER_SUM
+        elif kind == _MULTIPLY:
+            is_scored = following == _SOFTMAX or (following == _ADD and roles[next_layer] & _INNER_SUM)
+            if is_scored and at > 0 and kinds[chain[at - 1]] == _MATMUL:
+                roles[layer] |= _CONSTANT
+        elif kind == _RMS_NORM:
+            if following == _MULTIPLY and not parameters[layer] and activations[layer] == activations[next_layer]:
+                roles[layer] |= _WRITTEN_OUT
+        elif kind == _CONCATENATE:
+            _note_rotation(roles, kinds, chain, stored, at)
+        elif kind == _LINEAR:
+            if _TRAITS[following] & _READS_PROJECTIONS:
+                _note_siblings(roles, kinds, chain, at)
+            is_weighed = following == _MULTIPLY and not parameters[next_layer]
+            if is_weighed and at > 1 and kinds[chain[at - 2]] == _LINEAR and activations[chain[at - 2]] == activations[layer]:
+                roles[layer] |= _SIBLING  # a gate; the second layer of a block, before its scale, is as wide as the stream
+
+
+def _note_rotation(roles: Places, kinds: Codes, chain: Places, stored: int, at: int) -> None:
+    """The rotation that exchanges its halves at ``at``, if it is one."""
+    if at + 2 >= stored or kinds[chain[at + 1]] != _MULTIPLY or kinds[chain[at + 2]] != _ADD:
+        return
+    product = at - 1
+    while product > 0 and product > at - _ROTATION_REACH and kinds[chain[product]] != _MULTIPLY:
+        product -= 1
+    if product < 0 or kinds[chain[product]] != _MULTIPLY:
+        return
+    roles[chain[product]] |= _CONSTANT
+    roles[chain[at]] |= _PASSED_ON
+    roles[chain[at + 1]] |= _CONSTANT
+    roles[chain[at + 2]] |= _INNER_SUM
+    _note_siblings(roles, kinds, chain, product - 1)
+    before = product - 2  # ahead of the values, which attention keeps: keys and queries
+    while before >= max(0, product - 1 - _PROJECTIONS) and kinds[chain[before]] == kinds[chain[before + 1]] == _LINEAR:
+        roles[chain[before]] |= _PASSED_ON
+        before -= 1
 
 
 def _note_siblings(roles: Places, kinds: Codes, chain: Places, last: int) -> None:
     """Projections up to ``last`` that share the input of the first."""
     at = last
     while at > max(0, last - _PROJECTIONS) and kinds[chain[at]] == kinds[chain[at - 1]] == _LINEAR:
-        roles[chain[at]] |= _SHARES_INPUT
+        roles[chain[at]] |= _SIBLING
         at -= 1
 
 
@@ -168,7 +193,7 @@ def _note_blocks(roles: Places, kinds: Codes, chain: Places, stored: int) -> Non
         layer = chain[at]
         if _TRAITS[kinds[layer]] & _ATTENDS:
             attends = has_attention = True
-        if kinds[layer] == _ADD and not roles[layer] & _IS_INNER:
+        if kinds[layer] == _ADD and not roles[layer] & _INNER_SUM:
             last = at
             all_attend = all_attend and attends
             attends = False
@@ -179,16 +204,16 @@ def _note_blocks(roles: Places, kinds: Codes, chain: Places, stored: int) -> Non
             layer = chain[at]
             if _TRAITS[kinds[layer]] & _ATTENDS:
                 attends = True
-            if kinds[layer] == _ADD and not roles[layer] & _IS_INNER:
+            if kinds[layer] == _ADD and not roles[layer] & _INNER_SUM:
                 if begin == 0 or all_attend or not has_attention or (attends and not attended):
-                    roles[chain[begin]] |= _BEGINS
+                    roles[chain[begin]] |= _BLOCK_BEGIN
                 attended = attends
                 attends = False
                 begin = at + 1
     else:
         for at in range(stored):
             if at == 0 or _TRAITS[kinds[chain[at]]] & _STARTS_BLOCK:
-                roles[chain[at]] |= _BEGINS
+                roles[chain[at]] |= _BLOCK_BEGIN
                 last = at - 1
     for at in range(last + 1):
-        roles[chain[at]] |= _IS_INSIDE
+        roles[chain[at]] |= _IN_BLOCK

@@ -37,8 +37,8 @@ class OptimizerCopies:
     Attributes:
         state: kept between steps.
         temporary: of the step, for all parameters at once.
-        loop: of the step where it goes through the parameters one by one: for the one at hand and the one before it, whose last
-            result keeps its name until it has another.
+        loop: of the step where it goes through the parameters one by one; one of them is of the parameter before the one at
+            hand, because its last result keeps its name until it has another.
         is_foreach: whether the step works on lists of parameters.
     """
 

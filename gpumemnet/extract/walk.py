@@ -162,7 +162,7 @@ class _Recorder:
         self._unseen: list[str] = []
         self._losses = 0
         self._checkpointed = False
-        self._has_fused_norm = False
+        self._has_fused_norm = False  # whether the norm that runs has called PyTorch's own
 
     @property
     def path(self) -> str:
@@ -185,7 +185,7 @@ class _Recorder:
         del self._stack[self._modules.depth - 1 :]  # what a module that raised has left behind
         kind = kind_of_module(module)
         if not self._opaque:
-            self._has_fused_norm = isinstance(module, nn.RMSNorm)
+            self._has_fused_norm = False
         self._stack.append((kind, len(self._calls)))
 
     def _leave(self, module: nn.Module, arguments: tuple[object, object], output: object) -> None:
@@ -204,7 +204,7 @@ class _Recorder:
         if kind == "other":
             self._unseen.append(self._modules.path_of(module) or type(module).__name__)
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
-        if kind == "rms_norm" and own and not self._has_fused_norm:
+        if kind == "rms_norm" and not self._has_fused_norm and next(module.parameters(), None) is not None:
             # In elementary operations: what is normalised is a tensor of its own, and the product with the weight keeps it.
             self._record(kind, module, outputs, (), inputs)
             self._record("multiply", module, outputs, own, inputs)
@@ -216,7 +216,7 @@ class _Recorder:
     def saw_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
         """Look at a function that was called outside of every module with a kind of its own."""
         if self._opaque:
-            self._has_fused_norm |= getattr(func, "__name__", "") == "rms_norm"
+            self._has_fused_norm |= "rms_norm" in getattr(func, "__name__", "")
             return
         if not (outputs := tensors_in(output)):
             return

@@ -67,17 +67,8 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     chance = random.Random(0)
     kinds = [*KINDS, "something_new"]
     common = [
-        "linear",
-        "matmul",
-        "softmax",
-        "dropout",
-        "add",
-        "layer_norm",
-        "embedding",
-        "attention",
-        "conv2d",
-        "relu",
-        "identity",
+        *("linear", "matmul", "softmax", "dropout", "add", "layer_norm", "embedding", "attention", "conv2d", "relu", "identity"),
+        *("linear", "multiply", "concatenate", "add", "multiply", "rms_norm"),  # often enough for rotations and gates
     ]
     many = []
     for _ in range(200):
@@ -134,10 +125,17 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     [
         *({"roles": np.zeros(2, dtype=np.int64)}, {"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}),
         *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4)}),
+        *({"activations": np.ones(2)}, {"parameters": np.ones(2)}),
     ],
 )
 def test_layers_that_do_not_fit_have_no_roles(spoilt: dict[str, Any]) -> None:
-    given = {"roles": np.zeros(3, dtype=np.int64), "counts": np.array([3]), "kinds": np.zeros(3, dtype=np.int64)}
+    given = {
+        "roles": np.zeros(3, dtype=np.int64),
+        "counts": np.array([3]),
+        "kinds": np.zeros(3, dtype=np.int64),
+        "activations": np.ones(3),
+        "parameters": np.ones(3),
+    }
     layer_roles.fill_roles(*given.values())
     assert given["roles"].any()
     given |= spoilt

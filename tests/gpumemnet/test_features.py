@@ -163,6 +163,29 @@ def test_rotations_keep_what_attention_reads_and_nothing_else() -> None:
     assert by_size(halves, "kept") / MIB == pytest.approx(4 * 10 + 3 * 10)
 
 
+def test_narrower_keys_and_values_change_nothing_for_queries() -> None:
+    wide, narrow = 2**20, 2**18
+
+    def rotated(width: int) -> tuple[Layer, ...]:
+        halves = Layer("multiply", width), Layer("other", width // 2), Layer("concatenate", width)
+        return *halves, Layer("multiply", width), Layer("add", width)
+
+    projections = Layer("linear", wide, 8), Layer("linear", narrow, 8), Layer("linear", narrow, 8)
+    chain = (*projections, *rotated(wide), *rotated(narrow), Layer("attention", wide), Layer("linear", wide, 8))
+    job = small_job(batch_size=16, input_elements=8, layers=chain)
+    assert by_size(job, "kept") / MIB == pytest.approx(64 + 16 + 16 + 64)  # queries, keys, values, the result
+
+
+def test_the_output_is_there_once() -> None:
+    block = (Layer("linear", 2**20, 8), Layer("add", 2**20))
+    plain, recomputed = (
+        column(small_job(batch_size=16, input_elements=8, layers=(*block, *block), checkpointing=how), "loss_bytes") / MIB
+        for how in ("none", "every_block")
+    )
+    assert recomputed == pytest.approx(64 + 64 + 3 * 64)  # what the first block leaves; the output; the loss
+    assert plain == pytest.approx(64 + 64 + 3 * 64)  # the second block's input; the same
+
+
 def test_autocast_casts_the_input_of_each_projection() -> None:
     wide = 2**20
     chain = (*(Layer("linear", wide, 8) for _ in range(3)), Layer("attention", wide), Layer("linear", wide, 8))
@@ -207,15 +230,20 @@ def test_weights_by_channel_share_what_relu_has_kept() -> None:
     assert kept("silu") == 3 * 16  # its input as well
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("sgd_momentum", 0), ("adam", 3), ("adamw", 3)])
-def test_a_loop_has_temporaries_of_its_largest_parameter(optimizer: str, copies: int) -> None:
-    weight, small = 48, 12  # MiB, of other size classes: the second takes what the first has had
-    chain = (Layer("embedding", 64, weight * MIB // 4), Layer("embedding", 64, small * MIB // 4))
+@pytest.mark.parametrize(
+    ("optimizer", "sizes_mib", "temporary_mib"),
+    [
+        *(("sgd", (48, 12), 0), ("sgd_momentum", (48, 12), 0)),
+        *(("adam", (48, 12), 96), ("adam", (12, 48), 108), ("adamw", (48, 48), 144)),  # the one before keeps its last result
+    ],
+)
+def test_a_loop_has_temporaries_of_one_parameter(optimizer: str, sizes_mib: tuple[int, ...], temporary_mib: int) -> None:
+    chain = tuple(Layer("embedding", 64, size * MIB // 4) for size in sizes_mib)
     loop, fused = (
         column(small_job(optimizer=optimizer, optimizer_implementation=implementation, layers=chain), "step_bytes") / MIB
         for implementation in ("for_loop", "fused")
     )
-    assert loop - fused == pytest.approx(copies * weight)
+    assert loop - fused == pytest.approx(temporary_mib)
 
 
 def test_recomputed_blocks_leave_their_last_output() -> None:

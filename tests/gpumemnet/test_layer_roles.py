@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.layer_roles import BLOCK_BEGIN, IN_BLOCK, INNER_SUM, PASSED_ON, ROTATION, SIBLING, WRITTEN_OUT, fill_roles
+from gpumemnet.layer_roles import BLOCK_BEGIN, CONSTANT, IN_BLOCK, INNER_SUM, PASSED_ON, SIBLING, WRITTEN_OUT, fill_roles
 from gpumemnet.layers import CODE_OF_KIND, KINDS
 
 ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
@@ -15,9 +15,17 @@ FEED_FORWARD = ("linear", "relu", "linear", "add")
 ATTENDS = ("linear", "attention", "linear", "add")
 
 
-def roles_of(*kinds: str, counts: tuple[int, ...] = ()) -> list[int]:
+def roles_of(
+    *kinds: str, counts: tuple[int, ...] = (), widths: dict[int, int] | None = None, parameters: dict[int, int] | None = None
+) -> list[int]:
+    """Roles of layers that are as wide as each other and have no parameters, but those at the places named."""
     roles = np.zeros(len(kinds), dtype=np.int64)
-    fill_roles(roles, np.array(counts or (len(kinds),)), np.array([CODE_OF_KIND[kind] for kind in kinds], dtype=np.int64))
+    activations, owned = np.ones(len(kinds)), np.zeros(len(kinds))
+    for numbers, given_ones in ((activations, widths), (owned, parameters)):
+        for place, number in (given_ones or {}).items():
+            numbers[place] = number
+    codes = np.array([CODE_OF_KIND[kind] for kind in kinds], dtype=np.int64)
+    fill_roles(roles, np.array(counts or (len(kinds),)), codes, activations, owned)
     return [int(role) for role in roles]
 
 
@@ -28,7 +36,7 @@ def places(roles: list[int], flag: int) -> list[int]:
 def test_queries_and_keys_are_rotated() -> None:
     kinds = ("rms_norm", "linear", "linear", "linear", *ROTATED, *ROTATED, "attention", "linear", "add", *FEED_FORWARD)
     roles = roles_of(*kinds)
-    assert places(roles, ROTATION) == [4, 7, 9, 12]
+    assert places(roles, CONSTANT) == [4, 7, 9, 12]
     assert places(roles, INNER_SUM) == [8, 13]
     assert places(roles, PASSED_ON) == [1, 2, 6, 11]  # queries and keys, and the halves exchanged; attention keeps the values
     assert places(roles, BLOCK_BEGIN) == [0]
@@ -49,8 +57,15 @@ def test_projections_of_the_same_input(kinds: tuple[str, ...], siblings: list[in
     assert places(roles_of(*kinds), SIBLING) == siblings
 
 
+def test_a_layer_scale_is_no_gate() -> None:
+    assert not places(roles_of("linear", "gelu", "linear", "multiply", "add", widths={0: 4, 1: 4}), SIBLING)
+    assert not places(roles_of("linear", "linear", "linear", "multiply", "add", parameters={3: 1}), SIBLING)
+
+
 def test_norms_that_are_written_out() -> None:
     assert places(roles_of("rms_norm", "multiply", "linear", "rms_norm", "linear"), WRITTEN_OUT) == [0]
+    assert not places(roles_of("rms_norm", "multiply", parameters={0: 1}), WRITTEN_OUT)  # fused, and then a gate
+    assert not places(roles_of("rms_norm", "multiply", widths={1: 4}), WRITTEN_OUT)
 
 
 def test_one_projection_for_all_three_is_kept() -> None:
@@ -58,17 +73,23 @@ def test_one_projection_for_all_three_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "kinds", [("linear", "multiply", "add"), ("concatenate", "conv2d", "add"), ("concatenate", "multiply", "linear")]
+    "kinds",
+    [
+        *(("linear", "multiply", "add"), ("concatenate", "conv2d", "add"), ("concatenate", "multiply", "linear")),
+        *(("conv2d", "concatenate", "multiply", "add"), ("multiply", "relu", "conv2d", "concatenate", "multiply", "add")),
+    ],
 )
 def test_other_products_are_no_rotations(kinds: tuple[str, ...]) -> None:
-    assert not places(roles_of(*kinds), ROTATION | PASSED_ON | INNER_SUM)
+    assert not places(roles_of(*kinds), CONSTANT | PASSED_ON | INNER_SUM)
 
 
-def test_scores_and_their_mask_end_no_block() -> None:
-    masked = ("linear", "matmul", "add", "softmax", "matmul", "linear", "add")
+def test_scores_and_their_masks_end_no_block() -> None:
+    masked = ("linear", "matmul", "multiply", "add", "add", "softmax", "matmul", "linear", "add")  # scaled, by place, by window
     roles = roles_of(*masked, *FEED_FORWARD, *masked, *FEED_FORWARD)
-    assert places(roles, INNER_SUM) == [2, 13]
-    assert places(roles, BLOCK_BEGIN) == [0, 11]
+    assert places(roles, INNER_SUM) == [3, 4, 16, 17]
+    assert places(roles, CONSTANT) == [2, 15]
+    assert places(roles, BLOCK_BEGIN) == [0, 13]
+    assert places(roles_of("matmul", "multiply", "softmax"), CONSTANT) == [1]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +115,10 @@ def test_identities_are_as_if_they_were_not_there() -> None:
     assert [role for role, kind in zip(roles_of(*padded), padded, strict=True) if kind != "identity"] == roles_of(*plain)
 
 
-@given(st.lists(st.lists(st.sampled_from(KINDS), max_size=30), max_size=5))
+TELLING = ("linear", "add", "multiply", "concatenate", "attention", "matmul", "softmax", "rms_norm", "other", "identity")
+
+
+@given(st.lists(st.lists(st.sampled_from(TELLING) | st.sampled_from(KINDS), max_size=30), max_size=5))
 def test_a_job_has_the_same_roles_alone_and_among_others(many: list[list[str]]) -> None:
     flat = [kind for kinds in many for kind in kinds]
     together = roles_of(*flat, counts=tuple(map(len, many)) or (0,))

@@ -303,5 +303,7 @@ def test_a_norm_in_elementary_operations_is_two_layers() -> None:
         assert job.total_parameters == 40 + 8 + 18
         return [tuple(layer) for layer in job.layers[1:-1]]
 
+    twice = WrittenRMSNorm(8, is_fused=False)
+    assert layers(nn.Sequential(twice, twice)) == [("rms_norm", 8, 0), ("multiply", 8, 8), ("rms_norm", 8, 0), ("multiply", 8, 0)]
     assert layers(WrittenRMSNorm(8, is_fused=False)) == [("rms_norm", 8, 0), ("multiply", 8, 8)]
     assert layers(WrittenRMSNorm(8, is_fused=True)) == layers(nn.RMSNorm(8)) == [("rms_norm", 8, 8)]
