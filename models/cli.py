@@ -96,12 +96,12 @@ def train(
     plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data, seed, epochs)
     if found is not None:
         plan = found.plan(seed, epochs)
+    rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
     with _progress("training") as report, _split_errors(datasets[0]):
         if isinstance(plan, SequencePlan):
             classifier = train_sequence_classifier(data, plan, lambda share: report("training", share))
         else:
             classifier = train_classifier(data, plan, lambda share: report("training", share))
-    rows = _evaluated_rows(metrics, data, asdict(plan)) if metrics else []
     bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration)
     typer.echo(f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}")
 
