@@ -3,7 +3,7 @@ cimport cython
 
 cdef double _BLOCK, _ROUNDING, _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT, _SMALL_TOP, _MEDIUM_TOP, _LARGE_TOP
 cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES
-cdef Py_ssize_t _CLASSES, _LARGEST_SIZE, _KINDS, _CONVOLUTION, _ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT, _LINEAR
+cdef Py_ssize_t _CLASSES, _LARGEST_SIZE, _CONVOLUTION, _ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT, _LINEAR
 cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING
 cdef Py_ssize_t _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS, _SECOND_SHARE, _HAS_BIAS, _IS_CAST
 cdef Py_ssize_t _OWN_BYTES, _TAKEN_BYTES, _IS_ATTENTION, _IS_EMBEDDING, _RULE_WIDTH
@@ -17,9 +17,9 @@ cdef long long[::1] _GROUP_OF_KIND
 cdef Py_ssize_t _LAYER_NOTES, _OWN, _TAKEN, _IS_NEEDED, _IS_KEPT, _NOTE_WIDTH
 
 @cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
-               longest=Py_ssize_t, left=Py_ssize_t, first=Py_ssize_t, chain='long long[::1]', notes='double[::1]')
+               longest=Py_ssize_t, first=Py_ssize_t, roles='long long[::1]', chain='long long[::1]', notes='double[::1]')
 cpdef object fill_columns(double[::1] answers, Py_ssize_t width, Py_ssize_t begin, const double[::1] jobs,
-                          const long long[::1] counts, const long long[::1] kinds, const long long[::1] roles,
+                          const long long[::1] counts, const long long[::1] kinds,
                           const double[::1] activations, const double[::1] parameters, double blas_workspace_bytes)
 
 @cython.locals(block=double, top=double, place=Py_ssize_t)

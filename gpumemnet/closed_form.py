@@ -24,7 +24,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
-from gpumemnet.layer_roles import BLOCK_BEGIN, CONSTANT, IN_BLOCK, INNER_SUM, PASSED_ON, SIBLING, WRITTEN_OUT
+from gpumemnet.layer_roles import BLOCK_BEGIN, CONSTANT, IN_BLOCK, INNER_SUM, PASSED_ON, SIBLING, WRITTEN_OUT, fill_roles
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
@@ -105,7 +105,6 @@ _HANDLES: Final = float(HANDLES)
 _WEIGHING_REACH: Final = WEIGHING_REACH
 _CLASSES: Final = BLOCK_CLASSES
 _LARGEST_SIZE: Final = len(SIZE_CLASSES) - 1
-_KINDS: Final = len(KINDS)
 _CONVOLUTION: Final = GROUP_NAMES.index("conv")
 _ADD: Final = CODE_OF_KIND["add"]
 _MULTIPLY: Final = CODE_OF_KIND["multiply"]
@@ -169,7 +168,6 @@ def fill_columns(
     jobs: Numbers,
     counts: Codes,
     kinds: Codes,
-    roles: Codes,
     activations: Numbers,
     parameters: Numbers,
     blas_workspace_bytes: float,
@@ -184,7 +182,6 @@ def fill_columns(
         jobs: the columns :data:`JOB_COLUMNS` of each job, one job after the other.
         counts: layers of each job, ``B`` numbers.
         kinds: codes of the layers' kinds, ``N`` numbers.
-        roles: what the layers are to one another (:func:`gpumemnet.layer_roles.fill_roles`), ``N`` numbers.
         activations: their output elements per sample.
         parameters: their parameter elements.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question.
@@ -196,19 +193,8 @@ def fill_columns(
     layer_count = len(kinds)
     if begin < 0 or begin > width - ANSWER_WIDTH or job_count > len(answers) // width or job_count > len(jobs) // _JOB_WIDTH:
         raise ValueError("too few numbers for the jobs")
-    if len(activations) < layer_count or len(parameters) < layer_count or len(roles) < layer_count:
-        raise ValueError("too few numbers for the layers")
-    for layer in range(layer_count):
-        if not 0 <= kinds[layer] < _KINDS:
-            raise ValueError("a code that is no kind's")
-    longest = 0
-    left = layer_count
-    for job in range(job_count):
-        count = counts[job]
-        if count < 0 or count > left:
-            raise ValueError("fewer layers than the jobs are said to have")
-        longest = max(longest, count)
-        left -= count
+    roles = array("q", bytes(8 * layer_count))
+    longest = fill_roles(roles, counts, kinds, activations, parameters)  # which looks at the layers' numbers
     chain = array("q", bytes(8 * 2 * longest))
     notes = array("d", bytes(8 * (_LAYER_NOTES + _NOTE_WIDTH * longest)))
     first = 0

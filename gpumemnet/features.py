@@ -19,7 +19,6 @@ from gpumemnet.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import JobBatch
 from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
-from gpumemnet.layer_roles import fill_roles
 from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
@@ -162,13 +161,11 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
     if not len(table.kind):
         return
     answers: Any = matrix.reshape(-1)
-    roles: Any = np.zeros(len(table.kind), dtype=np.int64)
     given: tuple[Any, ...] = columns.reshape(-1), table.counts, table.kind, table.activations, table.parameters
     if not IS_COMPILED:  # of lists Python reads numbers sooner
-        answers, roles, given = answers.tolist(), roles.tolist(), tuple(numbers.tolist() for numbers in given)
+        answers, given = answers.tolist(), tuple(numbers.tolist() for numbers in given)
     jobs, counts, kinds, activations, parameters = given
-    fill_roles(roles, counts, kinds, activations, parameters)
-    fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, roles, activations, parameters, workspace)
+    fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, activations, parameters, workspace)
     if not IS_COMPILED:
         matrix[:] = np.reshape(answers, matrix.shape)
 

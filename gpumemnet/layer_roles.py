@@ -82,8 +82,10 @@ _TRAITS: Final = array(
 )
 
 
-def fill_roles(roles: Places, counts: Codes, kinds: Codes, activations: Numbers, parameters: Numbers) -> None:
+def fill_roles(roles: Places, counts: Codes, kinds: Codes, activations: Numbers, parameters: Numbers) -> int:
     """Write the roles of the ``N`` layers of several jobs: sums of the flags of this module, zero where this writes.
+
+    Returns the layers of the longest job.
 
     Args:
         roles: ``N`` numbers, zero.
@@ -122,6 +124,7 @@ def fill_roles(roles: Places, counts: Codes, kinds: Codes, activations: Numbers,
         _note_neighbours(roles, kinds, activations, parameters, chain, stored)
         _note_blocks(roles, kinds, chain, stored)
         first += count
+    return longest
 
 
 def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, parameters: Numbers, chain: Places, stored: int) -> None:

@@ -49,10 +49,11 @@ def as_it_stands(name: str, **others: ModuleType) -> ModuleType:
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
     """The features by the closed form as it stands."""
-    form, roles = as_it_stands("closed_form"), as_it_stands("layer_roles")
+    roles = as_it_stands("layer_roles")
+    form = as_it_stands("closed_form", layer_roles=roles)
     assert not form.IS_COMPILED
     assert not roles.IS_COMPILED
-    return as_it_stands("features", closed_form=form, layer_roles=roles)
+    return as_it_stands("features", closed_form=form)
 
 
 @compiled
@@ -94,7 +95,6 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     [
         *({"answers": np.zeros(ANSWERS - 1)}, {"jobs": np.ones(14)}, {"activations": np.ones(2)}, {"parameters": np.ones(2)}),
         *({"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}, {"kinds": np.zeros(2, dtype=np.int64)}),
-        {"roles": np.zeros(2, dtype=np.int64)},
         *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4), "jobs": np.ones(60)}),
         *({"width": ANSWERS - 1}, {"width": 2**62}, {"width": -(10**7), "begin": -(10**8)}, {"begin": 1}, {"begin": -1}),
     ],
@@ -108,7 +108,6 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
         "jobs": np.ones(len(closed_form.JOB_COLUMNS)),
         "counts": np.array([3]),
         "kinds": np.zeros(3, dtype=np.int64),
-        "roles": np.zeros(3, dtype=np.int64),
         "activations": np.ones(3),
         "parameters": np.ones(3),
         "blas_workspace_bytes": 0.0,
