@@ -20,8 +20,8 @@ from gpumemnet.training_reference import reference_document, training_reference
 from models.data import LabelledJobs
 from models.graph_export import export_graph
 from models.network import float_tensor
-from models.sequence_network import SequenceClassifier
 from models.sequence_training import SequencePlan, batch_of
+from models.served_network import SequenceClassifier
 from models.traced_peak import fit_traced_peak, traced_peak_card
 from models.training import TrainedClassifier, TrainingPlan
 

@@ -6,6 +6,7 @@ agreement with the trace, and real models are for testing only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -43,7 +44,7 @@ from models.candidates import (
     served_answers,
     traced_peak_answers,
 )
-from models.data import ZOO, LabelledJobs, joined, load_labelled_jobs
+from models.data import ZOO, LabelledJobs, joined, labelled_jobs
 from models.export import save_classifier
 from models.learning import Learning, learn
 from models.plans import common_plan, mlp_plan, transformer_plan
@@ -155,14 +156,13 @@ def _sources(folder: Path, is_smoke: bool) -> _Sources:
     found = _Sources({}, {}, {})
     for path in paths:
         rows = [row for row in read_dataset(path) if row.status in ("ok", "oom")]
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         for family, is_zoo in sorted({(row.job.family, row.recipe == ZOO) for row in rows}):
-            data = load_labelled_jobs(path, family, only_zoo=is_zoo)
+            own = [row for row in rows if row.job.family == family and (row.recipe == ZOO) == is_zoo]
+            data = labelled_jobs(own if is_zoo or not is_smoke else own[:SMOKE_ROWS], str(path), sha256)
             if is_zoo:
-                own = [row for row in rows if row.job.family == family and row.recipe == ZOO]
                 found.zoo[family] = (data, own)
                 continue
-            if is_smoke and len(data) > SMOKE_ROWS:
-                data = data.take(np.arange(SMOKE_ROWS))
             kept = found.traced if data.provenance == TRACED else found.measured
             if family in kept:
                 raise DatasetError(f"{path} holds {family} jobs that another dataset of {folder} has too: merge them first")

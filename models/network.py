@@ -1,8 +1,8 @@
-"""The MLP-based classifier: an ensemble of small MLPs whose head is a distribution over memory, as one graph.
+"""The MLP-based classifier as it is trained: an ensemble of small MLPs whose head is a distribution over memory.
 
 The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature vector).  The head is a
 mixture of logistics over log-bytes relative to the calibrated closed form: it answers bins of any width and respects their order.
-Everything from the raw feature columns to the mixture is inside the module, hence inside the exported graph.
+Everything from the raw feature columns on is inside the modules, hence inside the exported graph (:mod:`models.served_network`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 LANES: Final = 16
 """Logarithms and sines are taken of some numbers at a time, of four in onnxruntime as it is built today, and of the rest one by
 one, with other last bits.  There is to be no rest in any row: logarithms are filled up to so many, and the sines are four."""
-MOST_LOGIT: Final = 40.0
-"""Logits and log-scales are cut here, far beyond what training gives, so that their exponentials stay numbers."""
 CLIP: Final = 6.0
 CONSTANT: Final = 1e-5
 """An input that varies less than this over the training jobs is left out."""
@@ -242,6 +240,10 @@ class FeatureTransform(nn.Module):
         return (lines_BM.reshape(-1, len(self.families), 2) * flags_BM1).sum(1)
 
 
+Mixture = tuple[Tensor, Tensor, Tensor]
+"""Weights, locations and scales of each member's components, ``[B, E, K]`` each, in units of the closed form's error."""
+
+
 class MemberMLPs(nn.Module):
     """``E`` MLPs of two hidden layers side by side, as batched matrix products."""
 
@@ -260,91 +262,13 @@ class MemberMLPs(nn.Module):
             self.biases[2][:, :, components : 2 * components] = torch.linspace(-0.8, 0.8, components)
             self.biases[2][:, :, 2 * components :] = -0.7
 
-    def forward(self, inputs_EBD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights, locations and scales of each member's mixture, shape ``[B, E, K]``, in units of the closed form's error."""
+    def forward(self, inputs_EBD: Tensor) -> Mixture:
+        """Each member's mixture."""
         hidden_EBH = nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0])
         hidden_EBH = nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
         logits_BEK, locations_BEK, scales_BEK = torch.split(outputs_BEK, self.components, dim=-1)
         return logits_BEK.softmax(-1), locations_BEK, scales_BEK.exp() + SMALLEST_SCALE
-
-    def side_by_side(self, inputs_BD: Tensor) -> Tensor:
-        """What the last layer says of all members and of the background, in two-dimensional products.
-
-        onnxruntime packs the weights of those once, when it loads the graph, and of others at every call; and their rows are the
-        same alone and among others.
-
-        Returns:
-            Logits, log-scales less the floor, and locations, shape ``[B, 3 (E·K + 1)]``.
-        """
-        members, hidden, _ = self.weights[2].shape
-        first = self.weights[0].transpose(0, 1).flatten(1)
-        own = torch.split(nn.functional.silu(torch.addmm(self.biases[0].flatten(), inputs_BD, first)), hidden, dim=1)
-        second = zip(self.biases[1], own, self.weights[1], strict=True)
-        hidden_BH = nn.functional.silu(torch.cat([torch.addmm(bias, one, weight) for bias, one, weight in second], dim=1))
-        apart = torch.eye(members)[:, None, None, :, None]
-        weights = self.weights[2].reshape(members, hidden, 3, 1, self.components) * apart
-        weights = weights.reshape(members * hidden, 3, members * self.components)
-        biases = self.biases[2].reshape(members, 3, self.components).transpose(0, 1).reshape(3, members * self.components)
-        background = torch.tensor([[0.0], [0.0], [math.log(BACKGROUND_SCALE - SMALLEST_SCALE)]])
-        order = torch.tensor([0, 2, 1])
-        weights = nn.functional.pad(weights, (0, 1))[:, order].flatten(1)
-        biases = torch.cat((biases, background), dim=1)[order].flatten()
-        return torch.addmm(biases, hidden_BH, weights)
-
-
-class MixtureClassifier(nn.Module):
-    """Transform, members, head and calibrated bounds: the exported graph (inputs and outputs: :mod:`gpumemnet.bundle`)."""
-
-    multiples: Tensor
-
-    def __init__(
-        self, transform: FeatureTransform, members: MemberMLPs, multiples: Mapping[str, Sequence[float]], floor: float
-    ) -> None:
-        """``multiples`` hold for each of the :func:`group_names`, for each calibrated coverage, the multiple of the spread and of
-        the ``floor`` beside it, which is in units of the closed form's error.
-        """
-        super().__init__()
-        self.transform = transform
-        self.members = members
-        self.member_count = len(members.weights[0])
-        self.register_buffer("multiples", torch.tensor([multiples[group] for group in group_names(transform.families)]))
-        self.floor = floor
-
-    def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
-        """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + L]``: reference, expected and bounds in log-bytes."""
-        return self.answer(*self.transform(features_BF))
-
-    def answer(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
-        """The outputs from the members' inputs and what the transform says of each job.
-
-        It is the members' :meth:`~MemberMLPs.forward` and :func:`centre_and_spread` in few and large operations, because each
-        node of a graph costs a third of a microsecond: the mixtures lie side by side, sums are matrix products.
-        """
-        count, components = self.member_count, self.members.components
-        share = (1.0 - BACKGROUND_WEIGHT) / count
-        width = count * components + 1
-        all_but_background = torch.tensor([[1.0]] * (width - 1) + [[0.0]])
-        # Divided by the sum of its member's odds, less its member's share of the weight, a component's odds are its weight.
-        of_member = torch.kron(torch.eye(count), torch.full((components, components), 1.0 / share))
-        of_member = nn.functional.pad(of_member, (0, 1, 0, 1)) + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
-        positive, locations_BK = torch.split(self.members.side_by_side(inputs_BD), [2 * width, width], dim=1)
-        odds_BK, scales_BK = torch.split(positive.clamp(-MOST_LOGIT, MOST_LOGIT).exp(), width, dim=1)
-        weights_BK = odds_BK / (odds_BK @ of_member)
-        scales_BK = scales_BK + SMALLEST_SCALE
-        heights_BK = weights_BK / scales_BK
-        centre_B1 = (heights_BK * locations_BK) @ all_but_background / (heights_BK @ all_but_background)
-        distances_BK = (locations_BK - centre_B1).abs() + MEAN_DEVIATION * scales_BK
-        spread_B1 = (weights_BK * distances_BK) @ all_but_background  # the mean of the members', but for the background's share
-        expected_B1 = reference_B1 + centre_B1 * units_B1
-        multiples_GL = self.multiples * self.transform.errors / (1.0 - BACKGROUND_WEIGHT)
-        bounds_BL = expected_B1 + (spread_B1 + self.floor * (1.0 - BACKGROUND_WEIGHT)) * (groups_BG @ multiples_GL)
-        return (
-            weights_BK,
-            reference_B1 + locations_BK * units_B1,
-            scales_BK * units_B1,
-            torch.cat((reference_B1, expected_B1, bounds_BL), dim=1),
-        )
 
 
 def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -359,7 +283,7 @@ def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tup
     return centre, (weights * distances).sum(-1, keepdim=True)
 
 
-def mixture_cdf(mixture: tuple[Tensor, Tensor, Tensor], positions: Tensor) -> Tensor:
+def mixture_cdf(mixture: Mixture, positions: Tensor) -> Tensor:
     """CDF of each member's mixture with its background, at positions of shape ``[B, E]`` in units of the error."""
     weights, locations, scales = mixture
     cumulative = (weights * torch.sigmoid((positions[..., None] - locations) / scales)).sum(-1)

@@ -7,13 +7,12 @@ layer, pooled, with the job features).  Attention runs over the layers, padding 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.sequence import SEQUENCE_COLUMNS
-from models.network import FeatureTransform, MemberMLPs, MixtureClassifier, group_names
+from models.network import FeatureTransform, MemberMLPs, Mixture
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
 
@@ -75,34 +74,33 @@ class LayerEncoder(nn.Module):
         return torch.cat((mean, most), dim=1)
 
 
-class SequenceClassifier(nn.Module):
-    """Transform, encoder and head: the exported graph of the transformer-based classifier."""
+class SequenceInputs(nn.Module):
+    """Transform and encoder: what the head reads."""
 
-    def __init__(
-        self,
-        transform: FeatureTransform,
-        encoder: LayerEncoder,
-        members: MemberMLPs,
-        multiples: Mapping[str, Sequence[float]] | None = None,
-        floor: float = 0.0,
-    ) -> None:
-        """``multiples`` and ``floor`` are those of the head, for jobs with layers; none before calibration."""
+    def __init__(self, transform: FeatureTransform, encoder: LayerEncoder) -> None:
         super().__init__()
+        self.transform = transform
         self.encoder = encoder
-        given = multiples or {}
-        # jobs with totals only have no sequence: their groups are there for the graph alone
-        filled = {group: given.get(group.replace("totals", "layers"), ()) for group in group_names()}
-        self.head = MixtureClassifier(transform, members, filled, floor)
 
-    def joined(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs of the head ``[B, D]``; reference and unit ``[B, 1]``, groups ``[B, 4]`` as the transform gives them."""
-        inputs_BD, reference_B1, units_B1, groups_B4 = self.head.transform(features_BF)
+        inputs_BD, reference_B1, units_B1, groups_B4 = self.transform(features_BF)
         pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
         return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, groups_B4
 
-    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of :class:`models.network.MixtureClassifier`."""
-        return self.head.answer(*self.joined(features_BF, sequences_BLF, mask_BL))
+
+class SequenceNetwork(nn.Module):
+    """Transform, encoder and members, as they are trained."""
+
+    def __init__(self, inputs: SequenceInputs, members: MemberMLPs) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.members = members
+
+    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Mixture, Tensor, Tensor]:
+        """The members' mixtures, ``[B, E, K]`` each; reference and unit ``[B, 1]``."""
+        inputs_BD, reference_B1, units_B1, _ = self.inputs(features_BF, sequences_BLF, mask_BL)
+        return self.members(inputs_BD.unsqueeze(0)), reference_B1, units_B1
 
 
 def encoder_width(width: int) -> int:

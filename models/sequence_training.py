@@ -22,7 +22,8 @@ from models.bounds import COVERAGES, Errors, conformal_scores, errors_of, groupe
 from models.data import LabelledJobs
 from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
 from models.physics_line import LAYER_TERMS
-from models.sequence_network import SequenceClassifier, encoder_width, initialised
+from models.sequence_network import SequenceInputs, SequenceNetwork, encoder_width, initialised
+from models.served_network import MixtureHead, SequenceClassifier
 from models.splits import pieces
 from models.training import (
     SHORTEST_SCHEDULE,
@@ -84,7 +85,8 @@ def train_sequence_classifier(
     transform = fitted_transform(data, data.without_layers())
     piece = pieces(data.groups, HELD_OUT, plan.seed)
     members = MemberMLPs(transform.width + encoder_width(plan.width), 1, plan.hidden, plan.components, plan.seed)
-    network = SequenceClassifier(transform, initialised(plan.width, plan.depth, plan.heads, plan.seed), members)
+    inputs = SequenceInputs(transform, initialised(plan.width, plan.depth, plan.heads, plan.seed))
+    network = SequenceNetwork(inputs, members)
     lower, upper = label_interval(transform, data)
     rows = _Rows(float_tensor(data.features), _sequences(data), lower, upper)
     best_epoch = _fit(network, rows, np.flatnonzero(piece != 0), np.flatnonzero(piece == 0), plan, progress)
@@ -94,8 +96,11 @@ def train_sequence_classifier(
     errors = _errors(network, rows, data, held_out)
     floor = spread_floor([errors])
     multiples = grouped_multiples("layers", conformal_scores(errors, floor), data.take(held_out), coverages)
-    final = SequenceClassifier(transform, network.encoder, members, multiples, floor).eval()
-    return TrainedClassifier(final, coverages, multiples, floor, extrapolation_scale(data, LAYER_TERMS), (best_epoch,))
+    # jobs with totals only have no sequence: their groups are there for the graph alone
+    every_group = multiples | {group.replace("layers", "totals"): found for group, found in multiples.items()}
+    served = SequenceClassifier(inputs, MixtureHead(members, transform, every_group, floor)).eval()
+    scale = extrapolation_scale(data, LAYER_TERMS)
+    return TrainedClassifier(served, members, coverages, multiples, floor, scale, (best_epoch,))
 
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
@@ -128,7 +133,7 @@ def _batches(
 
 
 def _fit(
-    network: SequenceClassifier,
+    network: SequenceNetwork,
     rows: _Rows,
     training: NDArray[np.int64],
     held_out: NDArray[np.int64],
@@ -170,23 +175,22 @@ def _fit(
     return best_epoch
 
 
-def _loss(network: SequenceClassifier, rows: _Rows, batch: NDArray[np.int64]) -> Tensor:
+def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Tensor:
     """Negative log-probability of each label's interval, shape ``[B]``."""
     places = torch.from_numpy(batch)
-    inputs_BD, _, _, _ = network.joined(rows.features[places], *batch_of([rows.sequences[row] for row in batch.tolist()]))
-    mixture = network.head.members(inputs_BD.unsqueeze(0))
+    mixture, _, _ = network(rows.features[places], *batch_of([rows.sequences[row] for row in batch.tolist()]))
     upper, lower = rows.upper[places, None], rows.lower[places, None]
     return -(mixture_cdf(mixture, upper) - mixture_cdf(mixture, lower)).clamp_min(1e-7).log()[:, 0]
 
 
-def _errors(network: SequenceClassifier, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
+def _errors(network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
     """Of the jobs held out."""
     parts = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]
         with torch.no_grad():
             sequences = batch_of([rows.sequences[row] for row in part.tolist()])
-            inputs_BD, reference_B1, units_B1, _ = network.joined(rows.features[torch.from_numpy(part)], *sequences)
-            centre, spread = centre_and_spread(*(amount[:, 0] for amount in network.head.members(inputs_BD.unsqueeze(0))))
+            mixture, reference_B1, units_B1 = network(rows.features[torch.from_numpy(part)], *sequences)
+            centre, spread = centre_and_spread(*(amount[:, 0] for amount in mixture))
         parts.append(torch.cat((reference_B1 + centre * units_B1, spread * units_B1, units_B1), dim=1))
     return errors_of(data.take(held_out), *torch.cat(parts).double().numpy().T)

@@ -24,13 +24,13 @@ from models.data import LabelledJobs
 from models.network import (
     FeatureTransform,
     MemberMLPs,
-    MixtureClassifier,
     centre_and_spread,
     float_tensor,
     mixture_cdf,
     mode_name,
 )
 from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
+from models.served_network import MixtureClassifier, MixtureHead
 from models.splits import pieces
 
 SHORTEST_SCHEDULE: Final = 20
@@ -67,6 +67,7 @@ class TrainedClassifier:
 
     Attributes:
         network: the whole graph, in evaluation mode.
+        members: its members as they were trained.
         coverages: the levels of the graph's bounds.
         multiples: one of :func:`models.network.group_names` → for each coverage the multiple of spread and floor that gives it.
         floor: stands beside every spread, in units of the closed form's error.
@@ -76,6 +77,7 @@ class TrainedClassifier:
     """
 
     network: nn.Module
+    members: MemberMLPs
     coverages: tuple[float, ...]
     multiples: Mapping[str, tuple[float, ...]]
     floor: float
@@ -118,13 +120,13 @@ def train_classifier(
         for family, family_rows in rows_of.items():
             name = mode_name(mode, family)
             multiples |= grouped_multiples(name, scores[family_rows], data.take(family_rows), coverages)
-    network = MixtureClassifier(transform, members, multiples, floor).eval()
+    network = MixtureClassifier(transform, MixtureHead(members, transform, multiples, floor)).eval()
     scales = {
         family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
         for family, some in rows_of.items()
     }
     by_family = scales if len(scales) > 1 else {}
-    return TrainedClassifier(network, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)
+    return TrainedClassifier(network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)
 
 
 def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:

@@ -21,8 +21,8 @@ from models.network import float_tensor
 from models.plans import Plan
 from models.retrain.gate import MOST_WASTE, losses
 from models.retrain.holdout import is_held_out
-from models.sequence_network import SequenceClassifier
 from models.sequence_training import SequencePlan, batch_of, train_sequence_classifier
+from models.served_network import SequenceClassifier
 from models.splits import folds
 from models.training import TrainedClassifier, train_classifier
 

@@ -1,5 +1,7 @@
 """Networks that differ in their numbers alone are exported once; what is filled in is what the exporter would have written."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -7,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from models import graph_export
+from models.data import LabelledJobs
+from models.export import export_onnx
 from models.graph_export import export_graph
+from models.sequence_training import SequencePlan, train_sequence_classifier
+from models.training import TrainedClassifier, TrainingPlan, train_classifier
 
 
 class Small(nn.Module):
@@ -80,3 +86,21 @@ def test_what_is_no_state_is_noticed(exports: list[nn.Module]) -> None:
     networks = [Small(0), Small(1, factor=3.0)]
     assert all(_is_right(_export(network), network) for network in networks)
     assert exports == networks
+
+
+def _mlp_based(data: LabelledJobs, seed: int) -> TrainedClassifier:
+    return train_classifier(data, TrainingPlan(epochs=1, hidden=8, members=2, seed=seed))
+
+
+def _transformer_based(data: LabelledJobs, seed: int) -> TrainedClassifier:
+    return train_sequence_classifier(data, SequencePlan(epochs=1, width=8, depth=1, hidden=8, seed=seed))
+
+
+@pytest.mark.parametrize("train", [_mlp_based, _transformer_based])
+def test_a_second_classifier_of_a_shape_is_not_exported_again(
+    exports: list[nn.Module], synthetic: LabelledJobs, train: Callable[[LabelledJobs, int], TrainedClassifier]
+) -> None:
+    trained = [train(synthetic, seed) for seed in (0, 1)]
+    graphs = [export_onnx(one, synthetic) for one in trained]
+    assert exports == [trained[0].network]
+    assert graphs[0] != graphs[1]

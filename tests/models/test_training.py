@@ -127,7 +127,7 @@ def test_jobs_that_ran_out_of_memory_teach_and_do_not_stop_the_learning(syntheti
     trained = train_classifier(data, PLAN)
     assert min(trained.best_epochs) > 0
     before = MemberMLPs(trained.network.transform.width, PLAN.members, PLAN.hidden, PLAN.components, PLAN.seed)
-    for old, new in zip(before.parameters(), trained.network.members.parameters(), strict=True):
+    for old, new in zip(before.parameters(), trained.members.parameters(), strict=True):
         assert torch.isfinite(new).all()
         assert not torch.equal(old, new)
 
@@ -161,7 +161,7 @@ def test_the_network_answers_what_its_members_say(trained: TrainedClassifier, ha
         features = float_tensor(jobs.features)
         with torch.no_grad():
             inputs, reference, units, groups = network.transform(features)
-            weights, locations, scales = (part.flatten(1) for part in network.members(inputs.unsqueeze(0)))
+            weights, locations, scales = (part.flatten(1) for part in trained.members(inputs.unsqueeze(0)))
             centre, spread = centre_and_spread(weights, locations, scales)
             answer = network(features)
         assert groups.sum(1).tolist() == [1.0] * len(groups)

@@ -1,0 +1,149 @@
+"""The classifiers as they are served: what was trained, laid out in few and large operations.
+
+Each node of a graph costs a third of a microsecond, and onnxruntime packs the weights of two-dimensional products once, when it
+loads the graph, and of others at every call; rows of such products are also the same alone and among others.  So the members lie
+side by side, and sums are products with ones.  Every number is a buffer as the operations take it: two classifiers of one shape
+differ in their state alone (:mod:`models.graph_export`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from models.network import (
+    BACKGROUND_SCALE,
+    BACKGROUND_WEIGHT,
+    MEAN_DEVIATION,
+    SMALLEST_SCALE,
+    FeatureTransform,
+    MemberMLPs,
+    group_names,
+)
+from models.sequence_network import SequenceInputs
+
+# Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components, G groups of
+# jobs, C coverages.
+
+MOST_LOGIT: Final = 40.0
+"""Logits and log-scales are cut here, far beyond what training gives, so that their exponentials stay numbers."""
+
+
+class SideBySide(nn.Module):
+    """What the last layer says of all trained members and of the background, in two-dimensional products."""
+
+    first: Tensor
+    first_bias: Tensor
+    last: Tensor
+    last_bias: Tensor
+
+    def __init__(self, members: MemberMLPs) -> None:
+        super().__init__()
+        first, second, last = (weight.detach() for weight in members.weights)
+        first_bias, second_bias, last_bias = (bias.detach() for bias in members.biases)
+        count, self.hidden, _ = last.shape
+        components = members.components
+        self.register_buffer("first", first.transpose(0, 1).flatten(1))
+        self.register_buffer("first_bias", first_bias.flatten())
+        self.second = nn.ParameterList(nn.Parameter(one.clone(), requires_grad=False) for one in second)
+        self.second_biases = nn.ParameterList(nn.Parameter(one.clone(), requires_grad=False) for one in second_bias)
+
+        order = torch.tensor([0, 2, 1])
+        apart = torch.eye(count)[:, None, None, :, None]
+        weights = last.reshape(count, self.hidden, 3, 1, components) * apart
+        weights = weights.reshape(count * self.hidden, 3, count * components)
+        self.register_buffer("last", nn.functional.pad(weights, (0, 1))[:, order].flatten(1))
+        biases = last_bias.reshape(count, 3, components).transpose(0, 1).reshape(3, count * components)
+        background = torch.tensor([[0.0], [0.0], [math.log(BACKGROUND_SCALE - SMALLEST_SCALE)]])
+        self.register_buffer("last_bias", torch.cat((biases, background), dim=1)[order].flatten())
+
+    def forward(self, inputs_BD: Tensor) -> Tensor:
+        """Logits, log-scales less the floor, and locations, shape ``[B, 3 (E·K + 1)]``."""
+        hidden_BH = nn.functional.silu(torch.addmm(self.first_bias, inputs_BD, self.first))
+        own = zip(self.second_biases, torch.split(hidden_BH, self.hidden, dim=1), self.second, strict=True)
+        hidden_BH = nn.functional.silu(torch.cat([torch.addmm(bias, one, weight) for bias, one, weight in own], dim=1))
+        return torch.addmm(self.last_bias, hidden_BH, self.last)
+
+
+class MixtureHead(nn.Module):
+    """From the members' inputs to the graph's outputs (:mod:`gpumemnet.bundle`): members, mixture and calibrated bounds.
+
+    It is the members' forward pass and :func:`models.network.centre_and_spread`.
+    """
+
+    all_but_background: Tensor
+    of_member: Tensor
+    multiples: Tensor
+    floor: Tensor
+
+    def __init__(
+        self, members: MemberMLPs, transform: FeatureTransform, multiples: Mapping[str, Sequence[float]], floor: float
+    ) -> None:
+        """``multiples`` hold for each of the :func:`group_names`, for each calibrated coverage, the multiple of the spread and of
+        the ``floor`` beside it, which is in units of the closed form's error.
+        """
+        super().__init__()
+        count, components = len(members.weights[0]), members.components
+        self.width = count * components + 1
+        share = (1.0 - BACKGROUND_WEIGHT) / count
+        all_but_background = torch.tensor([[1.0]] * (self.width - 1) + [[0.0]])
+        # Divided by the sum of its member's odds, less its member's share of the weight, a component's odds are its weight.
+        of_member = torch.kron(torch.eye(count), torch.full((components, components), 1.0 / share))
+        of_member = nn.functional.pad(of_member, (0, 1, 0, 1)) + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
+        multiples_GC = torch.tensor([multiples[group] for group in group_names(transform.families)])
+        self.members = SideBySide(members)
+        self.register_buffer("all_but_background", all_but_background)
+        self.register_buffer("of_member", of_member)
+        self.register_buffer("multiples", multiples_GC * transform.errors / (1.0 - BACKGROUND_WEIGHT))
+        self.register_buffer("floor", torch.tensor([[floor * (1.0 - BACKGROUND_WEIGHT)]]))
+
+    def forward(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
+        """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + C]``: reference, expected and bounds in log-bytes."""
+        positive, locations_BK = torch.split(self.members(inputs_BD), [2 * self.width, self.width], dim=1)
+        odds_BK, scales_BK = torch.split(positive.clamp(-MOST_LOGIT, MOST_LOGIT).exp(), self.width, dim=1)
+        weights_BK = odds_BK / (odds_BK @ self.of_member)
+        scales_BK = scales_BK + SMALLEST_SCALE
+        heights_BK = weights_BK / scales_BK
+        centre_B1 = (heights_BK * locations_BK) @ self.all_but_background / (heights_BK @ self.all_but_background)
+        distances_BK = (locations_BK - centre_B1).abs() + MEAN_DEVIATION * scales_BK
+        spread_B1 = (weights_BK * distances_BK) @ self.all_but_background  # the mean of the members', but for the background's
+        expected_B1 = reference_B1 + centre_B1 * units_B1
+        bounds_BC = expected_B1 + (spread_B1 + self.floor) * (groups_BG @ self.multiples)
+        return (
+            weights_BK,
+            reference_B1 + locations_BK * units_B1,
+            scales_BK * units_B1,
+            torch.cat((reference_B1, expected_B1, bounds_BC), dim=1),
+        )
+
+
+class MixtureClassifier(nn.Module):
+    """Transform and head: the graph of the MLP-based classifier."""
+
+    def __init__(self, transform: FeatureTransform, head: MixtureHead) -> None:
+        super().__init__()
+        self.transform = transform
+        self.head = head
+
+    def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of :class:`MixtureHead`."""
+        found: tuple[Tensor, ...] = self.head(*self.transform(features_BF))
+        return found
+
+
+class SequenceClassifier(nn.Module):
+    """Transform, encoder and head: the graph of the transformer-based classifier."""
+
+    def __init__(self, inputs: SequenceInputs, head: MixtureHead) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.head = head
+
+    def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of :class:`MixtureHead`."""
+        found: tuple[Tensor, ...] = self.head(*self.inputs(features_BF, sequences_BLF, mask_BL))
+        return found
