@@ -97,6 +97,7 @@ def test_it_fails_open(task, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [(TASK.rpartition(b"\n")[0], "has 11 lines"), (TASK[:-4] + b"a lot", "where a number"), (b" " * (2**20 + 1), "too large")],
+    ids=["a line short", "no number", "too large"],  # pytest gives children the name of the test
 )
 def test_a_file_of_another_shape_is_refused(task, content, said):
     task.write_bytes(content)
