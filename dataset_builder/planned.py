@@ -16,7 +16,7 @@ from dataset_builder.options import Options, parse_options, trainable_parameters
 from gpumemnet.errors import DatasetError
 from gpumemnet.job import TrainingJob
 
-PROTOCOL: Final = "step-1"
+PROTOCOL: Final = "step-2"
 """Version of the training conventions of :mod:`dataset_builder.training` and of the reading protocol; stands in every row."""
 
 

@@ -32,7 +32,7 @@ from gpumemnet.trace.step import TraceOptions, record
 from gpumemnet.trace.timeline import STEADY_STEPS
 from gpumemnet.worker_pool import in_processes
 
-PROTOCOL: Final = "trace-2"
+PROTOCOL: Final = "trace-3"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``)."""
 
 

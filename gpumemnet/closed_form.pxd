@@ -2,13 +2,13 @@
 cimport cython
 
 cdef double _BLOCK, _ROUNDING, _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT, _SMALL_TOP, _MEDIUM_TOP, _LARGE_TOP
-cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES
+cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES, _PADDED_IMAGE
 cdef Py_ssize_t _CLASSES, _LARGEST_SIZE, _CONVOLUTION, _ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT, _LINEAR
-cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING
+cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING, _DEPTHWISE
 cdef Py_ssize_t _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS, _SECOND_SHARE, _HAS_BIAS, _IS_CAST
 cdef Py_ssize_t _OWN_BYTES, _TAKEN_BYTES, _IS_ATTENTION, _IS_EMBEDDING, _RULE_WIDTH
 cdef Py_ssize_t _BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN, _CREATED
-cdef Py_ssize_t _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS, _JOB_WIDTH
+cdef Py_ssize_t _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS, _CHANNELS_LAST, _JOB_WIDTH
 cdef Py_ssize_t _COUNT_PLACE, _WEIGHT_PLACE, _KEPT_PLACE, _PEAK_PLACE, _GROUP_PLACE, _SUM_PLACE
 cdef Py_ssize_t _WEIGHTS, _TRAINED, _LOOPED, _KEPT, _STANDING, _BLOCK_KEPT, _COPIES, _FULLEST, _FULLEST_FROZEN, _PEAK
 cdef Py_ssize_t _STEP, _NAMED, _WEIGHING_REACH
@@ -46,6 +46,10 @@ cdef Py_ssize_t _tied_embedding(const double[::1] parameters, Py_ssize_t stored,
 cdef Py_ssize_t _keep(double[::1] answers, Py_ssize_t group, double size, double copies, bint is_inside,
                       double[::1] notes) noexcept
 
+@cython.locals(is_half=bint, copied=double)
+cdef double _layout_copies(double image, double result, double weight, double element_bytes, bint is_first,
+                           bint is_channels_last) noexcept
+
 @cython.locals(mask_place=Py_ssize_t, in_all=double, c=Py_ssize_t, moment=double)
 cdef double _softmax_moment(Py_ssize_t place, double amount, Py_ssize_t before_place, double before_amount, double mask_bytes,
                             bint is_inside, double[::1] notes) noexcept
@@ -59,7 +63,8 @@ cdef double _softmax_moment(Py_ssize_t place, double amount, Py_ssize_t before_p
                count=double, place=Py_ssize_t, amount=double, c=Py_ssize_t,
                following=Py_ssize_t, second=double, main_place=Py_ssize_t, second_place=Py_ssize_t, main_amount=double,
                second_amount=double, copy_place=Py_ssize_t, moment=double, moment_total=double, trained_total=double,
-               logits=double, sums=Py_ssize_t, is_checkpointed=bint, role='long long', beyond='long long', ends_block=bint,
+               logits=double, sums=Py_ssize_t, is_checkpointed=bint, copies=double, copies_place=Py_ssize_t,
+               copies_amount=double, role='long long', beyond='long long', ends_block=bint,
                tied_place=Py_ssize_t, tied_amount=double, source=Py_ssize_t, extra=double, mask=double, is_product=bint,
                shared_elements=double, nearest=Py_ssize_t, shared_bytes=double, loop=double, looped=double, stepped=double,
                cast_place=Py_ssize_t, mask_place=Py_ssize_t, cast_amount=double, mask_amount=double)

@@ -24,7 +24,17 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
-from gpumemnet.layer_roles import BLOCK_BEGIN, CONSTANT, IN_BLOCK, INNER_SUM, PASSED_ON, SIBLING, WRITTEN_OUT, fill_roles
+from gpumemnet.layer_roles import (
+    BLOCK_BEGIN,
+    CONSTANT,
+    DEPTHWISE,
+    IN_BLOCK,
+    INNER_SUM,
+    PASSED_ON,
+    SIBLING,
+    WRITTEN_OUT,
+    fill_roles,
+)
 from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
@@ -46,6 +56,8 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
 LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
+PADDED_IMAGE: Final = 8.0 / 3.0
+"""Tensor cores read half types by eight channels, and an image has three."""
 WEIGHING_REACH: Final = 12
 """So near is what squeeze-and-excitation weighs before the product (arXiv 1709.01507: a pooling and five layers between)."""
 HUGE_OCTAVES: Final = 7
@@ -71,6 +83,7 @@ JOB_COLUMNS: Final = (
     "is_checkpointed",
     "loop_copies",
     "input_elements",
+    "is_channels_last",
 )
 """What the closed form needs of a job beside its layers.
 
@@ -102,6 +115,7 @@ _TYPICAL: Final = float(TYPICAL_LARGE_TENSOR)
 _FULL: Final = float(FULL_BYTES)
 _LOSS: Final = float(LOSS_TENSORS)
 _HANDLES: Final = float(HANDLES)
+_PADDED_IMAGE: Final = PADDED_IMAGE
 _WEIGHING_REACH: Final = WEIGHING_REACH
 _CLASSES: Final = BLOCK_CLASSES
 _LARGEST_SIZE: Final = len(SIZE_CLASSES) - 1
@@ -113,7 +127,7 @@ _MATMUL: Final = CODE_OF_KIND["matmul"]
 _DROPOUT: Final = CODE_OF_KIND["dropout"]
 _LINEAR: Final = CODE_OF_KIND["linear"]
 _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
-_WRITTEN_OUT, _SIBLING = WRITTEN_OUT, SIBLING
+_WRITTEN_OUT, _SIBLING, _DEPTHWISE = WRITTEN_OUT, SIBLING, DEPTHWISE
 
 # What is known of each kind: the columns of KIND_RULES, and two more.
 _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
@@ -132,6 +146,7 @@ _GROUP_OF_KIND: Final = array("q", GROUPS)
 # Columns of a job, as in JOB_COLUMNS.
 _BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN = 0, 1, 2, 3, 4, 5, 6, 7
 _CREATED, _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS = 8, 9, 10, 11, 12, 13, 14
+_CHANNELS_LAST: Final = 15
 _JOB_WIDTH: Final = len(JOB_COLUMNS)
 
 # Places of the answer, as in gpumemnet.features.LAYER_COLUMNS.
@@ -357,6 +372,25 @@ def _keep(answers: Amounts, group: int, size: float, copies: float, is_inside: b
     return place
 
 
+def _layout_copies(
+    image: float, result: float, weight: float, element_bytes: float, is_first: bool, is_channels_last: bool
+) -> float:
+    """Bytes of the copies that a tensor-core convolution makes of operands that lie otherwise than it reads them.
+
+    Those of :func:`gpumemnet.trace.convolution_workspace.layout_copies`, as far as a layer list tells them: channels last lies
+    right, but for a first layer's image; half types add the weight's gradient up in fp32; a first layer is none for TF32.
+    """
+    is_half = element_bytes < _FULL
+    if is_first:
+        if not is_half:
+            return 0.0
+        image *= _PADDED_IMAGE
+    elif is_channels_last:
+        image = 0.0
+    copied = image if is_channels_last else image + result + weight
+    return copied * element_bytes + (_FULL * weight if is_half else 0.0)
+
+
 def _softmax_moment(
     place: int, amount: float, before_place: int, before_amount: float, mask_bytes: float, is_inside: bool, notes: Amounts
 ) -> float:
@@ -513,6 +547,13 @@ def _walk(
         # The moment of its backward pass: gradients of later layers are there, unless they are from the start; so what it holds
         # is noted less the gradients of all layers, which are not known yet.
         moment_total = 0.0
+        copies_place = 0
+        copies_amount = 0.0
+        if group == _CONVOLUTION and not role & _DEPTHWISE:
+            copies = _layout_copies(previous_elements, elements, count, taken_bytes, at == 0, jobs[job + _CHANNELS_LAST] > 0.0)
+            copies_place = _block_class(copies)
+            copies_amount = _cost(copies, copies_place)
+            highest = max(highest, copies_place)
         extra = 0.0
         cast_place = mask_place = 0
         cast_amount = mask_amount = 0.0
@@ -550,6 +591,8 @@ def _walk(
                 moment += cast_amount
             if c == mask_place:
                 moment += mask_amount
+            if c == copies_place:
+                moment += copies_amount
             moment_total += moment
             if is_needed:
                 notes[_FULLEST + c] = max(notes[_FULLEST + c], moment)

@@ -108,7 +108,7 @@ LAYER_COLUMNS: Final = (
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((10, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
+    repr((11, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
 ).hexdigest()[:12]
 """Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
 
@@ -157,7 +157,7 @@ def with_layers(totals: NDArray[np.float64], jobs: JobBatch, blas_workspace_byte
 
 
 def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], table: LayerTable, workspace: int) -> None:
-    """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, 15]``."""
+    """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, 16]``."""
     if not len(table.kind):
         return
     answers: Any = matrix.reshape(-1)
@@ -179,19 +179,19 @@ def _column_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
         *(job.batch_size, job.sequence_length or 1, numbers.weight_bytes, numbers.base_bytes, numbers.copy_bytes),
         *(numbers.state_copies, numbers.temporary_copies, job.total_parameters - job.trainable_parameters),
         *(job.gradient_accumulation == 1, inputs * numbers.input_bytes, numbers.is_autocast, numbers.is_math),
-        *(numbers.is_checkpointed, numbers.loop_copies, inputs),
+        *(numbers.is_checkpointed, numbers.loop_copies, inputs, numbers.is_channels_last),
     )
 
 
 def _columns_of(known: JobTable) -> NDArray[np.float64]:
-    """The same of a table of jobs, shape ``[B, 15]``."""
+    """The same of a table of jobs, shape ``[B, 16]``."""
     inputs = known.batch_size * known.input_elements
     return np.stack(
         (
             *(known.batch_size, np.maximum(known.sequence_length, 1.0), known.weight_bytes, known.base_bytes, known.copy_bytes),
             *(known.state_copies, known.temporary_copies, known.total_parameters - known.trainable_parameters),
             *(known.gradient_accumulation == 1, inputs * known.input_bytes, known.is_autocast, known.is_math),
-            *(known.is_checkpointed, known.loop_copies, inputs),
+            *(known.is_checkpointed, known.loop_copies, inputs, known.is_channels_last),
         ),
         axis=1,
     )

@@ -52,7 +52,8 @@ class TrainingJob:
         batch_size: samples per forward pass on this GPU (the micro-batch when gradients are accumulated).
         input_elements: elements of the input per sample (3·224·224 for an image; the sequence length for tokens).
         optimizer: one of :data:`OPTIMIZERS`.
-        precision: ``fp32``; ``tf32`` (fp32 storage); ``amp_fp16``, ``amp_bf16`` (autocast, fp32 weights); ``bf16`` (everything).
+        precision: ``fp32``, with convolutions in TF32 where PyTorch's defaults let them; ``tf32``, matrix products too (fp32
+            storage); ``amp_fp16``, ``amp_bf16`` (autocast, fp32 weights); ``bf16`` (everything).
         layers: the leaf layers in execution order; empty when only totals are known.
         total_activations: output elements per sample summed over the layers; derived when layers are given.
         total_parameters: parameter elements summed over the layers; derived when layers are given.

@@ -31,7 +31,7 @@ class OptionNumbers(NamedTuple):
         input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
         state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.OptimizerCopies`.
-        is_autocast, is_math, is_checkpointed: 1 where it is so.
+        is_autocast, is_math, is_checkpointed, is_channels_last: 1 where it is so.
     """
 
     flags: tuple[float, ...]
@@ -46,6 +46,7 @@ class OptionNumbers(NamedTuple):
     is_autocast: float
     is_math: float
     is_checkpointed: float
+    is_channels_last: float
 
 
 def option_numbers(job: TrainingJob) -> OptionNumbers:
@@ -57,7 +58,7 @@ def option_numbers(job: TrainingJob) -> OptionNumbers:
 def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
     family, optimizer, precision, _, kernel, implementation, checkpointing, channels_last, cudnn_benchmark = options
     element = ELEMENT_BYTES[precision]
-    copies = optimizer_copies(optimizer, implementation)
+    copies = optimizer_copies(optimizer, implementation, family)
     flags = (
         *(checkpointing != "none", channels_last, cudnn_benchmark),
         *(family == each for each in FAMILIES),
@@ -78,6 +79,7 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
         is_autocast=float(element.weight_copy > 0),
         is_math=float(kernel == "math"),
         is_checkpointed=float(checkpointing != "none"),
+        is_channels_last=float(channels_last),
     )
 
 
@@ -108,6 +110,7 @@ class JobTable:
     is_autocast: Array
     is_math: Array
     is_checkpointed: Array
+    is_channels_last: Array
 
 
 def job_table(jobs: Sequence[TrainingJob]) -> JobTable:

@@ -2,8 +2,9 @@
 cimport cython
 
 cdef Py_ssize_t _KINDS, _ADD, _CONCATENATE, _LINEAR, _MULTIPLY, _RMS_NORM, _MATMUL, _SOFTMAX, _ROTATION_REACH, _PROJECTIONS
-cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS
-cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING
+cdef Py_ssize_t _WIDEST_FILTER
+cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS, _CONVOLVES, _NORMALISES
+cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING, _DEPTHWISE
 cdef long long[::1] _TRAITS
 
 @cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
@@ -15,6 +16,9 @@ cpdef object fill_roles(long long[::1] roles, const long long[::1] counts, const
                is_weighed=bint)
 cdef void _note_neighbours(long long[::1] roles, const long long[::1] kinds, const double[::1] activations,
                            const double[::1] parameters, long long[::1] chain, Py_ssize_t stored) noexcept
+
+@cython.locals(width=Py_ssize_t)
+cdef bint _is_depthwise(double parameters, double channels) noexcept
 
 @cython.locals(product=Py_ssize_t, before=Py_ssize_t)
 cdef void _note_rotation(long long[::1] roles, const long long[::1] kinds, long long[::1] chain, Py_ssize_t stored,

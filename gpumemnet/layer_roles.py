@@ -42,14 +42,19 @@ SIBLING: Final = 64
 Not told are those with a norm between them (queries and keys of Qwen 3).
 """
 
+DEPTHWISE: Final = 128
+"""A convolution whose every channel is a group of its own, told by the norm behind it: two parameters for each channel."""
+
 _ROTATION_REACH: Final = 2
 """A rotation's first product lies this near before its concatenation: between them is at most the half that changes its sign."""
 _PROJECTIONS: Final = 2
 """Beside the first of queries, keys and values; or before the last of them."""
+_WIDEST_FILTER: Final = 31
+"""Of depthwise convolutions (RepLKNet, arXiv 2203.06717)."""
 
 # The same numbers once more where the compiled form reads them all the time: layer_roles.pxd makes C variables of them.
 _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
-_WRITTEN_OUT, _SIBLING = WRITTEN_OUT, SIBLING
+_WRITTEN_OUT, _SIBLING, _DEPTHWISE = WRITTEN_OUT, SIBLING, DEPTHWISE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +72,7 @@ _MATMUL: Final = CODE_OF_KIND["matmul"]
 _SOFTMAX: Final = CODE_OF_KIND["softmax"]
 _MULTIPLY: Final = CODE_OF_KIND["multiply"]
 _RMS_NORM: Final = CODE_OF_KIND["rms_norm"]
-_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS = 1, 2, 4, 8, 16
+_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS, _CONVOLVES, _NORMALISES = 1, 2, 4, 8, 16, 32, 64
 _ATTENTION: Final = {*LAYER_GROUPS["attention"], "softmax"}
 _TRAITS: Final = array(
     "q",
@@ -77,6 +82,8 @@ _TRAITS: Final = array(
         + _ATTENDS * (kind in _ATTENTION)
         + _READS_SCORES * (kind in _ATTENTION or kind == "matmul")
         + _READS_PROJECTIONS * (kind in LAYER_GROUPS["attention"] or kind == "matmul")
+        + _CONVOLVES * (kind in LAYER_GROUPS["conv"])
+        + _NORMALISES * (kind in LAYER_GROUPS["norm"])
         for kind in KINDS
     ],
 )
@@ -128,7 +135,7 @@ def fill_roles(roles: Places, counts: Codes, kinds: Codes, activations: Numbers,
 
 
 def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, parameters: Numbers, chain: Places, stored: int) -> None:
-    """Constants, the sums within attention, projections of one input, and norms that are written out.
+    """Constants, the sums within attention, projections of one input, norms that are written out, depthwise convolutions.
 
     From the end, because a sum is within attention where the one after it is.
     """
@@ -153,6 +160,20 @@ def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, paramete
             is_weighed = following == _MULTIPLY and not parameters[next_layer]
             if is_weighed and at > 1 and kinds[chain[at - 2]] == _LINEAR and activations[chain[at - 2]] == activations[layer]:
                 roles[layer] |= _SIBLING  # a gate; the second layer of a block, before its scale, is as wide as the stream
+        elif (_TRAITS[kind] & _CONVOLVES and _TRAITS[following] & _NORMALISES) and _is_depthwise(
+            parameters[layer], parameters[next_layer] / 2.0
+        ):
+            roles[layer] |= _DEPTHWISE
+
+
+def _is_depthwise(parameters: float, channels: float) -> bool:
+    """Whether a convolution to ``channels`` has one square filter for each, with a bias or without."""
+    if channels < 1.0:
+        return False
+    for width in range(3, _WIDEST_FILTER + 1, 2):
+        if parameters == width * width * channels or parameters == (width * width + 1) * channels:
+            return True
+    return False
 
 
 def _note_rotation(roles: Places, kinds: Codes, chain: Places, stored: int, at: int) -> None:

@@ -81,7 +81,6 @@ def traceable(
             device=device,
             attention_kernel=attention_kernel,
             cudnn_benchmark=options.cudnn_benchmark,
-            tf32=options.precision == "tf32",
         ),
     )
 

@@ -300,3 +300,43 @@ def test_frozen_parameters_need_no_gradient() -> None:
 def test_a_step_takes_what_larger_tensors_have_left(batch_size: int, large_mib: int) -> None:
     job = small_job(batch_size=batch_size, input_elements=16, layers=(Layer("linear", 3072, 1024 * 3072 + 3072),))
     assert column(job, "peak_large_bytes") / MIB == large_mib
+
+
+CHANNELS, PIXELS = 64, 1024
+DENSE, DEPTHWISE = 9 * CHANNELS * CHANNELS, 9 * CHANNELS
+PLANE_BYTES = 1024 * CHANNELS * PIXELS * 2
+"""An activation of a batch of 1,024 in half precision: 128 MiB, a segment of its own."""
+
+
+def convolutions(weights: int, **options: object) -> TrainingJob:
+    """Two convolutions, the second of which is in question, each with a norm."""
+    layers = (
+        *(Layer("conv2d", CHANNELS * PIXELS, 27 * CHANNELS), Layer("batch_norm2d", CHANNELS * PIXELS, 2 * CHANNELS)),
+        *(Layer("conv2d", CHANNELS * PIXELS, weights), Layer("batch_norm2d", CHANNELS * PIXELS, 2 * CHANNELS)),
+    )
+    plain = {"family": "cnn", "batch_size": 1024, "input_elements": 3 * PIXELS, "precision": "bf16", "optimizer": "sgd"}
+    return small_job(layers=layers, **{**plain, **options})
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "planes"),
+    [
+        # Image and result are copied into the layout that tensor cores read; without copies the moment of the norm behind is
+        # fuller, by one plane.
+        (DENSE, {}, 2 - 1),
+        (DENSE, {"channels_last": True}, 0),
+        (DENSE, {"precision": "fp32"}, 2 * (2 - 1)),  # as TF32, which PyTorch lets convolutions use: four bytes each
+        (DEPTHWISE, {}, 0),  # no tensor cores
+    ],
+)
+def test_convolutions_copy_what_lies_otherwise(weights: int, options: dict[str, object], planes: int) -> None:
+    job = convolutions(weights, **options)
+    bare = convolutions(DEPTHWISE, **options, channels_last=True) if "channels_last" not in options else job
+    copies = column(job, "unfragmented_bytes") - column(bare, "unfragmented_bytes")
+    assert copies == pytest.approx(planes * PLANE_BYTES, abs=6 * MIB)  # and of the weights
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_every_filter() -> None:
+    states = [column(convolutions(DENSE, optimizer=name), "optimizer_state_bytes") for name in ("sgd_momentum", "adafactor")]
+    assert states[1] == pytest.approx(0.8 * states[0])
+    assert column(small_job(optimizer="adafactor"), "optimizer_state_bytes") == 0.0  # of wide matrices it is next to nothing

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.layer_roles import BLOCK_BEGIN, CONSTANT, IN_BLOCK, INNER_SUM, PASSED_ON, SIBLING, WRITTEN_OUT, fill_roles
+from gpumemnet.layer_roles import (
+    BLOCK_BEGIN,
+    CONSTANT,
+    DEPTHWISE,
+    IN_BLOCK,
+    INNER_SUM,
+    PASSED_ON,
+    SIBLING,
+    WRITTEN_OUT,
+    fill_roles,
+)
 from gpumemnet.layers import CODE_OF_KIND, KINDS
 
 ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
@@ -123,3 +133,18 @@ def test_a_job_has_the_same_roles_alone_and_among_others(many: list[list[str]]) 
     flat = [kind for kinds in many for kind in kinds]
     together = roles_of(*flat, counts=tuple(map(len, many)) or (0,))
     assert together == [role for kinds in many for role in (roles_of(*kinds) if kinds else [])]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "following", "is_depthwise"),
+    [
+        (9 * 32, "batch_norm2d", True),
+        (49 * 32 + 32, "layer_norm", True),  # ConvNeXt's, with a bias
+        (9 * 16 * 32, "batch_norm2d", False),
+        (24 * 32, "batch_norm2d", False),  # pointwise, of 24 channels
+        (9 * 32, "relu", False),  # nothing tells its channels
+    ],
+)
+def test_a_depthwise_convolution_is_told_by_the_norm_behind_it(parameters: int, following: str, is_depthwise: bool) -> None:
+    roles = roles_of("conv2d", "relu", "conv2d", following, parameters={0: 432, 2: parameters, 3: 64})
+    assert places(roles, DEPTHWISE) == [2] * is_depthwise
