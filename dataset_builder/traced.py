@@ -33,7 +33,8 @@ from gpumemnet.trace.timeline import STEADY_STEPS
 from gpumemnet.worker_pool import in_processes
 
 PROTOCOL: Final = "trace-3"
-"""``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``)."""
+"""``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),
+``trace-3`` since fp32 leaves convolutions the TF32 that PyTorch lets them use."""
 
 
 def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None) -> None:

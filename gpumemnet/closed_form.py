@@ -57,7 +57,7 @@ TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 LOSS_TENSORS: Final = 3
 """At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
 PADDED_IMAGE: Final = 8.0 / 3.0
-"""Tensor cores read half types by eight channels, and an image has three."""
+"""Tensor cores read half types by eight channels; an image is taken to have three, as photographs have."""
 WEIGHING_REACH: Final = 12
 """So near is what squeeze-and-excitation weighs before the product (arXiv 1709.01507: a pooling and five layers between)."""
 HUGE_OCTAVES: Final = 7
@@ -84,12 +84,14 @@ JOB_COLUMNS: Final = (
     "loop_copies",
     "input_elements",
     "is_channels_last",
+    "filter_copies",
 )
 """What the closed form needs of a job beside its layers.
 
 ``positions`` is the sequence length, or 1 where there is none: a linear layer's output elements over its output width.  The bytes
 are per element (:class:`gpumemnet.physics.ElementBytes`), the copies those of :class:`gpumemnet.physics.OptimizerCopies`.
-``is_created`` says that the backward pass creates the gradients as it goes: it does not where they are accumulated.
+``filter_copies`` are optimizer state of convolutions, beside ``state_copies``.  ``is_created`` says that the backward pass makes
+the gradients as it goes: it does not where they are accumulated.
 """
 
 if TYPE_CHECKING:
@@ -146,7 +148,7 @@ _GROUP_OF_KIND: Final = array("q", GROUPS)
 # Columns of a job, as in JOB_COLUMNS.
 _BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN = 0, 1, 2, 3, 4, 5, 6, 7
 _CREATED, _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS = 8, 9, 10, 11, 12, 13, 14
-_CHANNELS_LAST: Final = 15
+_CHANNELS_LAST, _FILTER_STATE = 15, 16
 _JOB_WIDTH: Final = len(JOB_COLUMNS)
 
 # Places of the answer, as in gpumemnet.features.LAYER_COLUMNS.
@@ -171,7 +173,8 @@ _FULLEST_FROZEN: Final = 8 * BLOCK_CLASSES
 _PEAK: Final = 9 * BLOCK_CLASSES
 _STEP: Final = 10 * BLOCK_CLASSES
 _NAMED: Final = 11 * BLOCK_CLASSES
-_LAYER_NOTES: Final = 12 * BLOCK_CLASSES
+_FILTERS: Final = 12 * BLOCK_CLASSES
+_LAYER_NOTES: Final = 13 * BLOCK_CLASSES
 _OWN, _TAKEN, _IS_NEEDED, _IS_KEPT = 0, 1, 2, 3
 _NOTE_WIDTH: Final = 4
 
@@ -378,16 +381,19 @@ def _layout_copies(
     """Bytes of the copies that a tensor-core convolution makes of operands that lie otherwise than it reads them.
 
     Those of :func:`gpumemnet.trace.convolution_workspace.layout_copies`, as far as a layer list tells them: channels last lies
-    right, but for a first layer's image; half types add the weight's gradient up in fp32; a first layer is none for TF32.
+    right, but for a first layer's image; half types add the weight's gradient up in fp32; TF32 takes no first layer, of three
+    channels.  Other algorithms than these kernels (FFT, Winograd), and GPUs without them, no layer list tells.
     """
     is_half = element_bytes < _FULL
+    if is_first and not is_half:
+        return 0.0
+    copied = 0.0
     if is_first:
-        if not is_half:
-            return 0.0
-        image *= _PADDED_IMAGE
-    elif is_channels_last:
-        image = 0.0
-    copied = image if is_channels_last else image + result + weight
+        copied = _PADDED_IMAGE * image
+    elif not is_channels_last:
+        copied = image
+    if not is_channels_last:
+        copied += result + weight
     return copied * element_bytes + (_FULL * weight if is_half else 0.0)
 
 
@@ -602,6 +608,8 @@ def _walk(
             fullest = max(fullest, moment_total)
             notes[_TRAINED + main_place] += main_amount
             notes[_TRAINED + second_place] += second_amount
+            if group == _CONVOLUTION:
+                notes[_FILTERS + main_place] += jobs[job + _FILTER_STATE] * main_amount
             if count and loop:
                 looped = (loop - 1.0) * main_amount + stepped
                 if looped > notes[_LOOPED]:
@@ -659,7 +667,7 @@ def _finish(
     input_place = _block_class(jobs[job + _INPUT_BYTES])
     for c in range(_CLASSES):
         trained, loss = notes[_TRAINED + c], notes[_STANDING + c]
-        resident = notes[_WEIGHTS + c] + (state + 1.0 - created) * trained
+        resident = notes[_WEIGHTS + c] + (state + 1.0 - created) * trained + notes[_FILTERS + c]
         if c == input_place and stored:
             resident += _cost(jobs[job + _INPUT_BYTES], input_place)
         step = resident + notes[_NAMED + c] + (created + jobs[job + _TEMPORARY]) * trained

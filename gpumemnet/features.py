@@ -157,7 +157,7 @@ def with_layers(totals: NDArray[np.float64], jobs: JobBatch, blas_workspace_byte
 
 
 def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], table: LayerTable, workspace: int) -> None:
-    """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, 16]``."""
+    """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, len(JOB_COLUMNS)]``."""
     if not len(table.kind):
         return
     answers: Any = matrix.reshape(-1)
@@ -180,11 +180,12 @@ def _column_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
         *(numbers.state_copies, numbers.temporary_copies, job.total_parameters - job.trainable_parameters),
         *(job.gradient_accumulation == 1, inputs * numbers.input_bytes, numbers.is_autocast, numbers.is_math),
         *(numbers.is_checkpointed, numbers.loop_copies, inputs, numbers.is_channels_last),
+        numbers.filter_copies,
     )
 
 
 def _columns_of(known: JobTable) -> NDArray[np.float64]:
-    """The same of a table of jobs, shape ``[B, 16]``."""
+    """The same of a table of jobs, shape ``[B, len(JOB_COLUMNS)]``."""
     inputs = known.batch_size * known.input_elements
     return np.stack(
         (
@@ -192,6 +193,7 @@ def _columns_of(known: JobTable) -> NDArray[np.float64]:
             *(known.state_copies, known.temporary_copies, known.total_parameters - known.trainable_parameters),
             *(known.gradient_accumulation == 1, inputs * known.input_bytes, known.is_autocast, known.is_math),
             *(known.is_checkpointed, known.loop_copies, inputs, known.is_channels_last),
+            known.filter_copies,
         ),
         axis=1,
     )

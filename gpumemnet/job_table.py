@@ -15,7 +15,7 @@ import numpy as np
 
 from gpumemnet.job import FAMILIES, TrainingJob
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, number_columns
-from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
+from gpumemnet.physics import ELEMENT_BYTES, FACTORED_FILTERS, optimizer_copies
 from gpumemnet.saved_tensors import FULL_BYTES
 
 FLAGS: Final = 16
@@ -31,6 +31,7 @@ class OptionNumbers(NamedTuple):
         input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
         state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.OptimizerCopies`.
+        filter_copies: optimizer state in copies of the parameters of convolutions, beside ``state_copies``.
         is_autocast, is_math, is_checkpointed, is_channels_last: 1 where it is so.
     """
 
@@ -43,6 +44,7 @@ class OptionNumbers(NamedTuple):
     state_copies: float
     temporary_copies: float
     loop_copies: float
+    filter_copies: float
     is_autocast: float
     is_math: float
     is_checkpointed: float
@@ -58,7 +60,7 @@ def option_numbers(job: TrainingJob) -> OptionNumbers:
 def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
     family, optimizer, precision, _, kernel, implementation, checkpointing, channels_last, cudnn_benchmark = options
     element = ELEMENT_BYTES[precision]
-    copies = optimizer_copies(optimizer, implementation, family)
+    copies = optimizer_copies(optimizer, implementation)
     flags = (
         *(checkpointing != "none", channels_last, cudnn_benchmark),
         *(family == each for each in FAMILIES),
@@ -76,6 +78,7 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
         state_copies=copies.state,
         temporary_copies=copies.temporary,
         loop_copies=copies.loop,
+        filter_copies=FACTORED_FILTERS if optimizer == "adafactor" else 0.0,
         is_autocast=float(element.weight_copy > 0),
         is_math=float(kernel == "math"),
         is_checkpointed=float(checkpointing != "none"),
@@ -107,6 +110,7 @@ class JobTable:
     state_copies: Array
     temporary_copies: Array
     loop_copies: Array
+    filter_copies: Array
     is_autocast: Array
     is_math: Array
     is_checkpointed: Array

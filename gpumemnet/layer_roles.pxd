@@ -2,8 +2,8 @@
 cimport cython
 
 cdef Py_ssize_t _KINDS, _ADD, _CONCATENATE, _LINEAR, _MULTIPLY, _RMS_NORM, _MATMUL, _SOFTMAX, _ROTATION_REACH, _PROJECTIONS
-cdef Py_ssize_t _WIDEST_FILTER
-cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS, _CONVOLVES, _NORMALISES
+cdef Py_ssize_t _WIDEST_FILTER, _CONV2D
+cdef long long _ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS, _NORMALISES
 cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING, _DEPTHWISE
 cdef long long[::1] _TRAITS
 
@@ -13,7 +13,7 @@ cpdef object fill_roles(long long[::1] roles, const long long[::1] counts, const
                         const double[::1] activations, const double[::1] parameters)
 
 @cython.locals(at=Py_ssize_t, layer=Py_ssize_t, next_layer=Py_ssize_t, kind=Py_ssize_t, following=Py_ssize_t, is_scored=bint,
-               is_weighed=bint)
+               is_weighed=bint, can_be=bint)
 cdef void _note_neighbours(long long[::1] roles, const long long[::1] kinds, const double[::1] activations,
                            const double[::1] parameters, long long[::1] chain, Py_ssize_t stored) noexcept
 

@@ -49,8 +49,8 @@ _ROTATION_REACH: Final = 2
 """A rotation's first product lies this near before its concatenation: between them is at most the half that changes its sign."""
 _PROJECTIONS: Final = 2
 """Beside the first of queries, keys and values; or before the last of them."""
-_WIDEST_FILTER: Final = 31
-"""Of depthwise convolutions (RepLKNet, arXiv 2203.06717)."""
+_WIDEST_FILTER: Final = 7
+"""Of depthwise convolutions as they are usual (ConvNeXt, arXiv 2201.03545).  To look for wider ones would find dense ones."""
 
 # The same numbers once more where the compiled form reads them all the time: layer_roles.pxd makes C variables of them.
 _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
@@ -67,12 +67,13 @@ if TYPE_CHECKING:
 _KINDS: Final = len(KINDS)
 _ADD: Final = CODE_OF_KIND["add"]
 _CONCATENATE: Final = CODE_OF_KIND["concatenate"]
+_CONV2D: Final = CODE_OF_KIND["conv2d"]
 _LINEAR: Final = CODE_OF_KIND["linear"]
 _MATMUL: Final = CODE_OF_KIND["matmul"]
 _SOFTMAX: Final = CODE_OF_KIND["softmax"]
 _MULTIPLY: Final = CODE_OF_KIND["multiply"]
 _RMS_NORM: Final = CODE_OF_KIND["rms_norm"]
-_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS, _CONVOLVES, _NORMALISES = 1, 2, 4, 8, 16, 32, 64
+_ALIAS, _STARTS_BLOCK, _ATTENDS, _READS_SCORES, _READS_PROJECTIONS, _NORMALISES = 1, 2, 4, 8, 16, 32
 _ATTENTION: Final = {*LAYER_GROUPS["attention"], "softmax"}
 _TRAITS: Final = array(
     "q",
@@ -82,7 +83,6 @@ _TRAITS: Final = array(
         + _ATTENDS * (kind in _ATTENTION)
         + _READS_SCORES * (kind in _ATTENTION or kind == "matmul")
         + _READS_PROJECTIONS * (kind in LAYER_GROUPS["attention"] or kind == "matmul")
-        + _CONVOLVES * (kind in LAYER_GROUPS["conv"])
         + _NORMALISES * (kind in LAYER_GROUPS["norm"])
         for kind in KINDS
     ],
@@ -160,10 +160,10 @@ def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, paramete
             is_weighed = following == _MULTIPLY and not parameters[next_layer]
             if is_weighed and at > 1 and kinds[chain[at - 2]] == _LINEAR and activations[chain[at - 2]] == activations[layer]:
                 roles[layer] |= _SIBLING  # a gate; the second layer of a block, before its scale, is as wide as the stream
-        elif (_TRAITS[kind] & _CONVOLVES and _TRAITS[following] & _NORMALISES) and _is_depthwise(
-            parameters[layer], parameters[next_layer] / 2.0
-        ):
-            roles[layer] |= _DEPTHWISE
+        elif kind == _CONV2D and at > 0 and _TRAITS[following] & _NORMALISES:
+            can_be = activations[chain[at - 1]] >= activations[layer]  # as many channels, and no more pixels
+            if can_be and _is_depthwise(parameters[layer], parameters[next_layer] / 2.0):
+                roles[layer] |= _DEPTHWISE
 
 
 def _is_depthwise(parameters: float, channels: float) -> bool:

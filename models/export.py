@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gpumemnet.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.devices import blas_workspace_bytes
@@ -41,6 +42,8 @@ RANGE_COLUMNS: Final = (
 )
 """Feature columns whose range in training bounds the model's support; all of them known from totals."""
 
+LONGEST_EXAMPLE: Final = 7
+"""Layers of the longest sequence that a graph is exported with."""
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
 """Scale of a logistic whose central 99 % reach from half to double: nobody has measured how the closed form errs there."""
 
@@ -76,11 +79,14 @@ def _credit(data: LabelledJobs) -> Mapping[str, str]:
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
     """The classifier's graph, serialised, with a free batch dimension, and a free number of layers where it reads them."""
     few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
-    example: tuple[torch.Tensor, ...] = (float_tensor(few.features),)
+    rows = np.concatenate((few.features, few.without_layers().features))
+    example: tuple[torch.Tensor, ...] = (float_tensor(rows),)
+    key: tuple[Any, ...] = tuple(classifier.range_log_scales)  # the families
     shapes: dict[str, Any] = {"features_BF": {0: torch.export.Dim.DYNAMIC}}
     names = ["features"]
     if isinstance(classifier.network, SequenceClassifier):
-        example += batch_of([np.ones((7, len(SEQUENCE_COLUMNS)), dtype=np.float32)] * len(few))
+        example += batch_of(_any_sequences(len(rows)))
+        key = (*key, classifier.network.inputs.encoder.heads)
         free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
         shapes |= {"sequences_BLF": free, "mask_BL": free}
         names += ["sequences", "mask"]
@@ -90,8 +96,15 @@ def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
         inputs=names,
         outputs=GRAPH_OUTPUTS,
         dynamic_shapes=shapes,
-        key=tuple(classifier.range_log_scales),  # the families
+        key=key,
     )
+
+
+def _any_sequences(count: int) -> list[NDArray[np.float32]]:
+    """Sequences of one to seven layers that differ in every number: of equal ones attention makes nothing."""
+    generator = np.random.default_rng(0)
+    lengths = (LONGEST_EXAMPLE - row % LONGEST_EXAMPLE for row in range(count))
+    return [generator.standard_normal((length, len(SEQUENCE_COLUMNS)), dtype=np.float32) for length in lengths]
 
 
 def save_classifier(

@@ -24,7 +24,7 @@ from gpumemnet.units import MIB
 from models.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 
 # Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components; M modes (2, or 2 for each
-# family of a common model), G groups of jobs (2 M), L coverages.
+# family of a common model), G groups of jobs (2 M).
 
 SMALLEST_SCALE: Final = 0.03
 """Floor of a component's scale, in units of the closed form's typical error."""

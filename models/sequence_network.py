@@ -48,6 +48,7 @@ class LayerEncoder(nn.Module):
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
+        self.heads = heads
         self.embedding = nn.Linear(len(SEQUENCE_COLUMNS) + 1, width)
         self.attention = nn.ModuleList(LayerAttention(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)

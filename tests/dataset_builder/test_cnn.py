@@ -276,6 +276,14 @@ def test_cudnn_benchmark_is_switched_by_the_job() -> None:
         assert torch.backends.cudnn.benchmark is benchmark
 
 
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_convolutions_may_use_tf32_as_pytorch_lets_them(precision: str) -> None:
+    torch.backends.cudnn.allow_tf32 = False
+    train(PlannedJob("cnn", tiny(), Options(batch_size=2, precision=precision)), CPU, 0, lambda _: 0)
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32 is (precision == "tf32")
+
+
 def test_checkpointing_gives_the_same_gradients() -> None:
     for style, norm in (("dense", "none"), ("bottleneck", "group_norm"), ("unet", "layer_norm"), ("convnext", "layer_norm")):
         architecture = tiny(

@@ -141,10 +141,19 @@ def test_a_job_has_the_same_roles_alone_and_among_others(many: list[list[str]]) 
         (9 * 32, "batch_norm2d", True),
         (49 * 32 + 32, "layer_norm", True),  # ConvNeXt's, with a bias
         (9 * 16 * 32, "batch_norm2d", False),
+        (25 * 32 + 32, "batch_norm2d", True),
         (24 * 32, "batch_norm2d", False),  # pointwise, of 24 channels
+        (9 * 32 * 32 + 32, "batch_norm2d", False),  # 289 for each channel: 17 squared
         (9 * 32, "relu", False),  # nothing tells its channels
     ],
 )
 def test_a_depthwise_convolution_is_told_by_the_norm_behind_it(parameters: int, following: str, is_depthwise: bool) -> None:
     roles = roles_of("conv2d", "relu", "conv2d", following, parameters={0: 432, 2: parameters, 3: 64})
     assert places(roles, DEPTHWISE) == [2] * is_depthwise
+
+
+def test_a_first_layer_or_one_with_more_to_give_is_not_depthwise() -> None:
+    patches = roles_of("conv2d", "layer_norm", "relu", parameters={0: 49 * 96, 1: 192})  # ConvNeXt's stem: 4 x 4 of three, a bias
+    assert places(patches, DEPTHWISE) == []
+    wider = roles_of("relu", "conv2d", "batch_norm2d", widths={1: 3, 2: 3}, parameters={1: 25 * 24, 2: 48})  # 1 x 1 of 24, a bias
+    assert places(wider, DEPTHWISE) == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.sequence import layer_sequence
 from models import graph_export
 from models.data import LabelledJobs
 from models.export import export_onnx
@@ -103,4 +104,22 @@ def test_a_second_classifier_of_a_shape_is_not_exported_again(
     trained = [train(synthetic, seed) for seed in (0, 1)]
     graphs = [export_onnx(one, synthetic) for one in trained]
     assert exports == [trained[0].network]
-    assert graphs[0] != graphs[1]
+    others = synthetic.take(np.arange(20, 60))
+    sequences, mask = layer_sequence(others.jobs)
+    inputs = {"features": others.features, "sequences": sequences, "mask": mask}
+    for one, graph in zip(trained, graphs, strict=True):
+        session = onnxruntime.InferenceSession(graph)
+        given = {name.name: inputs[name.name].astype(np.float32) for name in session.get_inputs()}
+        with torch.no_grad():
+            of_network = one.network(*map(torch.from_numpy, given.values()))
+        for ours, theirs in zip(session.run(None, given), of_network, strict=True):
+            np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=2e-5)
+
+
+def test_heads_are_told_apart(exports: list[nn.Module], synthetic: LabelledJobs) -> None:
+    """They show in no shape of the numbers."""
+    plans = [SequencePlan(epochs=1, width=8, depth=1, hidden=8, heads=heads) for heads in (2, 4)]
+    trained = [train_sequence_classifier(synthetic, plan) for plan in plans]
+    for one in trained:
+        export_onnx(one, synthetic)
+    assert exports == [one.network for one in trained]
