@@ -6,6 +6,7 @@ that names ``result`` keeps its output, and dropout and max-pooling keep a mask 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -86,3 +87,14 @@ share of the parameters that is a second tensor (the shift of a norm); has a bia
 weights are cast by autocast; bytes per element of the output under autocast, and of the input as the kernel takes it (0: as what
 comes in).
 """
+
+_OF_A_KIND_OF_THEIR_OWN: Final = frozenset({"softmax", "log_softmax", "glu", "swiglu", "prelu", "identity", "activation"})
+"""Activations that normalise, halve their input, have parameters, or are of no known function."""
+PLAIN_ACTIVATIONS: Final = frozenset(LAYER_GROUPS["activation"]) - _OF_A_KIND_OF_THEIR_OWN
+_RULES_OF_KIND: Final = {kind: tuple(rules) for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)}
+
+
+def alike(kinds: Set[str]) -> frozenset[str]:
+    """Activations that no estimator here can tell from one of ``kinds``: they keep the same tensors, in the same types."""
+    known = {_RULES_OF_KIND[kind] for kind in PLAIN_ACTIVATIONS & kinds}
+    return frozenset(kind for kind in PLAIN_ACTIVATIONS if _RULES_OF_KIND[kind] in known)

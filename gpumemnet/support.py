@@ -19,7 +19,7 @@ from gpumemnet.job import TrainingJob
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Indices, JobBatch
 from gpumemnet.layers import describe
 from gpumemnet.reasons import Reasons
-from gpumemnet.saved_tensors import ALIASES
+from gpumemnet.saved_tensors import ALIASES, alike
 from gpumemnet.units import format_bytes
 
 RANGE_TOLERANCE: Final = 1.05
@@ -69,7 +69,7 @@ class Support:
         self._options_of = attrgetter("family", *card.options)
         self._seen_options = ({card.family}, *map(frozenset, card.options.values()))
         self._kinds = card.kinds
-        self._inside_kinds = card.kinds | ALIASES
+        self._inside_kinds = card.kinds | ALIASES | alike(card.kinds)
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
         self.is_about_totals = set(card.ranges) <= {column.name for column in TOTAL_COLUMNS}

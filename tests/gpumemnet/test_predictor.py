@@ -145,6 +145,21 @@ def test_outside_the_support_there_is_a_reason_and_no_bound(job: TrainingJob, re
     assert any(one.startswith(reason) for one in estimate.reasons), estimate.reasons
 
 
+def of_activation(kind: str) -> TrainingJob:
+    """A network with ``kind`` for each of its activations, all of which keep their inputs."""
+    plain = mlp(512)
+    layers = tuple(layer if layer.kind == "linear" else Layer(kind, layer.activations) for layer in plain.layers)
+    return replace(plain, layers=layers, activation_function=None)
+
+
+def test_activations_that_keep_the_same_tensors_are_one_to_the_support() -> None:
+    seen, unseen = PREDICTOR.predict(of_activation("elu")), PREDICTOR.predict(of_activation("celu"))
+    assert "celu" not in PREDICTOR.bundles[0].card.kinds
+    assert unseen.in_support
+    assert is_same(seen, unseen)
+    assert not PREDICTOR.predict(of_activation("swiglu")).in_support  # halves its input
+
+
 def test_an_option_never_seen_is_answered_with_doubt() -> None:
     assert PREDICTOR.predict(mlp(2048)).probabilities.max() > 0.95
     assert PREDICTOR.predict(replace(mlp(2048), optimizer="adagrad")).probabilities.max() < 0.8
