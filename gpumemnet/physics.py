@@ -55,9 +55,8 @@ FOREACH_COPIES: Final[dict[str, OptimizerCopies]] = {
     "adamw": OptimizerCopies(2, 1),
     "rmsprop": OptimizerCopies(1, 1),
     "adagrad": OptimizerCopies(1, 2),  # square root and numerator
-    "adafactor": OptimizerCopies(
-        0, 1
-    ),  # a row and a column per matrix: of a wide one next to nothing; FACTORED_FILTERS is beside this
+    # a row and a column per matrix: of a wide one next to nothing; of convolutions FACTORED_FILTERS
+    "adafactor": OptimizerCopies(0, 1),
 }
 
 

@@ -114,14 +114,14 @@ def labelled_families(path: str | Path) -> list[str]:
     return [family for family in FAMILIES if family in found]
 
 
-def load_labelled_jobs(path: str | Path, family: str, *, only_zoo: bool = False) -> LabelledJobs:
-    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``: all but the real models, or only those.
+def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
+    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``, but for the real models.
 
     Raises:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
     """
-    rows = [row for row in read_dataset(path) if row.job.family == family and row.status in ("ok", "oom")]
-    rows = [row for row in rows if (row.recipe == ZOO) == only_zoo]
+    rows = [row for row in read_dataset(path) if row.status in ("ok", "oom") and row.recipe != ZOO]
+    rows = [row for row in rows if row.job.family == family]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
     return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
