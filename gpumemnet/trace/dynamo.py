@@ -34,7 +34,7 @@ class _StandIn(ModuleType):
         """Ends a graph that nobody records."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("__spec__", "__wrapped__"):
+        if name in ("__spec__", "__wrapped__", "__file__"):  # what ``inspect`` asks of every module that is loaded
             raise AttributeError(name)
         withdraw(self)
         return getattr(import_module(_NAME), name)

@@ -1,4 +1,4 @@
-"""The strides of a result as CUDA's kernels choose them, where meta kernels choose others.
+"""How a result lies as CUDA's kernels make it, where meta kernels make it otherwise: mostly its strides.
 
 They cost nothing themselves, but a later convolution or pooling takes its layout from them, and with it a copy or none.
 
@@ -10,6 +10,8 @@ They cost nothing themselves, but a later convolution or pooling takes its layou
   tensors, and the parts end in the layout of the other operand.
 * An image of one pixel is contiguous and channels last at once.  Of elementwise operators ``TensorIteratorBase::fast_set_up``
   (``aten/src/ATen/TensorIterator.cpp``) makes the result contiguous then; meta kernels keep the strides.
+* Some losses are formed element by element and summed into the same tensor, made small afterwards: its storage stays as large as
+  the output that is compared (``aten/src/ATen/native/BinaryOps.cpp``, ``Loss.cpp``, ``cuda/Loss.cu``).
 """
 
 from __future__ import annotations
@@ -114,6 +116,13 @@ def _elementwise(arguments: Sequence[Any], result: Any) -> Any:
     return _contiguous(arguments, result)
 
 
+def _loss(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    compared = torch.broadcast_shapes(*(each.shape for each in arguments[:2]))  # type: ignore[no-untyped-call]
+    if result.shape == compared:  # nothing was summed
+        return result
+    return torch.empty(compared, dtype=result.dtype, device="meta").resize_(result.shape)
+
+
 def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
     """Whether an elementwise result lies as its operands do; else they are one shape, contiguous, and channels last besides."""
     if result.dim() not in (4, 5) or result.stride(-1) == 1 or not result.is_contiguous():
@@ -133,4 +142,11 @@ _RULES: Final[dict[Any, LayoutRule]] = {
     _ATEN._log_softmax_backward_data.default: _contiguous,
     _ATEN.glu_backward.default: _contiguous,
     _ATEN.native_batch_norm_backward.default: _batch_norm_gradients,
+    **dict.fromkeys(
+        (
+            *(_ATEN.mse_loss.default, _ATEN.smooth_l1_loss.default),
+            *(_ATEN.soft_margin_loss.default, _ATEN.binary_cross_entropy.default),
+        ),
+        _loss,
+    ),
 }

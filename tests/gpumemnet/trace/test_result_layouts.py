@@ -118,3 +118,16 @@ def test_the_gradient_of_a_weight_lies_as_images_of_one_pixel_happen_to_and_not_
 
     assert gradients("c") == [True, False]
     assert gradients("l") == [True, True]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    "loss",
+    [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy, F.huber_loss, F.l1_loss, F.poisson_nll_loss],
+)
+def test_a_loss_keeps_the_storage_that_it_was_formed_in(loss: Callable[..., Tensor], reduction: str) -> None:
+    real = torch.rand(8, 16)
+    with Laid():
+        laid = loss(torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta"), reduction=reduction)
+    found = loss(real, real, reduction=reduction)  # PyTorch's own code, the same on a CPU and on CUDA
+    assert (laid.shape, laid.untyped_storage().nbytes()) == (found.shape, found.untyped_storage().nbytes())
