@@ -6,6 +6,8 @@ much less only the same events under a limit can tell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpumemnet.allocator.caching_allocator import OutOfMemory
 from gpumemnet.allocator.replay import Integers, replay
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
@@ -19,6 +21,7 @@ def smallest_limit(
     *,
     device_bytes: int | None = None,
     prefix: Integers = (),
+    streams: Sequence[int] | None = None,
     step_bytes: int = 2 * MIB,
 ) -> int:
     """The least capacity, in whole steps, under which ``events`` run, found by bisection; 0 if they need no memory.
@@ -27,7 +30,7 @@ def smallest_limit(
     the answer single capacities may exist that happen to work again; they are not looked for.
 
     Args:
-        events, sizes, settings, device_bytes, prefix: as for :func:`~gpumemnet.allocator.replay.replay`.
+        events, sizes, settings, device_bytes, prefix, streams: as for :func:`~gpumemnet.allocator.replay.replay`.
         step_bytes: precision of the answer; the driver maps memory in pages of 2 MiB.
 
     Raises:
@@ -37,12 +40,12 @@ def smallest_limit(
 
     def runs(steps: int) -> bool:
         try:
-            replay(events, sizes, settings, steps * step_bytes, device_bytes=device_bytes, prefix=prefix)
+            replay(events, sizes, settings, steps * step_bytes, device_bytes=device_bytes, prefix=prefix, streams=streams)
         except OutOfMemory:
             return False
         return True
 
-    unlimited = replay(events, sizes, settings, device_bytes=device_bytes, prefix=prefix)
+    unlimited = replay(events, sizes, settings, device_bytes=device_bytes, prefix=prefix, streams=streams)
     works = -(-unlimited.peak_reserved_bytes // step_bytes)
     fails = -(-unlimited.peak_requested_bytes // step_bytes) - 1  # what is asked for at one moment must be reserved
     while works and not runs(works):  # the range of an expandable segment ends with the device, and may be full of holes

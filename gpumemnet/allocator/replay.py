@@ -61,6 +61,7 @@ def replay(
     *,
     device_bytes: int | None = None,
     prefix: Integers = (),
+    streams: Sequence[int] | None = None,
     with_curves: bool = False,
 ) -> Replay:
     """Run ``events`` through a fresh allocator.
@@ -72,6 +73,8 @@ def replay(
         capacity_bytes: memory for segments, or ``None`` without a limit.
         device_bytes: total memory of the device; by default the capacity.
         prefix: bytes of allocations that are made before the first event and kept, such as library workspaces.
+        streams: the CUDA stream on which each storage is allocated, by the storage's number; the default stream, 0, unless given.
+            A block goes back to the pool of its stream as soon as it is freed.
         with_curves: whether to keep the values after every event.
 
     Raises:
@@ -80,7 +83,8 @@ def replay(
     """
     allocator = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes)
     malloc, free = allocator.malloc, allocator.free
-    stream, bytes_of = _plain(events), _plain(sizes)
+    order, bytes_of = _plain(events), _plain(sizes)
+    stream_of = streams or [0] * len(bytes_of)
     absent = _absent()
     blocks: list[Block | None] = [absent] * len(bytes_of)
     allocated_curve: list[int] = []
@@ -90,7 +94,7 @@ def replay(
         for size in _plain(prefix):
             malloc(size)
         peak_allocated, peak_reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-        for index, event in enumerate(stream):
+        for index, event in enumerate(order):
             if event < 0:
                 if event == EMPTY_CACHE:
                     allocator.empty_cache()
@@ -100,7 +104,7 @@ def replay(
             else:
                 if blocks[event] is not absent:
                     raise ValueError("it is allocated already")
-                blocks[event] = malloc(bytes_of[event])
+                blocks[event] = malloc(bytes_of[event], stream_of[event])
                 if allocator.peak_allocated_bytes > peak_allocated:
                     peak_allocated = allocator.peak_allocated_bytes
                     peak_allocated_event = index

@@ -18,7 +18,7 @@ from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 from gpumemnet.layers import describe
-from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, ZERO_GRAD, Questions, TraceSettings
+from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARALLEL, ZERO_GRAD, Questions, TraceSettings
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _ANSWER: Final = "What else to answer"
 _PLOTS: Final = (".png", ".html")
 _OF_SCRIPTS: Final = frozenset(
     {
-        *("source", "script", "gpu", "context_mib", "allocator_conf", "attention_kernel"),
+        *("source", "script", "gpu", "context_mib", "allocator_conf", "attention_kernel", "ranks"),
         *("plot", "as_json", "deadline", "show_output"),
     }
 )
@@ -111,6 +111,12 @@ def trace(
     cudnn_benchmark: Annotated[
         bool, typer.Option("--cudnn-benchmark", rich_help_panel=_TRAINING, help="torch.backends.cudnn.benchmark is on.")
     ] = False,
+    parallel: Annotated[
+        str, typer.Option(metavar="|".join(PARALLEL), rich_help_panel=_MACHINE, help="How several GPUs are used; see --ranks.")
+    ] = "none",
+    ranks: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=_MACHINE, help="GPUs; the answer and the batch size are for one of them.")
+    ] = 1,
     gpu: Annotated[
         str,
         typer.Option(
@@ -181,6 +187,8 @@ def trace(
         "zero_grad": zero_grad,
         "attention_kernel": attention_kernel,
         "cudnn_benchmark": cudnn_benchmark,
+        "parallel": parallel,
+        "ranks": ranks,
         "best_effort": best_effort,
     }
     questions = Questions(
@@ -194,6 +202,7 @@ def trace(
                 gpu=device,
                 allocator=allocator,
                 attention_kernel=attention_kernel,
+                ranks=ranks,
                 with_curve=questions.curve,
                 deadline_seconds=deadline,
                 show_output=show_output,
@@ -220,7 +229,8 @@ def trace(
         typer.echo(json.dumps(answer_to_dict(answer)))
         return
     console = Console()
-    show_trace(answer, () if script is not None else (optimizer, precision), console)
+    spread = () if parallel == "none" else (f"{parallel} on {ranks:,} GPUs",)
+    show_trace(answer, () if script is not None else (optimizer, precision, *spread), console)
     if script is None and not answer.fits and not max_batch:
         console.print(Text("--max-batch says which batch size would fit"), style="dim")
 

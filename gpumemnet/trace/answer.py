@@ -1,7 +1,7 @@
 """What a trace answers: expected and safe bytes in ``nvidia-smi`` terms, what they are made of, and where the peak is.
 
-The parts add up: parameters, buffers, gradients, optimizer state, saved activations, inputs, temporaries, workspaces,
-fragmentation and context are the expected bytes.
+The parts add up: parameters, buffers, gradients, optimizer state, saved activations, inputs, temporaries, communication,
+workspaces, fragmentation, context and communicator are the expected bytes.
 """
 
 from __future__ import annotations

@@ -20,16 +20,21 @@ _MIN_BLOCKS = 2
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of the outermost stacks of ``model``, in order."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        members = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        counts = Counter(type(member) for member in members if next(member.children(), None) is not None)
-        if counts and counts.most_common(1)[0][1] >= _MIN_BLOCKS:
-            found += [member for member in members if type(member) in counts]
-        else:
-            found += blocks(child)
-    return found
+    """The blocks of the outermost stacks of ``model``, in order; of ``model`` itself, where it is a stack that holds no other."""
+    return _inner(model) or _members(model)
+
+
+def _inner(model: nn.Module) -> list[nn.Module]:
+    return [block for child in model.children() for block in _members(child) or _inner(child)]
+
+
+def _members(stack: nn.Module) -> list[nn.Module]:
+    """The blocks of ``stack``, none if it is no stack of blocks."""
+    members = list(stack.children()) if isinstance(stack, nn.ModuleList | nn.Sequential) else []
+    counts = Counter(type(member) for member in members if next(member.children(), None) is not None)
+    if not counts or counts.most_common(1)[0][1] < _MIN_BLOCKS:
+        return []
+    return [member for member in members if type(member) in counts]
 
 
 @contextmanager

@@ -28,7 +28,9 @@ def _of_script(question: dict[str, Any], what: Asked) -> TraceAnswer:
     _LOG.info("running up to the second step")
     platform = Platform(device=what.gpu, attention_kernel=what.settings.get("attention_kernel"))
     return trace_script(
-        Path(question["script"]), question["arguments"], platform, what.allocator, with_curve=what.questions.curve
+        *(Path(question["script"]), question["arguments"], platform, what.allocator),
+        ranks=question["ranks"],
+        with_curve=what.questions.curve,
     )
 
 

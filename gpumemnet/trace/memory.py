@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, replay, smallest_limit
-from gpumemnet.devices import DeviceProfile, context
+from gpumemnet.devices import DeviceProfile
 from gpumemnet.trace.answer import Curve
+from gpumemnet.trace.outside import around
 from gpumemnet.trace.replayed import Replayed, replayed
 from gpumemnet.trace.safety import safe_bytes
 from gpumemnet.trace.timeline import MEMORY_CLASSES, LongRun, Timeline, repeated
@@ -19,7 +20,7 @@ class Memory:
 
     Attributes:
         run: the replay with the expected sizes.
-        expected_bytes: reserved bytes and context.
+        expected_bytes: reserved bytes, and what lies outside of the allocator.
         safe_bytes: the bound.
     """
 
@@ -39,11 +40,11 @@ def memory_of(
         device: the GPU.
         settings: of the allocator.
     """
-    outside = context(device)
+    outside = around(device, run.timeline.ranks)
     expected = replayed(run.timeline, [sizes[origin] for origin in run.origins], settings)
     bound = expected.reserved_bytes
     if bounds != sizes:
-        most = replay(run.timeline.events, [bounds[origin] for origin in run.origins], settings)
+        most = replay(run.timeline.events, [bounds[origin] for origin in run.origins], settings, streams=run.timeline.streams)
         bound = max(bound, most.peak_reserved_bytes)
     safe = safe_bytes(bound, outside, run.timeline.convolves)
     return Memory(expected, expected.reserved_bytes + outside.expected_bytes, safe)
@@ -56,8 +57,9 @@ def steady_memory(timeline: Timeline, device: DeviceProfile, settings: Allocator
 
 def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> int:
     """The smallest memory in which the run still ends, context included: cached blocks are released when they must be."""
-    within = smallest_limit(run.timeline.events, [sizes[origin] for origin in run.origins], settings)
-    return within + context(device).expected_bytes
+    timeline = run.timeline
+    within = smallest_limit(timeline.events, [sizes[origin] for origin in run.origins], settings, streams=timeline.streams)
+    return within + around(device, timeline.ranks).expected_bytes
 
 
 def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings) -> Curve:
@@ -65,7 +67,7 @@ def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings) ->
     timeline = run.timeline
     start, end = timeline.step_starts[-2], timeline.step_starts[-1]
     replay_sizes = [sizes[origin] for origin in run.origins]
-    reserved = replay(timeline.events, replay_sizes, settings, with_curves=True).reserved_curve_bytes
+    reserved = replay(timeline.events, replay_sizes, settings, streams=timeline.streams, with_curves=True).reserved_curve_bytes
     assert reserved is not None
     row_of = {name: row for row, name in enumerate(MEMORY_CLASSES)}
     rows: list[list[int]] = [[] for _ in MEMORY_CLASSES]

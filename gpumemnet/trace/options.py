@@ -9,6 +9,9 @@ LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")
 """Names of losses; ``auto`` takes the model's own or what fits its output."""
 ZERO_GRAD: Final = ("before_forward", "before_backward", "after_step")
 """Where a training loop drops its gradients."""
+PARALLEL: Final = ("none", "ddp", "fsdp", "fsdp_zero2")
+"""How a job uses several GPUs: not at all; a replica on each; parameters, gradients and optimizer state split among them, with
+parameters gathered for each block and given up after it (ZeRO-3), or kept from the forward to the backward pass (ZeRO-2)."""
 DEFAULT_GPU: Final = "A100"
 DEADLINE_SECONDS: Final = 600.0
 """Time for a whole trace in a child process, the import of torch included."""
@@ -46,4 +49,6 @@ class TraceSettings(TypedDict, total=False):
     zero_grad: str
     attention_kernel: str | None
     cudnn_benchmark: bool
+    parallel: str
+    ranks: int
     best_effort: bool

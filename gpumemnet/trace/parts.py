@@ -15,9 +15,11 @@ PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
     "input": ("inputs", "the batch and its targets"),
     "temporary": ("temporaries", "what operators need at that moment"),
+    "communication": ("communication", "gathered parameters, and buffers that are exchanged with other GPUs"),
     "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
     "fragmentation": ("fragmentation", "rounding, and cached blocks that fit nothing"),
     "context": ("CUDA context", "driver, libraries and loaded kernels"),
+    "communicator": ("NCCL", "its own buffers, as read elsewhere"),
 }
 """For each part of :attr:`gpumemnet.trace.answer.TraceAnswer.parts` its name and what it is, for people."""
 

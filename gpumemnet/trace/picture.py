@@ -22,6 +22,7 @@ from gpumemnet.units import GIB
 
 COLOURS: Final = {
     "context": "#999999",
+    "communicator": "#BBBBBB",
     "parameter": "#0072B2",
     "buffer": "#000000",
     "optimizer_state": "#009E73",
@@ -29,6 +30,7 @@ COLOURS: Final = {
     "saved_activation": "#56B4E9",
     "input": "#F0E442",
     "temporary": "#D55E00",
+    "communication": "#661100",
     "workspace": "#CC79A7",
 }
 """Bands from the bottom up, what stays throughout first, in the colours of Okabe and Ito, made for colour-blind readers."""
@@ -124,9 +126,10 @@ def picture_of(answer: TraceAnswer) -> Picture:
     names, bounds, edges = _phases(curve)
     events, positions, phase_of = _moments(bounds, edges, totals, marked)
     kept = amounts[:, events]
-    rows = {"context": [answer.context_bytes] * len(events)}
+    outside = {part: answer.parts[part] for part in ("context", "communicator") if answer.parts[part]}
+    rows = {part: [size] * len(events) for part, size in outside.items()}
     rows |= {name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()}
-    reserved = tuple(curve.reserved_bytes[event] + answer.context_bytes for event in events)
+    reserved = tuple(curve.reserved_bytes[event] + sum(outside.values()) for event in events)
     highest = max(*reserved, answer.expected_bytes, answer.safe_bytes)
     capacity = answer.capacity_bytes if answer.capacity_bytes < 2 * highest else None
     return Picture(

@@ -13,6 +13,7 @@ from gpumemnet.extract.source import factory_question
 from gpumemnet.isolation.parent import Child, Progress, ask
 from gpumemnet.trace.answer import TraceAnswer, answer_from_dict
 from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, Questions, TraceSettings
+from gpumemnet.trace.parallel.plan import check_ranks
 from gpumemnet.trace.question import asked, asked_to_dict
 
 _CHILD: Final = Child(module="gpumemnet.trace.child", wanted="an answer", purpose="tracing a model")
@@ -70,6 +71,7 @@ def trace_script(
     gpu: str | DeviceProfile = DEFAULT_GPU,
     allocator: AllocatorSettings | None = None,
     attention_kernel: str | None = None,
+    ranks: int = 1,
     with_curve: bool = False,
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
@@ -82,6 +84,7 @@ def trace_script(
         arguments: what follows the script's name on its command line.
         gpu, allocator, deadline_seconds, show_output, progress: as in :func:`trace_file`.
         attention_kernel: the scaled-dot-product kernel to use; ``None`` for the one that PyTorch would choose.
+        ranks: on how many GPUs the script is started; it is traced as the first of them, as ``torchrun`` would start it.
         with_curve: whether the memory over a step is wanted.
 
     Raises:
@@ -93,6 +96,7 @@ def trace_script(
         "kind": "script",
         "script": str(existing_file(str(script))),
         "arguments": list(arguments),
+        "ranks": check_ranks(ranks),
         **asked_to_dict(asked({"attention_kernel": attention_kernel}, gpu, allocator, Questions(curve=with_curve))),
     }
     answer = ask(_CHILD, str(script), question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)

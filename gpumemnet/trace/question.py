@@ -15,6 +15,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import JobOptions, check_options
 from gpumemnet.layers import describe
 from gpumemnet.trace.options import DEFAULT_GPU, LOSSES, ZERO_GRAD, Questions, TraceSettings
+from gpumemnet.trace.parallel.plan import check_plan
 
 _OF_TRACE: Final[Mapping[str, tuple[str, ...]]] = {"loss": LOSSES, "zero_grad": ZERO_GRAD}
 
@@ -62,6 +63,7 @@ def asked(
         if values.get(name, choices[0]) not in choices:
             raise InvalidRequestError(f"must be one of {', '.join(choices)}, not {describe(values[name])}", name)
     wanted = questions or Questions()
+    check_plan(values.get("parallel", "none"), values.get("ranks", 1), values.get("precision", "fp32"), wanted.job)
     for size in wanted.batches:
         if type(size) is not int or size < 1:
             raise InvalidRequestError(f"must be at least 1, not {describe(size)}", "batches")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from gpumemnet.trace.timeline import Phase, Storage, Timeline
 from gpumemnet.trace.workspaces import Scratch, blas_workspace, scratch, takes_scratch
 
 _UNKNOWN: Final = "temporary"
+_COMMUNICATION: Final = "communication"
+_HOST: Final = torch.device("cpu")
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
 """Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
 _LAST_OUTPUT_FIRST: Final = frozenset({torch.ops.aten.native_dropout.default})
@@ -52,6 +55,7 @@ class _Open(NamedTuple):
     operator: str
     module: str
     is_scratch: bool = False
+    stream: int = 0
 
 
 class Recorder(TorchDispatchMode):
@@ -82,6 +86,9 @@ class Recorder(TorchDispatchMode):
         self._recomputed: list[int] = []
         self._backward = False
         self._steps = 0
+        self._stream = 0
+        self._communicates = False
+        self._ranks = 1
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -132,7 +139,7 @@ class Recorder(TorchDispatchMode):
         """Settle class and module of those of ``tensors`` that are on the GPU and have no class yet."""
         for tensor in tensors:
             index = self._live.get(tensor.untyped_storage()._cdata)
-            if index is not None and self._classes[index] == _UNKNOWN:
+            if index is not None and self._classes[index] in (_UNKNOWN, _COMMUNICATION):
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
 
@@ -140,9 +147,39 @@ class Recorder(TorchDispatchMode):
         """From here on another platform is assumed."""
         self._platform = platform
 
+    def one_of(self, ranks: int) -> None:
+        """The job runs on so many GPUs."""
+        self._ranks = ranks
+
+    def on_stream(self, number: int) -> None:
+        """From here on memory is asked for on another stream; 0 is the default one."""
+        self._stream = number
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """Context of code that exchanges with other ranks: what it makes on the meta device by itself is on the GPU, too."""
+        before, self._communicates = self._communicates, True
+        try:
+            yield
+        finally:
+            self._communicates = before
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """``storage`` was given up, or taken again, by its owner: :meth:`torch.UntypedStorage.resize_`."""
+        index = self._live.get(storage._cdata)
+        if index is not None:
+            self._died(self._references[index])
+        if storage.nbytes():
+            self._birth(storage, "resize_", self._owner())
+
     def emptied(self) -> None:
         """The allocator's cache is emptied."""
         self._events.append(EMPTY_CACHE)
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether anything is on the GPU."""
+        return bool(self._live)
 
     def live_bytes(self) -> int:
         """Bytes of all tensors that are on the GPU now."""
@@ -160,10 +197,13 @@ class Recorder(TorchDispatchMode):
     def timeline(self) -> Timeline:
         """What was recorded."""
         storages = tuple(
-            Storage(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module, opened.is_scratch)
+            Storage(
+                *(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module),
+                *(opened.is_scratch, opened.stream),
+            )
             for opened, memory_class in zip(self._storages, self._classes, strict=True)
         )
-        return Timeline(storages, tuple(self._events), tuple(self._phases), (*self._step_starts, len(self._events)))
+        return Timeline(storages, tuple(self._events), tuple(self._phases), (*self._step_starts, len(self._events)), self._ranks)
 
     def close(self) -> None:
         """Look at deaths no longer."""
@@ -194,7 +234,8 @@ class Recorder(TorchDispatchMode):
         fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if tensor.untyped_storage()._cdata not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
-        if self._any_live(args) or self._any_live(kwargs.values()):
+        asked_for = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
+        if asked_for or self._any_live(args) or self._any_live(kwargs.values()):
             with torch._C.DisableTorchFunction():
                 pieces = scratch(func, args, kwargs, outputs, self._platform)
             self._allocate(func, fresh, pieces)
@@ -223,8 +264,8 @@ class Recorder(TorchDispatchMode):
     def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
         index = len(self._storages)
         size = storage.nbytes()
-        self._storages.append(_Open(size, size, _name(operator), module))
-        self._classes.append(_UNKNOWN)
+        self._storages.append(_Open(size, size, _name(operator), module, stream=self._stream))
+        self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
         self._events.insert(len(self._events) if at is None else at, index)
         reference = _StorageRef(storage, self._died)
         reference.index, reference.key = index, storage._cdata
@@ -255,7 +296,7 @@ class Recorder(TorchDispatchMode):
     def _library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False) -> int:
         index = len(self._storages)
         self._events.append(index)
-        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch))
+        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, self._stream))
         self._classes.append("workspace")
         return index
 

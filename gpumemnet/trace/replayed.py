@@ -54,7 +54,7 @@ class Replayed:
 
 def replayed(timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings) -> Replayed:
     """The memory of ``timeline`` with these ``sizes`` of its storages."""
-    run = replay(timeline.events, sizes, settings)
+    run = replay(timeline.events, sizes, settings, streams=timeline.streams)
     at = run.peak_allocated_event
     parts = dict.fromkeys(MEMORY_CLASSES, 0)
     modules: dict[str, int] = {}

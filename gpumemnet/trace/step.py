@@ -26,9 +26,10 @@ from gpumemnet.trace.checkpointing import checkpointed
 from gpumemnet.trace.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.trace.corrections.overrides import overriding
 from gpumemnet.trace.dynamo import without_dynamo
-from gpumemnet.trace.losses import Loss, loss_function, loss_name
+from gpumemnet.trace.losses import Loss, TargetLoss, loss_function, loss_name
 from gpumemnet.trace.optimizers import gpu_optimizers, optimizer_factory
 from gpumemnet.trace.options import ZERO_GRAD
+from gpumemnet.trace.parallel.rank import gathered_in, local, on_rank
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.recorder import Recorder
 from gpumemnet.trace.stand_ins import StandIns, stand_ins
@@ -54,6 +55,8 @@ class TraceOptions:
             function of its own.
         last_batch_size: samples in the last batch of an epoch, where it is smaller: two steps more are run, one of that size and
             one of the whole size again, because the allocator's cache holds blocks for both.
+        parallel: how several GPUs are used, one of :data:`~gpumemnet.trace.options.PARALLEL`.
+        ranks: how many GPUs; each has the inputs' batch size, and each holds what is recorded.
         forward_passes_first: forward passes in training mode before the optimizer exists, as a summary or a check of shapes runs.
         best_effort: whether to go on with a guess where values are needed, see :class:`~gpumemnet.trace.best_effort.BestEffort`.
     """
@@ -68,6 +71,8 @@ class TraceOptions:
     loss: object = "auto"
     keeps_names: bool = False
     last_batch_size: int | None = None
+    parallel: str = "none"
+    ranks: int = 1
     forward_passes_first: int = 0
     best_effort: bool = False
 
@@ -153,7 +158,7 @@ class _Run:
     def __init__(
         self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, unknowns: NotedUnknowns
     ) -> None:
-        self._model = model
+        self._model = self._called = model
         self._unknowns = unknowns
         self._options = options
         self._inputs = _cast(inputs, options)
@@ -165,6 +170,7 @@ class _Run:
         self._owners: dict[int, str] = {}
         self._names: dict[str, object] = {}
         self._first_batch = self._inputs
+        self._gathered_in = gathered_in(model, options.parallel, _AUTOCAST.get(options.precision))
         modules = ModulePath(model, self._entered, self._left)
         self._modules = modules
         self.recorder = Recorder(modules, platform)
@@ -179,18 +185,18 @@ class _Run:
 
     def go(self, stood_in: StandIns, batch_sizes: Sequence[int]) -> None:
         """Build, and train for one step with each of ``batch_sizes``."""
-        recorder = self.recorder
-        recorder.begin("build")
-        self._owners = {id(tensor): path for tensor, path, _ in stood_in.moves}
-        for tensor, path, is_parameter in stood_in.moves:
-            recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
-        factory = optimizer_factory(self._options.optimizer, self._options.optimizer_implementation, stood_in.parameters)
-        trained = [p for p in stood_in.parameters.values() if p.requires_grad]
-        if not trained:
+        recorder, options = self.recorder, self._options
+        if not any(parameter.requires_grad for parameter in stood_in.parameters.values()):
             raise ExtractError("the model has no parameter that requires a gradient: nothing would be trained")
-        scaler = _Scaler(recorder) if self._options.precision == "amp_fp16" else None
-        with self._modules, recorder:
-            self._look(self._options.forward_passes_first)
+        recorder.begin("build")
+        on_gpu = on_rank(self._model, stood_in, recorder, options.parallel, options.ranks, self._gathered_in)
+        with self._modules, recorder, on_gpu as rank:
+            self._called, self._owners = rank.model, rank.owners
+            self.notes += rank.notes
+            factory = optimizer_factory(options.optimizer, options.optimizer_implementation, rank.parameters)
+            trained = [p for p in rank.parameters.values() if p.requires_grad]
+            scaler = _Scaler(recorder) if options.precision == "amp_fp16" else None
+            self._look(options.forward_passes_first)
             optimizer = factory(trained)  # some have their state from the start
             self._classify_state(optimizer)
             for batch_size in batch_sizes:
@@ -205,7 +211,7 @@ class _Run:
             self._first_batch, _ = self._batch(self._inputs.batch_size)
         for _ in range(forward_passes):
             with self._autocast():
-                self._model(*self._first_batch.args, **self._first_batch.kwargs)
+                self._called(*self._first_batch.args, **self._first_batch.kwargs)
 
     def _step(
         self, optimizer: torch.optim.Optimizer, scaler: _Scaler | None, trained: list[nn.Parameter], batch_size: int
@@ -221,10 +227,12 @@ class _Run:
             self._made = list(targets)
             self._batch_is_there = recorder.now()
             with self._autocast():
-                output = self._model(*batch.args, **batch.kwargs)
+                output = self._called(*batch.args, **batch.kwargs)
                 self._keep("output", output)
                 self.phase = "the loss"
-                loss = self._loss(output, self._target) / options.gradient_accumulation
+                loss = self._loss(output, self._target)
+                if options.gradient_accumulation > 1 or isinstance(options.loss, TargetLoss):  # the builder's loop always does
+                    loss = loss / options.gradient_accumulation
                 self._keep("loss", loss)
             targets += self._arrived
             self._arrived.clear()
@@ -236,7 +244,7 @@ class _Run:
             torch.autograd.backward(scaler.scale(loss) if scaler else loss)
             for parameter in trained:
                 if parameter.grad is not None:
-                    recorder.classify((parameter.grad,), "gradient", self._owners[id(parameter)])
+                    recorder.classify((local(parameter.grad),), "gradient", self._owners[id(parameter)])
         self._begin("optimizer", "the optimizer's step")
         if scaler:
             scaler.unscale(trained)
@@ -248,7 +256,7 @@ class _Run:
 
     def _classify_state(self, optimizer: torch.optim.Optimizer) -> None:
         for owner, state in optimizer.state.items():
-            self.recorder.classify(tensors_in(state), "optimizer_state", self._owners.get(id(owner), ""))
+            self.recorder.classify(map(local, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
 
     def _keep(self, name: str, value: object) -> None:
         """Let ``name`` live until the next step has its own, where the loop is like that."""
@@ -279,6 +287,8 @@ class _Run:
         """A target of the batch, which comes with the inputs, though in the first step nobody knows of it before the loss."""
         if self._made:
             return self._made.pop(0)
+        if dtype.is_floating_point and self._options.precision in _AUTOCAST:
+            dtype = torch.float32  # the model's output is in another type, the data are not
         self._targets.append((shape, dtype))
         with torch._C.DisableTorchFunction():  # the code does not ask for it now
             target = torch.empty(shape, dtype=dtype, device="meta")
@@ -289,7 +299,7 @@ class _Run:
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = _AUTOCAST.get(self._options.precision)
-        return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
+        return nullcontext() if dtype is None or self._gathered_in is not None else torch.autocast("cuda", dtype=dtype)
 
     def _entered(self, module: nn.Module) -> None:
         self.recorder.entered_module(module)

@@ -16,7 +16,7 @@ from gpumemnet.allocator import EMPTY_CACHE
 
 MEMORY_CLASSES: Final = (
     *("parameter", "buffer", "gradient", "optimizer_state", "saved_activation", "input", "temporary"),
-    "workspace",
+    *("communication", "workspace"),
 )
 STEADY_STEPS: Final = 3
 """How often the last step is repeated in the replay; the measured loop stops when reserved bytes stand still, after 3 to 10."""
@@ -33,6 +33,7 @@ class Storage:
         operator: the operator that allocated it, such as ``aten.mm``.
         module: dotted path of the module that it belongs to; empty for the model itself and outside of it.
         is_scratch: whether a library takes it for the time of one operator; such memory is estimated, not traced.
+        stream: the CUDA stream that it is allocated on; 0 is the default one.
     """
 
     size_bytes: int
@@ -41,6 +42,7 @@ class Storage:
     operator: str
     module: str
     is_scratch: bool = False
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,14 @@ class Timeline:
         events: see the module's text.
         phases: in order; each lasts until the next one starts.
         step_starts: for each optimizer step, index of its first event; the last entry is the end of the last step.
+        ranks: how many GPUs the job runs on, this being the memory of one of them.
     """
 
     storages: tuple[Storage, ...]
     events: tuple[int, ...]
     phases: tuple[Phase, ...]
     step_starts: tuple[int, ...]
+    ranks: int = 1
 
     @property
     def sizes(self) -> list[int]:
@@ -83,6 +87,12 @@ class Timeline:
     def bounds(self) -> list[int]:
         """The most that every storage may take."""
         return [storage.bound_bytes for storage in self.storages]
+
+    @property
+    def streams(self) -> list[int] | None:
+        """The stream of every storage, ``None`` when all are on the default one."""
+        found = [storage.stream for storage in self.storages]
+        return found if any(found) else None
 
     @property
     def convolves(self) -> bool:
@@ -141,7 +151,7 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
         phases += [Phase(phase.name, phase.step + step, phase.start + offset) for phase in window_phases]
         starts.append(len(events))
         successor = {old: names[new] for old, new in zip(inherited, left, strict=True)}
-    longer = Timeline(tuple(storages[origin] for origin in origins), tuple(events), tuple(phases), tuple(starts))
+    longer = Timeline(tuple(storages[origin] for origin in origins), tuple(events), tuple(phases), tuple(starts), timeline.ranks)
     return LongRun(longer, tuple(origins))
 
 

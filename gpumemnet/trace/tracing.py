@@ -26,6 +26,8 @@ from gpumemnet.trace.best_effort import BestEffort
 from gpumemnet.trace.corrections import CORRECTIONS
 from gpumemnet.trace.memory import Memory, curve_of, memory_of, smallest_bytes
 from gpumemnet.trace.options import DEFAULT_GPU, Questions
+from gpumemnet.trace.outside import around, communicator_bytes
+from gpumemnet.trace.parallel.plan import check_plan
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.safety import safe_basis
 from gpumemnet.trace.step import Recording, TraceOptions, record
@@ -50,6 +52,8 @@ def trace_model(
     zero_grad: str = "before_forward",
     attention_kernel: str | None = None,
     cudnn_benchmark: bool = False,
+    parallel: str = "none",
+    ranks: int = 1,
     best_effort: bool = False,
     allocator: AllocatorSettings | None = None,
     questions: Questions | None = None,
@@ -69,6 +73,8 @@ def trace_model(
         optimizer_implementation, checkpointing, channels_last, gradient_accumulation, attention_kernel, cudnn_benchmark: as in
             :class:`~gpumemnet.job.TrainingJob`.
         zero_grad: where the loop drops its gradients, see :data:`gpumemnet.trace.options.ZERO_GRAD`.
+        parallel: how several GPUs are used, one of :data:`gpumemnet.trace.options.PARALLEL`; the answer is for one of them.
+        ranks: how many GPUs; each has a batch of ``batch_size``.
         best_effort: go on with a guess where values are needed that do not exist, and note it.
         allocator: settings of the caching allocator; PyTorch's defaults unless given.
         questions: what else is wanted.
@@ -89,6 +95,7 @@ def trace_model(
     if attention_kernel is not None:
         options["attention_kernel"] = attention_kernel
     check_options(options, batch_size)
+    check_plan(parallel, ranks, precision, (questions or Questions()).job)
     device = find_profile(gpu) if isinstance(gpu, str) else gpu
     tracer = _Tracer(
         model,
@@ -102,6 +109,8 @@ def trace_model(
             gradient_accumulation=gradient_accumulation,
             zero_grad=zero_grad,
             loss=loss,
+            parallel=parallel,
+            ranks=ranks,
             best_effort=best_effort,
         ),
         Platform(device=device, attention_kernel=attention_kernel, cudnn_benchmark=cudnn_benchmark),
@@ -114,15 +123,17 @@ def not_included(timeline: Timeline) -> tuple[str, ...]:
     """What a training process of such a run may use beside what a trace shows, one clause each."""
     operators = {storage.operator for storage in timeline.storages}
     known = [each for each in CORRECTIONS if each.effect and each.is_about(operators)]
-    return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE)
+    exchange = _ONE_GPU if timeline.ranks == 1 else _SEVERAL_GPUS
+    return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE, exchange)
 
 
 _OUTSIDE: Final = (
     "prefetching: a second batch that is on the GPU while the first is worked on",
     "an evaluation loop, metrics and logging that keep tensors on the GPU",
     "other streams and CUDA graphs",
-    "communication buffers of several GPUs (NCCL takes 0.5 to 0.7 GiB for each process group)",
 )
+_ONE_GPU: Final = "several GPUs: what they exchange, and NCCL's buffers (some 0.7 GiB for each process group)"
+_SEVERAL_GPUS: Final = "further process groups, as of tensor, pipeline or context parallelism (NCCL takes some 0.7 GiB for each)"
 
 
 def answer_for(
@@ -148,7 +159,7 @@ def answer_for(
         with_curve: whether the memory over a step is wanted.
     """
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
-    outside = context(device)
+    alone, outside = context(device), around(device, timeline.ranks)
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -156,12 +167,12 @@ def answer_for(
         batch_size=batch_size,
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
-        safe_basis=safe_basis(timeline.convolves),
-        parts={**memory.run.parts, "context": outside.expected_bytes},
+        safe_basis=safe_basis(timeline.convolves, timeline.ranks),
+        parts={**memory.run.parts, "context": alone.expected_bytes, "communicator": communicator_bytes(timeline.ranks)},
         reserved_bytes=memory.run.reserved_bytes,
         allocated_bytes=memory.run.allocated_bytes,
         requested_bytes=memory.run.requested_bytes,
-        context_bytes=outside.expected_bytes,
+        context_bytes=alone.expected_bytes,
         context_source=outside.source,
         smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
         peak=memory.run.peak,

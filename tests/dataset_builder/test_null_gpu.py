@@ -6,6 +6,7 @@ is a measurement, and no row of it becomes part of a dataset.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -95,3 +96,16 @@ def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
     rows = campaign(libraries, tmp_path / "c", "mlp", NullGpu(), 2)
     with pytest.raises(DatasetError):
         write_dataset(tmp_path / "x.parquet", rows)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="workspaces are those of torch 2.13")
+@pytest.mark.parametrize("script", ["ddp_torchrun", "ddp_spawn", "fully_sharded", "fully_sharded meta"])
+def test_a_script_on_several_gpus_reserves_what_its_trace_says(libraries: Path, script: str) -> None:
+    name, *arguments = script.split()
+    path = str(ROOT / "tests" / "gpumemnet" / "trace" / "examples" / "scripts" / f"{name}.py")
+    rank = [sys.executable, "tests/dataset_builder/null_gpu/first_rank.py", "8", path, *arguments]
+    real = subprocess.run(rank, cwd=ROOT, env=os.environ | environment(libraries), capture_output=True, text=True)
+    peaks = json.loads(real.stdout.strip().splitlines()[-1].removeprefix("PEAKS"))
+    trace = [sys.executable, "-m", "gpumemnet", "trace", "--script", path, "--ranks", "8", "--gpu", "H200", "--json", "--"]
+    answer = json.loads(subprocess.run([*trace, *arguments], cwd=ROOT, capture_output=True, text=True).stdout)
+    assert [answer["requested_bytes"], answer["allocated_bytes"], answer["reserved_bytes"]] == peaks

@@ -24,6 +24,8 @@ from gpumemnet.trace.platform import Platform
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _LAYERS: Final = str(Path(torch.nn.modules.__file__).parent)
+_BETWEEN: Final = frozenset({__file__, f"{_TORCH}/overrides.py", f"{_TORCH}/utils/_device.py"})
+"""What lies between the code that calls PyTorch and a function mode; the last is ``with torch.device(…)``."""
 _GPU: Final = torch.device("cuda", 0)
 _META: Final = torch.device("meta")
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
@@ -41,6 +43,10 @@ class Watcher(Protocol):
 
     def arrived(self, tensor: Tensor, operator: str) -> None:
         """A tensor has come to the GPU."""
+        ...
+
+    def deferred(self, tensor: Tensor) -> None:
+        """A layer's weight was made on the meta device, because the script says so."""
         ...
 
     def module_arrived(self, module: nn.Module) -> None:
@@ -137,9 +143,13 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.__repr__:
                     return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
         wanted = named.get("device")
-        if wanted is None and func is torch.empty and _called_from(_LAYERS):
+        if func is torch.empty and (wanted is None or _is_meta(wanted)) and _called_from(_LAYERS):
             named["device"] = _META  # weights: they come to the GPU when their module does
-        elif wanted is not None and _stands_for_gpu(wanted):
+            result = func(*args, **named)
+            if wanted is not None:
+                self._watcher.deferred(result)
+            return result
+        if wanted is not None and _stands_for_gpu(wanted):
             named["device"] = _META
             named.pop("pin_memory", None)
             result = func(*args, **named)
@@ -213,8 +223,8 @@ def move_module(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[T
 
 
 @contextmanager
-def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros) -> Iterator[None]:
-    """Context in which ``torch.cuda`` answers for the platform's GPU, and modules go to it."""
+def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int = 1) -> Iterator[None]:
+    """Context in which ``torch.cuda`` answers for ``count`` of the platform's GPU, and modules go to the first of them."""
     device = platform.device
     major, minor = device.compute_capability
 
@@ -251,7 +261,17 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros) -> Iterator[
         moved: nn.Module = original_to(module, *args, **kwargs)
         return moved
 
-    original_to = nn.Module.to
+    def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        # From the meta device to a GPU a parameter becomes another one; PyTorch would keep it, for both are meta tensors here.
+        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            emptied: nn.Module = original_to_empty(module, *args, **kwargs)
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+        return emptied
+
+    original_to, original_to_empty = nn.Module.to, nn.Module.to_empty
 
     def always(value: object) -> Callable[..., object]:
         return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, know them by identity
@@ -262,7 +282,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros) -> Iterator[
     constants = {
         "is_available": True,
         "is_initialized": True,
-        "device_count": 1,
+        "device_count": count,
         "current_device": 0,
         "get_device_name": device.name,
         "get_device_capability": (major, minor),
@@ -280,6 +300,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros) -> Iterator[
         for name, function in functions.items():
             stack.enter_context(patch.object(torch.cuda, name, function))
         stack.enter_context(patch.object(nn.Module, "to", to))
+        stack.enter_context(patch.object(nn.Module, "to_empty", to_empty))
         stack.enter_context(patch.object(nn.Module, "cuda", lambda module, device=None: to(module, _GPU)))
         stack.enter_context(patch.object(torch, "compile", unchanged("torch.compile")))
         stack.enter_context(patch.object(torch, "save", unchanged("torch.save")))
@@ -304,6 +325,10 @@ def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.devi
     return (None if device is None else torch.device(device)), dtype, copies
 
 
+def _is_meta(device: object) -> bool:
+    return type(device) is not int and torch.device(str(device)).type == "meta"
+
+
 def _stands_for_gpu(device: object) -> bool:
     return type(device) is int or torch.device(str(device)).type in ("cuda", "meta")
 
@@ -311,7 +336,7 @@ def _stands_for_gpu(device: object) -> bool:
 def _called_from(folder: str) -> bool:
     """Whether the code that calls PyTorch here lies in ``folder``."""
     frame = sys._getframe(2)
-    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_code.co_filename.endswith("torch/overrides.py")):
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and frame.f_code.co_filename.startswith(folder)
 

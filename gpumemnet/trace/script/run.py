@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
-from unittest.mock import patch
 
-import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
 from gpumemnet.errors import ExtractError, GpumemnetError
@@ -24,6 +23,7 @@ from gpumemnet.trace.dynamo import without_dynamo
 from gpumemnet.trace.optimizers import gpu_optimizers
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.script.gpu import GpuRequests, Zeros, present_gpu
+from gpumemnet.trace.script.ranks import one_of
 from gpumemnet.trace.script.watch import EnoughSteps, Watch
 from gpumemnet.trace.timeline import Timeline, repeated
 from gpumemnet.trace.tracing import answer_for
@@ -31,7 +31,13 @@ from gpumemnet.units import MIB
 
 
 def trace_script(
-    script: Path, arguments: Sequence[str], platform: Platform, settings: AllocatorSettings, *, with_curve: bool = False
+    script: Path,
+    arguments: Sequence[str],
+    platform: Platform,
+    settings: AllocatorSettings,
+    *,
+    ranks: int = 1,
+    with_curve: bool = False,
 ) -> TraceAnswer:
     """The memory that ``script`` takes on the platform's GPU.
 
@@ -43,6 +49,7 @@ def trace_script(
         arguments: what follows the script's name on its command line.
         platform: the GPU that it finds.
         settings: of the allocator.
+        ranks: on how many GPUs the script is started; it is traced as the first of them.
         with_curve: whether the memory over a step is wanted.
 
     Raises:
@@ -51,7 +58,7 @@ def trace_script(
     watch, zeros = Watch(platform), Zeros()
     watch.recorder.begin("build")
     try:
-        _run(script, arguments, platform, watch, zeros)
+        _run(script, arguments, platform, ranks, watch, zeros)
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -70,7 +77,7 @@ def trace_script(
     growth = grown_bytes(timeline)
     if growth >= MIB:
         zeros.note_once(f"what is on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps something")
-    names = ", ".join(dict.fromkeys(type(model).__name__ for model in watch.models))
+    names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
     return answer_for(
         repeated(timeline),
         timeline,
@@ -84,6 +91,12 @@ def trace_script(
     )
 
 
+def _name(model: nn.Module) -> str:
+    """What a model is called, without what is around it on several GPUs."""
+    alone = model.module if isinstance(model, DistributedDataParallel) else model
+    return type(alone).__name__.removeprefix("FSDP")
+
+
 def grown_bytes(timeline: Timeline) -> int:
     """By how much more is on the GPU at the end of the last step than at its beginning."""
     grown = 0
@@ -93,7 +106,7 @@ def grown_bytes(timeline: Timeline) -> int:
     return grown
 
 
-def _run(script: Path, arguments: Sequence[str], platform: Platform, watch: Watch, zeros: Zeros) -> None:
+def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, zeros: Zeros) -> None:
     code = compile_file(script)
     module = ModuleType("__main__")
     module.__file__ = str(script)
@@ -107,12 +120,8 @@ def _run(script: Path, arguments: Sequence[str], platform: Platform, watch: Watc
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, zeros))
-        stack.enter_context(patch.object(torch.distributed, "init_process_group", _no_process_group))
+        stack.enter_context(present_gpu(platform, watch, zeros, min(ranks, 8)))
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
+        stack.enter_context(one_of(ranks, watch, zeros.note_once))
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
-
-
-def _no_process_group(*args: object, **kwargs: object) -> NoReturn:
-    raise ExtractError("the script trains on several GPUs (torch.distributed.init_process_group): trace it as a run on one")

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.walk import tensors_in
+from gpumemnet.trace.parallel.rank import local
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.recorder import Recorder
 
@@ -75,6 +76,7 @@ class Watch:
         self._boundary: Optimizer | None = None
         self._boundaries = 0
         self._stepped: Counter[int] = Counter()
+        self._deferred: dict[int, torch.UntypedStorage] = {}
         self._started = False
 
     # What the GPU tells; see ``gpu.Watcher``.
@@ -86,6 +88,7 @@ class Watch:
 
     def arrived(self, tensor: Tensor, operator: str) -> None:
         """An input from the host, or what is made on the GPU."""
+        tensor = local(tensor)
         if operator == "to" and self.modules.running is None:
             self.recorder.arrived(tensor, "input", "")
             if self.batch_size is None and tensor.ndim and self._parameters:
@@ -103,6 +106,16 @@ class Watch:
         if isinstance(tensor, nn.Parameter):
             self._parameters.setdefault(id(tensor), (tensor, path))
         self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
+
+    def deferred(self, tensor: Tensor) -> None:
+        """The script makes a weight on the meta device: it is nowhere until it is given a place."""
+        storage = tensor.untyped_storage()
+        self._deferred[storage._cdata] = storage
+
+    def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
+        """A parameter or a buffer has come whole, to be split among the ranks at once."""
+        if tensor.untyped_storage()._cdata not in self._deferred:
+            self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
 
     def live_bytes(self) -> int:
         """What is allocated now."""
@@ -134,7 +147,7 @@ class Watch:
                 handle.remove()
 
     def _model_starts(self) -> None:
-        if not self._started and torch.is_grad_enabled() and self._parameters:
+        if not self._started and torch.is_grad_enabled() and self.recorder.holds_something:
             self._started = True
             self.recorder.begin_step()
             self._begin("forward")
@@ -155,9 +168,11 @@ class Watch:
         self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._learn_shards(optimizer)
         self._classify_gradients()
         for parameter, state in optimizer.state.items():
-            self.recorder.classify(tensors_in(state), "optimizer_state", self._parameters.get(id(parameter), (None, ""))[1])
+            owner = self._parameters.get(id(parameter), (None, ""))[1]
+            self.recorder.classify(map(local, tensors_in(state)), "optimizer_state", owner)
         self._stepped[id(optimizer)] += 1
         self._boundary = self._boundary or optimizer
         if optimizer is self._boundary and self._started:
@@ -168,7 +183,15 @@ class Watch:
             self.recorder.begin_step()
         self._begin("forward")
 
+    def _learn_shards(self, optimizer: Optimizer) -> None:
+        """Parameters that never came to the GPU as a whole are known by their optimizer."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._parameters:
+                    self._parameters[id(parameter)] = (parameter, "")
+                    self.recorder.classify((local(parameter),), "parameter", "")
+
     def _classify_gradients(self) -> None:
         for parameter, owner in self._parameters.values():
             if parameter.grad is not None:
-                self.recorder.classify((parameter.grad,), "gradient", owner)
+                self.recorder.classify((local(parameter.grad),), "gradient", owner)

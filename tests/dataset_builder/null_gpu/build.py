@@ -79,9 +79,9 @@ def toolkit_headers() -> Path:
     return Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
 
 
-def environment(folder: Path, gpu: NullGpu = NullGpu()) -> dict[str, str]:
-    """The variables of a command that runs on ``gpu``, empty at first."""
-    state = folder / "state"
+def environment(folder: Path, gpu: NullGpu = NullGpu(), card: str = "state") -> dict[str, str]:
+    """The variables of a command that runs on ``gpu``, empty at first; commands of another ``card`` do not share it."""
+    state = folder / card
     header = struct.pack("<5Q", gpu.total_bytes, gpu.driver_bytes, gpu.context_bytes, gpu.accounting, gpu.lists)
     state.write_bytes(header + bytes(SLOTS * struct.calcsize("<q2Q")))
     return {"LD_PRELOAD": str(folder / "libnull_cuda.so"), "LD_LIBRARY_PATH": str(folder), "NULL_GPU_STATE": str(state)}

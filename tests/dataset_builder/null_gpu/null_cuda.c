@@ -103,11 +103,41 @@ EXPORT cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 
 static int on_device(const void *pointer) { return base && (uintptr_t)pointer >= base && (uintptr_t)pointer < base + ADDRESSES; }
 
-/* A copy to the host brings zeros: nothing was computed. */
+/* What the host sends and reads back whole comes back: DDP's reducer agrees with the other ranks on its buckets this way
+   (torch/csrc/distributed/c10d/reducer.cpp, sync_bucket_indices). */
+enum { SENT = 64, MOST_SENT = 1 << 16 };
+static struct {
+    uintptr_t address;
+    size_t bytes;
+    void *content;
+} sent[SENT];
+static unsigned next_sent;
+
+static void remember(uintptr_t address, const void *content, size_t bytes) {
+    for (unsigned each = 0; each < SENT; each++)
+        if (sent[each].address == address) sent[each].bytes = 0;
+    if (!content || bytes > MOST_SENT) return;
+    unsigned place = next_sent++ % SENT;
+    free(sent[place].content);
+    sent[place].address = address, sent[place].bytes = bytes, sent[place].content = malloc(bytes);
+    memcpy(sent[place].content, content, bytes);
+}
+
+static void read_back(void *to, uintptr_t address, size_t bytes) {
+    for (unsigned each = 0; each < SENT; each++)
+        if (sent[each].address == address && sent[each].bytes == bytes) {
+            memcpy(to, sent[each].content, bytes);
+            return;
+        }
+    memset(to, 0, bytes); /* nothing was computed */
+}
+
 static cudaError_t copy(void *to, const void *from, size_t bytes) {
-    if (on_device(to)) return cudaSuccess;
-    if (on_device(from)) memset(to, 0, bytes);
+    null_gpu_lock();
+    if (on_device(to)) remember((uintptr_t)to, on_device(from) ? NULL : from, bytes);
+    else if (on_device(from)) read_back(to, (uintptr_t)from, bytes);
     else memmove(to, from, bytes);
+    null_gpu_unlock();
     return cudaSuccess;
 }
 

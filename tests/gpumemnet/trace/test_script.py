@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,11 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions, record
 from gpumemnet.trace.timeline import peak_of
+from gpumemnet.units import MIB
 
 SCRIPTS = Path(__file__).parent / "examples" / "scripts"
 TRACE = """
-import json, sys
+import json, os, sys
 from dataclasses import asdict
 from pathlib import Path
 from gpumemnet.allocator import AllocatorSettings
@@ -29,16 +31,18 @@ from gpumemnet.trace.answer import answer_to_dict
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.script.run import trace_script
 try:
-    answer = trace_script(Path(sys.argv[1]), sys.argv[2:], Platform(device=device_profile("A100")), AllocatorSettings())
+    platform, ranks = Platform(device=device_profile("A100")), int(os.environ["RANKS"])
+    answer = trace_script(Path(sys.argv[1]), sys.argv[2:], platform, AllocatorSettings(), ranks=ranks)
     print("ANSWER" + json.dumps(answer_to_dict(answer)))
 except ExtractError as error:
     print("ERROR" + str(error))
 """
 
 
-def traced(script: Path | str, *arguments: str) -> Any:
+def traced(script: Path | str, *arguments: str, ranks: int = 1) -> Any:
     path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
-    ran = subprocess.run([sys.executable, "-c", TRACE, str(path), *arguments], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", TRACE, str(path), *arguments]
+    ran = subprocess.run(command, env=os.environ | {"RANKS": str(ranks)}, capture_output=True, text=True, check=True)
     last = ran.stdout.strip().splitlines()[-1]
     return json.loads(last.removeprefix("ANSWER")) if last.startswith("ANSWER") else last.removeprefix("ERROR")
 
@@ -104,7 +108,7 @@ def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
         ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
         ("this is no python", "is no valid Python"),
-        ("import torch\ntorch.distributed.init_process_group('nccl')", "several GPUs"),
+        ("import torch\ntorch.distributed.init_process_group('nccl')", "say on how many GPUs, with --ranks"),
         ("", "ended before its second optimizer step"),
     ],
 )
@@ -153,3 +157,39 @@ def test_the_gpu_is_answered_for(tmp_path: Path) -> None:
         "    torch.cuda.synchronize(); torch.cuda.empty_cache()\n"
     )
     assert isinstance(traced(script), dict)
+
+
+def test_replicas_that_torchrun_starts() -> None:
+    answer = traced("ddp_torchrun", ranks=8)
+    weights = 4 * (512 * 2048 + 2048 + 2 * 2048 + 2048 * 512 + 512)
+    parts = answer["parts"]
+    assert (parts["gradient"], parts["optimizer_state"]) == (weights, 2 * weights)
+    assert parts["communication"] >= weights  # the buckets
+    assert parts["communicator"] == 688 * MIB
+    assert (answer["model"], answer["batch_size"]) == ("ddp_torchrun.py (Sequential)", 64)
+    assert "the first of 8 ranks." in answer["notes"]
+
+
+def test_replicas_that_a_script_starts_itself() -> None:
+    assert traced("ddp_spawn", ranks=2)["parts"]["communicator"] == 544 * MIB
+    assert "say on how many GPUs, with --ranks" in traced("ddp_spawn")
+
+
+def test_shards_that_are_made_before_and_after_they_have_values() -> None:
+    here, later = traced("fully_sharded", ranks=8), traced("fully_sharded", "meta", ranks=8)
+    assert here["allocated_bytes"] == later["allocated_bytes"]
+    shards = 4 * (6 * (1024 // 8 * 1024 + 1024 // 8) + 2 * 1024 + 2)  # ten rows among eight: two for the first
+    for answer in (here, later):
+        assert answer["parts"]["parameter"] == shards
+        assert answer["parts"]["optimizer_state"] == 2 * shards
+
+
+def test_what_of_several_gpus_is_not_traced(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+        "torch.distributed.init_process_group('nccl')\n"
+        "FullyShardedDataParallel(torch.nn.Linear(8, 8).cuda())\n"
+    )
+    assert "fully_shard" in traced(script, ranks=2)

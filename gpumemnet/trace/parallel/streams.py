@@ -1,0 +1,94 @@
+"""CUDA streams that do nothing but tell the recorder on which of them memory is asked for.
+
+The caching allocator keeps a pool for each stream, and what ``fully_shard`` allocates on its own streams is not shared with the
+rest of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+
+class Event:
+    """An event that has happened."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def record(self, stream: object = None) -> None:
+        """Happens at once."""
+
+    def wait(self, stream: object = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """It has happened."""
+        return True
+
+
+class NumberedStream:
+    """A stream; 0 is the default one."""
+
+    def __init__(self, number: int) -> None:
+        self.number: Final = number
+
+    def wait_stream(self, stream: object) -> None:
+        """Nothing to wait for."""
+
+    def wait_event(self, event: object) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """An event that has happened."""
+        return event or Event()
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class Streams:
+    """What PyTorch's distributed code asks of a device's module, such as ``torch.cuda``.
+
+    Args:
+        chosen: told the number of the stream on which memory is asked for from now on.
+    """
+
+    Event = Event
+
+    def __init__(self, chosen: Callable[[int], None]) -> None:
+        self._chosen = chosen
+        self._made = 0
+        self._current = NumberedStream(0)
+
+    def Stream(self, *args: object, **kwargs: object) -> NumberedStream:
+        """A new stream."""
+        self._made += 1
+        return NumberedStream(self._made)
+
+    def current_stream(self, device: object = None) -> NumberedStream:
+        """The stream that is chosen."""
+        return self._current
+
+    @contextmanager
+    def stream(self, stream: NumberedStream) -> Iterator[None]:
+        """Context in which memory is asked for on ``stream``."""
+        before, self._current = self._current, stream
+        self._chosen(stream.number)
+        try:
+            yield
+        finally:
+            self._current = before
+            self._chosen(before.number)
+
+    def current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def is_available(self) -> bool:
+        """Yes."""
+        return True

@@ -1,0 +1,77 @@
+"""A script that trains on several GPUs is run as the first of its ranks, as ``torchrun`` would start it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.trace.parallel.process_group import process_group
+from gpumemnet.trace.script.watch import Watch
+
+_HOST_GPUS = 8
+"""GPUs of one host, for ``LOCAL_WORLD_SIZE``."""
+
+
+def environment(ranks: int) -> dict[str, str]:
+    """The variables that ``torchrun`` gives the first of ``ranks``."""
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": min(ranks, _HOST_GPUS)}
+    return {**{name: str(value) for name, value in alone.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@contextmanager
+def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
+    """Context in which a script may ask for a process group of ``ranks``, and is its first rank.
+
+    Args:
+        ranks: how many GPUs the script is started on.
+        watch: of the script.
+        note: told how many ranks there are.
+    """
+    stack = ExitStack()
+
+    def begin(backend: object = None, *args: object, world_size: int = -1, **kwargs: object) -> None:
+        wanted = world_size if world_size > 0 else ranks
+        if wanted == 1:
+            raise ExtractError(
+                "the script asks for a process group (torch.distributed.init_process_group): say on how many GPUs, with --ranks"
+            )
+        if torch.distributed.is_initialized():
+            raise ExtractError("the script asks for a second default process group")
+        from gpumemnet.trace.parallel.replicas import replicas_on_meta
+        from gpumemnet.trace.parallel.sharding import sharding_on_meta
+
+        stack.enter_context(process_group(wanted))
+        stack.enter_context(replicas_on_meta(watch.recorder.communicating))
+        stack.enter_context(sharding_on_meta(watch.recorder, arrived))
+        stack.enter_context(patch("torch.distributed.fsdp.FullyShardedDataParallel.__init__", _not_traced))
+        watch.recorder.one_of(wanted)
+        note(f"the first of {wanted:,} ranks")
+
+    def arrived(tensor: Tensor, is_parameter: bool) -> None:
+        with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
+            if not tensor.is_meta:
+                there = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+                put = nn.Parameter(there, tensor.requires_grad) if is_parameter else there
+                torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
+            watch.sharded_tensor(tensor, is_parameter)
+
+    def spawn(function: Callable[..., object], args: tuple[object, ...] = (), *others: object, **kwargs: object) -> None:
+        function(0, *args)
+
+    with stack:
+        stack.enter_context(patch.dict(os.environ, environment(ranks) if ranks > 1 else {}))
+        stack.enter_context(patch.object(torch.distributed, "init_process_group", begin))
+        stack.enter_context(patch.object(torch.distributed, "destroy_process_group", lambda *args, **kwargs: None))
+        stack.enter_context(patch("torch.multiprocessing.spawn", spawn))
+        yield
+
+
+def _not_traced(*args: Any, **kwargs: Any) -> NoReturn:
+    raise ExtractError("FullyShardedDataParallel is not traced: its successor is, torch.distributed.fsdp.fully_shard")

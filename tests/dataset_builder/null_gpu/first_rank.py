@@ -1,0 +1,44 @@
+"""Runs a training script on the null GPU as the first of several ranks, and prints the peaks of PyTorch's allocator.
+
+``python first_rank.py RANKS SCRIPT [ARGUMENTS]`` with the variables of ``build.environment``.  There are no other ranks:
+collectives are PyTorch's fake ones, or gloo's with itself where DDP wants their results.
+"""
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+PEAKS = ("requested", "allocated", "reserved")
+
+
+def main() -> None:
+    ranks, script = int(sys.argv[1]), sys.argv[2]
+    replicates = "DistributedDataParallel" in Path(script).read_text()
+    begin = dist.init_process_group
+
+    def init_process_group(*args: object, **kwargs: object) -> None:
+        if replicates:
+            begin("gloo", rank=0, world_size=1, store=dist.HashStore())
+        else:
+            begin("fake", rank=0, world_size=ranks, store=FakeStore())
+
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(ranks))
+    dist.init_process_group, dist.destroy_process_group = init_process_group, lambda: None
+    dist.get_world_size = lambda group=None: ranks if replicates else group.size() if group else ranks
+    distributed._verify_param_shape_across_processes = lambda *args: None  # it compares what nobody has computed
+    torch.multiprocessing.spawn = lambda function, args, nprocs: function(0, *args)
+    sys.argv = sys.argv[2:]
+    runpy.run_path(script, run_name="__main__")
+    statistics = torch.cuda.memory_stats()
+    print("PEAKS" + json.dumps([statistics[f"{peak}_bytes.all.peak"] for peak in PEAKS]), flush=True)
+    os._exit(0)  # threads of the process group may outlive it
+
+
+main()
