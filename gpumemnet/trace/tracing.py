@@ -130,7 +130,7 @@ def not_included(timeline: Timeline) -> tuple[str, ...]:
 _OUTSIDE: Final = (
     "prefetching: a second batch that is on the GPU while the first is worked on",
     "an evaluation loop, metrics and logging that keep tensors on the GPU",
-    "other streams and CUDA graphs",
+    "CUDA graphs",
 )
 _ONE_GPU: Final = "several GPUs: what they exchange, and NCCL's buffers (some 0.7 GiB for each process group)"
 _SEVERAL_GPUS: Final = "further process groups, as of tensor, pipeline or context parallelism (NCCL takes some 0.7 GiB for each)"

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError
 from gpumemnet.trace.checkpointing import blocks
 from gpumemnet.trace.parallel.process_group import is_sharded
-from gpumemnet.trace.parallel.streams import Streams
 from gpumemnet.trace.recorder import Recorder
+from gpumemnet.trace.streams import Streams
 
 _META: Final = torch.device("meta")
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from gpumemnet.extract.faults import UnknownValueError, running_line
 from gpumemnet.extract.placement import Unknowns
 from gpumemnet.trace.platform import Platform
+from gpumemnet.trace.streams import Streams
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _LAYERS: Final = str(Path(torch.nn.modules.__file__).parent)
@@ -59,6 +60,10 @@ class Watcher(Protocol):
 
     def live_bytes(self) -> int:
         """What is allocated now."""
+        ...
+
+    def on_stream(self, number: int) -> None:
+        """Memory is asked for on another stream from now on."""
         ...
 
     def emptied(self) -> None:
@@ -296,9 +301,13 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
         "mem_get_info": lambda *args: (device.capacity_bytes - watcher.live_bytes(), device.capacity_bytes),
         "empty_cache": lambda: watcher.emptied(),
     }
+    streams = Streams(watcher.on_stream)
+    functions |= {name: getattr(streams, name) for name in ("Stream", "Event", "stream", "current_stream", "default_stream")}
     with ExitStack() as stack:
         for name, function in functions.items():
             stack.enter_context(patch.object(torch.cuda, name, function))
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))  # optimizers ask it
+        stack.enter_context(patch.object(Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(patch.object(nn.Module, "to", to))
         stack.enter_context(patch.object(nn.Module, "to_empty", to_empty))
         stack.enter_context(patch.object(nn.Module, "cuda", lambda module, device=None: to(module, _GPU)))

@@ -121,6 +121,10 @@ class Watch:
         """What is allocated now."""
         return self.recorder.live_bytes()
 
+    def on_stream(self, number: int) -> None:
+        """``with torch.cuda.stream(…)``."""
+        self.recorder.on_stream(number)
+
     def emptied(self) -> None:
         """``torch.cuda.empty_cache()``."""
         self.recorder.emptied()

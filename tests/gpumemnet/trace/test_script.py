@@ -193,3 +193,8 @@ def test_what_of_several_gpus_is_not_traced(tmp_path: Path) -> None:
         "FullyShardedDataParallel(torch.nn.Linear(8, 8).cuda())\n"
     )
     assert "fully_shard" in traced(script, ranks=2)
+
+
+def test_a_batch_that_is_fetched_ahead_on_a_stream_of_its_own() -> None:
+    answer = traced("prefetch")
+    assert answer["parts"]["input"] == 2 * 4 * 4096 * 1024
