@@ -229,7 +229,7 @@ def trace(
         typer.echo(json.dumps(answer_to_dict(answer)))
         return
     console = Console()
-    spread = () if parallel == "none" else (f"{parallel} on {ranks:,} GPUs",)
+    spread = () if parallel == "none" else (parallel,)
     show_trace(answer, () if script is not None else (optimizer, precision, *spread), console)
     if script is None and not answer.fits and not max_batch:
         console.print(Text("--max-batch says which batch size would fit"), style="dim")

@@ -50,7 +50,8 @@ def _verdict(answer: TraceAnswer) -> Text:
         if answer.expected_bytes <= answer.capacity_bytes:
             word, style = "May not fit", "bold yellow"
     expected, safe = _amount(answer.expected_bytes), _amount(answer.safe_bytes)
-    return Text.assemble((f"{word} {answer.gpu}", style), f": {expected} expected, {safe} safe")
+    each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
+    return Text.assemble((f"{word} {answer.gpu}", style), f": {expected} expected, {safe} safe{each}")
 
 
 def _amount(amount_bytes: int) -> str:

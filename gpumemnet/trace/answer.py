@@ -70,14 +70,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceAnswer:
-    """The memory of one job on one GPU.
+    """The memory of one job on one GPU, or on one of those that it runs on.
 
     Attributes:
         model: what was traced, in words.
         gpu: name of the GPU that the amounts are for.
         capacity_bytes: its memory.
-        batch_size: samples per step.
-        expected_bytes: reserved bytes and CUDA context, as ``nvidia-smi`` shows them.
+        batch_size: samples per step; on several GPUs, of each.
+        expected_bytes: reserved bytes, CUDA context and NCCL's buffers, as ``nvidia-smi`` shows them.
         safe_bytes: an upper bound.
         safe_basis: what the bound rests on, and whether a coverage was measured.
         parts: bytes by name; they add up to ``expected_bytes``.
@@ -93,6 +93,7 @@ class TraceAnswer:
         gpus: on which GPUs the job fits, if it was asked for.
         curve: the memory over a step, if it was asked for.
         job: the training job as JSON object, with its traced peak.
+        ranks: how many GPUs the job runs on; all amounts are of one of them.
     """
 
     model: str
@@ -118,6 +119,7 @@ class TraceAnswer:
     gpus: tuple[GpuFit, ...] = ()
     curve: Curve | None = None
     job: dict[str, Any] | None = None
+    ranks: int = 1
 
     @property
     def fits(self) -> bool:

@@ -150,7 +150,8 @@ def picture_of(answer: TraceAnswer) -> Picture:
 
 def title_of(answer: TraceAnswer) -> str:
     """What was traced, in a line."""
-    return f"{answer.model}, batch size {answer.batch_size:,}, on {answer.gpu}"
+    gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
+    return f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
 
 
 def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:

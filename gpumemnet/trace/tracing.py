@@ -180,6 +180,7 @@ def answer_for(
         notes=notes,
         not_included=not_included(timeline),
         curve=curve_of(run, timeline.sizes, settings) if with_curve else None,
+        ranks=timeline.ranks,
     )
 
 

@@ -206,7 +206,7 @@ def test_the_command_line_answers_for_one_gpu_of_many() -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["parts"]["communicator"] == 688 * MIB
     shown = subprocess.run([*command, "--parallel", "ddp", "--ranks", "2"], capture_output=True, text=True)
-    assert "ddp on 2 GPUs" in shown.stdout
+    assert "on each of 2 GPUs" in " ".join(shown.stdout.split())
     assert "each of 2 GPUs holds all of the model" in shown.stdout
     wrong = subprocess.run([*command, "--ranks", "2"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "")
