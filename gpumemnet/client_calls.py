@@ -1,0 +1,264 @@
+"""The requests of the clients and how their answers are read: neither sends anything (the sans-IO pattern)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Generic, Required, TypedDict, TypeVar
+
+import numpy as np
+
+from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.errors import InvalidRequestError, ServiceError
+from gpumemnet.estimate import Estimate
+from gpumemnet.fits import Fit
+from gpumemnet.inverse import BatchPoint, BatchSizes, SmallestGpu
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_json import job_to_dict
+from gpumemnet.units import MIB
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Prediction(Estimate):
+    """An estimate as a service gives it.
+
+    Attributes:
+        prediction_id: its id; give it back with what the job really took (:meth:`gpumemnet.client.Client.observe`).
+        request_mib: what to pack by: the expected memory in MiB, rounded up.
+        limit_mib: what to cap at: the safe memory in MiB, rounded up; ``None`` outside the model's support.
+        release: the release that answered.
+        model_sha256: hash over the files of the model that answered.
+        feature_schema: version of the features that it looks at.
+        fits: what the job fits, in the order asked; empty where that was not asked.
+    """
+
+    prediction_id: str
+    request_mib: int
+    limit_mib: int | None
+    release: str
+    model_sha256: str
+    feature_schema: str
+    fits: tuple[Fit, ...] = ()
+
+
+class Device(TypedDict, total=False):
+    """One device of a site, as it is now.
+
+    Attributes:
+        id: any name for it, such as the UUID of the GPU or of the MIG instance.
+        gpu: its GPU model.
+        mig: its MIG profile, where it is a partition.
+        free_mib: memory free on it now; unless given it is taken to be empty.
+    """
+
+    id: Required[str]
+    gpu: Required[str]
+    mig: str | None
+    free_mib: int | None
+
+
+class Observed(TypedDict, total=False):
+    """What one run of a job really took; :mod:`gpumemnet.observation` says what each may hold.
+
+    Attributes:
+        prediction_id: id of the prediction that the job was scheduled with.
+        job: the job itself, where there is no such id.
+        gpu: GPU that it ran on; needed with a job.
+        source: who measured, such as ``nvml_process`` or ``slurm_gpumem``.
+        peak_mib, peak_bytes: the most that it took; one of the two.
+        oom: whether it ran out of memory: it needed more than the peak and the limit.
+        limit_mib, limit_bytes: the memory that it could have had.
+        observed_at: when it ended, with its time zone.
+        idempotency_key: the same observation sent again under the same key is stored once.
+    """
+
+    prediction_id: str
+    job: TrainingJob
+    gpu: str
+    source: str
+    peak_mib: int
+    peak_bytes: int
+    oom: bool
+    limit_mib: int
+    limit_bytes: int
+    observed_at: datetime
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and how its answer is read.
+
+    Attributes:
+        method, path: of the request.
+        body: JSON, or ``None`` for a request without.
+        read: turns the answer's JSON into the result; what it raises on a foreign document becomes a ServiceError.
+        statuses: the HTTP statuses of success.
+    """
+
+    method: str
+    path: str
+    read: Callable[[Any], T]
+    body: bytes | None = None
+    statuses: tuple[int, ...] = (200,)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionOptions:
+    """How a prediction is wanted; see :meth:`gpumemnet.client.Client.predict`."""
+
+    bins: BinScheme | None
+    coverage: float
+    gpu: str | None
+    encoder: str | None
+    fits: bool | Sequence[str]
+    devices: Sequence[Device] | None
+
+    def members(self) -> dict[str, Any]:
+        """Of the request's body."""
+        fits = self.fits if isinstance(self.fits, bool) else list(self.fits)
+        wanted = {"gpu": self.gpu, "encoder": self.encoder, "fits": fits, "devices": _listed(self.devices)}
+        return _bins_and_coverage(self.bins, self.coverage) | _given(wanted)
+
+
+def predict_call(job: TrainingJob, options: PredictionOptions) -> Call[Prediction]:
+    """See :meth:`gpumemnet.client.Client.predict`."""
+    body = {"job": job_to_dict(job), **options.members()}
+    return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
+
+
+def predict_many_call(jobs: Sequence[TrainingJob], options: PredictionOptions) -> Call[list[Prediction | ServiceError]]:
+    """See :meth:`gpumemnet.client.Client.predict_many`."""
+    body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
+
+    def read(document: Any) -> list[Prediction | ServiceError]:
+        results = [_result(result) for result in document["results"]]
+        if len(results) != len(jobs):
+            raise ValueError("as many results as jobs are expected")
+        return results
+
+    return Call("POST", "/v1/predict/batch", read, json.dumps(body).encode())
+
+
+def batch_sizes_call(job: TrainingJob, **options: Any) -> Call[BatchSizes]:
+    """See :meth:`gpumemnet.client.Client.batch_sizes`, whose ``options`` these are."""
+
+    def read(document: Any) -> BatchSizes:
+        fields = ("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch")
+        return BatchSizes(
+            **{name: document[name] for name in fields},
+            device=None,
+            reasons=tuple(document["reasons"]),
+            curve=tuple(BatchPoint(**point) for point in document["curve"]),
+        )
+
+    return Call("POST", "/v1/batch-sizes", read, json.dumps({"job": job_to_dict(job), **_given(options)}).encode())
+
+
+def smallest_gpu_call(
+    job: TrainingJob, coverage: float, gpus: Sequence[str] | None, devices: Sequence[Device] | None, encoder: str | None
+) -> Call[SmallestGpu]:
+    """See :meth:`gpumemnet.client.Client.smallest_gpu`."""
+
+    def read(document: Any) -> SmallestGpu:
+        safe, likely = (None if document[name] is None else Fit(**document[name]) for name in ("safe", "likely"))
+        return SmallestGpu(coverage=document["coverage"], safe=safe, likely=likely, reasons=tuple(document["reasons"]))
+
+    options = {"coverage": coverage, "gpus": _listed(gpus), "devices": _listed(devices), "encoder": encoder}
+    return Call("POST", "/v1/smallest-gpu", read, json.dumps({"job": job_to_dict(job), **_given(options)}).encode())
+
+
+def observe_call(observed: Observed) -> Call[dict[str, Any]]:
+    """See :meth:`gpumemnet.client.Client.observe`."""
+    members: dict[str, Any] = {**observed}
+    if observed.get("job") is not None:
+        members["job"] = job_to_dict(observed["job"])
+    if observed.get("observed_at") is not None:
+        members["observed_at"] = observed["observed_at"].isoformat()
+    return Call("POST", "/v1/observations", _document, json.dumps(_given(members)).encode(), (200, 201))
+
+
+def _document(document: Any) -> dict[str, Any]:
+    return {**document}
+
+
+def _given(members: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs from the service's own choice."""
+    return {name: value for name, value in members.items() if value is not None and value is not False}
+
+
+def _listed(values: Iterable[Any] | None) -> list[Any] | None:
+    return None if values is None else list(values)
+
+
+MODELS: Final[Call[list[dict[str, Any]]]] = Call("GET", "/v1/models", lambda document: list(document["models"]))
+GPUS: Final[Call[list[dict[str, Any]]]] = Call("GET", "/v1/gpus", lambda document: list(document["gpus"]))
+HEALTH: Final[Call[tuple[str, ...]]] = Call("GET", "/readyz", lambda document: tuple(document["families"]))
+
+
+def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any]:
+    if bins is None:
+        return {"coverage": coverage}
+    if bins == PUBLISHED_BINS.get(bins.name):
+        return {"coverage": coverage, "bins": bins.name}
+    if bins.width_bytes % MIB or bins != bins_of_width(bins.width_bytes):
+        raise InvalidRequestError(
+            "must be a published scheme or bins_of_width(…) of whole MiB: the service knows no others", "bins"
+        )
+    return {"coverage": coverage, "bin_width_mib": bins.width_bytes // MIB}
+
+
+def _prediction(document: Any) -> Prediction:
+    bins = document["bins"]
+    probabilities = np.array(bins["probabilities"], dtype=np.float64)
+    if probabilities.shape != (bins["count"],):
+        raise ValueError("one probability per bin is expected")
+    return Prediction(
+        expected_bytes=document["expected_bytes"],
+        safe_bytes=document["safe_bytes"],
+        coverage=document["coverage"],
+        bins=BinScheme(bins["width_bytes"], bins["count"], bins["name"]),
+        probabilities=probabilities,
+        in_support=document["in_support"],
+        reasons=tuple(document["reasons"]),
+        gpu=document["gpu"],
+        estimator=document["model"]["name"],
+        version=document["model"]["version"],
+        label_source=document["label_source"],
+        prediction_id=document["prediction_id"],
+        request_mib=document["request_mib"],
+        limit_mib=document["limit_mib"],
+        release=document["release"],
+        model_sha256=document["model"]["sha256"],
+        feature_schema=document["feature_schema"],
+        fits=tuple(Fit(**fit) for fit in document.get("fits") or ()),
+    )
+
+
+def _result(result: Mapping[str, Any]) -> Prediction | ServiceError:
+    if "prediction" in result:
+        return _prediction(result["prediction"])
+    problem = result["problem"]
+    return ServiceError(problem["detail"], problem["status"], problem)
+
+
+def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
+    """The result of ``call`` from the answer to it.
+
+    Raises:
+        ServiceError: when the answer is a problem, or none that a gpumemnet service gives.
+    """
+    try:
+        document = json.loads(content)
+        if status in call.statuses:
+            return call.read(document)
+        message = f"the service at {url} refused: {document['detail']}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ServiceError(
+            f"{url}{call.path} answered with status {status} and no document of this service: is the URL right?", status
+        ) from None
+    raise ServiceError(message, status, document)
