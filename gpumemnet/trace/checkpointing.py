@@ -34,7 +34,14 @@ def _members(stack: nn.Module) -> list[nn.Module]:
     counts = Counter(type(member) for member in members if next(member.children(), None) is not None)
     if not counts or counts.most_common(1)[0][1] < _MIN_BLOCKS:
         return []
-    return [member for member in members if type(member) in counts]
+    return [called for member in members if type(member) in counts for called in _called(member)]
+
+
+def _called(block: nn.Module) -> list[nn.Module]:
+    """``block``, or what it holds, where it is a list that nobody calls."""
+    if type(block) in (nn.ModuleList, nn.ModuleDict):
+        return [called for child in block.children() for called in _called(child)]
+    return [block]
 
 
 @contextmanager

@@ -166,6 +166,8 @@ class Recorder(TorchDispatchMode):
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """``storage`` was given up, or taken again, by its owner: :meth:`torch.UntypedStorage.resize_`."""
+        if storage.device.type != "meta":
+            return
         index = self._live.get(storage._cdata)
         if index is not None:
             self._died(self._references[index])

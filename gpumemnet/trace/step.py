@@ -287,8 +287,8 @@ class _Run:
         """A target of the batch, which comes with the inputs, though in the first step nobody knows of it before the loss."""
         if self._made:
             return self._made.pop(0)
-        if dtype.is_floating_point and self._options.precision in _AUTOCAST:
-            dtype = torch.float32  # the model's output is in another type, the data are not
+        if dtype.is_floating_point and self._options.precision in _AUTOCAST and not isinstance(self._options.loss, TargetLoss):
+            dtype = torch.float32  # the model's output, which the type is that of, is in another, the data are not
         self._targets.append((shape, dtype))
         with torch._C.DisableTorchFunction():  # the code does not ask for it now
             target = torch.empty(shape, dtype=dtype, device="meta")

@@ -6,10 +6,12 @@ its own is not shared with the rest of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count
+from types import TracebackType
 from typing import Final
+
+import torch
 
 _NUMBERS: Final = count(1)
 
@@ -39,10 +41,35 @@ class Event:
 
 
 class NumberedStream:
-    """A stream; 0 is the default one."""
+    """A stream; 0 is the default one.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: of the stream.
+        streams: told when it is chosen for a while.
+    """
+
+    priority = 0
+    device = torch.device("cuda", 0)
+
+    def __init__(self, number: int, streams: Streams) -> None:
         self.number: Final = number
+        self._streams = streams
+        self._before: list[NumberedStream] = []
+
+    @property
+    def cuda_stream(self) -> int:
+        """A number in place of the driver's handle."""
+        return self.number
+
+    stream_id = cuda_stream
+
+    def __enter__(self) -> NumberedStream:
+        self._before.append(self._streams.current_stream())
+        self._streams.set_stream(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._streams.set_stream(self._before.pop())
 
     def wait_stream(self, stream: object) -> None:
         """Nothing to wait for."""
@@ -77,11 +104,16 @@ class Streams:
 
     def __init__(self, chosen: Callable[[int], None]) -> None:
         self._chosen = chosen
-        self._default = self._current = NumberedStream(0)
+        self._default = self._current = NumberedStream(0, self)
+        streams = self
 
-    def Stream(self, *args: object, **kwargs: object) -> NumberedStream:
-        """A new stream."""
-        return NumberedStream(next(_NUMBERS))
+        class Stream(NumberedStream):
+            """A new stream."""
+
+            def __init__(self, *args: object, **kwargs: object) -> None:
+                super().__init__(next(_NUMBERS), streams)
+
+        self.Stream = Stream
 
     def current_stream(self, device: object = None) -> NumberedStream:
         """The stream that is chosen."""
@@ -91,15 +123,14 @@ class Streams:
         """The stream that is chosen at first."""
         return self._default
 
-    @contextmanager
-    def stream(self, stream: NumberedStream | None) -> Iterator[None]:
+    def stream(self, stream: NumberedStream | None) -> NumberedStream:
         """Context in which memory is asked for on ``stream``."""
-        before = self._current
-        self._choose(stream or before)
-        try:
-            yield
-        finally:
-            self._choose(before)
+        return stream or self._current
+
+    def set_stream(self, stream: NumberedStream) -> None:
+        """From here on memory is asked for on ``stream``."""
+        self._current = stream
+        self._chosen(stream.number)
 
     def current_device(self) -> int:
         """The only one."""
@@ -108,7 +139,3 @@ class Streams:
     def is_available(self) -> bool:
         """Yes."""
         return True
-
-    def _choose(self, stream: NumberedStream) -> None:
-        self._current = stream
-        self._chosen(stream.number)

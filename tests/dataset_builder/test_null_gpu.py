@@ -99,7 +99,9 @@ def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="workspaces are those of torch 2.13")
-@pytest.mark.parametrize("script", ["prefetch", "ddp_torchrun", "ddp_spawn", "fully_sharded", "fully_sharded meta"])
+@pytest.mark.parametrize(
+    "script", ["prefetch", "ddp_torchrun", "ddp_spawn", "fully_sharded", "fully_sharded meta", "fully_sharded whole"]
+)
 def test_a_script_reserves_what_its_trace_says(libraries: Path, script: str) -> None:
     name, *arguments = script.split()
     path = str(ROOT / "tests" / "gpumemnet" / "trace" / "examples" / "scripts" / f"{name}.py")

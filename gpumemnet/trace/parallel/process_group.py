@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpumemnet.errors import ExtractError
 
 _RANK = 0
-_START = dist.init_process_group
+_BEGIN, _END = dist.init_process_group, dist.destroy_process_group
+"""PyTorch's own: a script that is traced finds others in their place."""
 
 
 @contextmanager
@@ -32,12 +34,42 @@ def process_group(ranks: int) -> Iterator[None]:
         raise ExtractError("this process is part of a process group (torch.distributed.init_process_group): trace outside of it")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    _START("fake", rank=_RANK, world_size=ranks, store=FakeStore())
+    _BEGIN("fake", rank=_RANK, world_size=ranks, store=FakeStore())
     try:
-        with _Collectives():
+        with ExitStack() as stack:
+            for home in (dist, dist.distributed_c10d):
+                for name, function in _OBJECTS.items():
+                    stack.enter_context(patch.object(home, name, function))
+            stack.enter_context(_Collectives())
             yield
     finally:
-        dist.destroy_process_group()
+        _END()
+
+
+def _all_gather_object(objects: list[Any], given: Any, *args: object, **kwargs: object) -> None:
+    objects[:] = [given] * len(objects)
+
+
+def _gather_object(given: Any, objects: list[Any] | None = None, *args: object, **kwargs: object) -> None:
+    if objects is not None:
+        _all_gather_object(objects, given)
+
+
+def _scatter_object_list(received: list[Any], objects: list[Any] | None = None, *args: object, **kwargs: object) -> None:
+    received[:1] = (objects or [None])[:1]
+
+
+def _broadcast_object_list(objects: list[Any], *args: object, **kwargs: object) -> None:
+    pass
+
+
+_OBJECTS: Final = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "scatter_object_list": _scatter_object_list,
+    "broadcast_object_list": _broadcast_object_list,
+}
+"""Exchanges of Python objects, which go through the values of tensors: the other ranks have what this one has."""
 
 
 class _Collectives(TorchDispatchMode):

@@ -23,6 +23,9 @@ from gpumemnet.trace.streams import Streams
 
 _META: Final = torch.device("meta")
 
+_TABLES: Final = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+"""Attributes of every module that are dicts: its parameters, its children, its hooks."""
+
 Arrived = Callable[[Tensor, bool], None]
 """Told of each tensor that the sharding brings to the GPU whole, and whether it is a parameter."""
 
@@ -70,10 +73,16 @@ def sharding_on_meta(recorder: Recorder, arrived: Arrived) -> Iterator[None]:
             (_fully_shard, "_get_device_from_mesh", lambda mesh: _META),
             (_fsdp_init, "_move_states_to_device", move),
             (group, "_validate_no_meta_params", lambda self: None),
+            (group, "_validate_cpu_offload_params", _nothing_offloaded),
             *((group, name, within(getattr(group, name))) for name in ("unshard", "wait_for_unshard", "post_backward")),
         ):
             stack.enter_context(patch.object(home, name, replacement, create=home is torch))
         yield
+
+
+def _nothing_offloaded(group: Any) -> None:
+    if any(parameter.offload_to_cpu for parameter in group.fsdp_params):
+        raise ExtractError("parameters that are offloaded to the host's memory (CPUOffloadPolicy) are not traced")
 
 
 @contextmanager
@@ -92,7 +101,7 @@ def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bo
         the number of groups that are gathered as a whole.
 
     Raises:
-        ExtractError: names a parameter that several groups share.
+        ExtractError: names a parameter that cannot be sharded.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -100,7 +109,7 @@ def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bo
     mesh = init_device_mesh("cpu", (ranks,))
     policy = MixedPrecisionPolicy() if dtype is None else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     stack = blocks(model)
-    _check_owners(model, stack)
+    _check(model, stack)
     groups = (*stack, model)
     with _put_back(model):
         for each in groups:
@@ -111,7 +120,12 @@ def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bo
         yield len(groups)
 
 
-def _check_owners(model: nn.Module, stack: list[nn.Module]) -> None:
+def _check(model: nn.Module, stack: list[nn.Module]) -> None:
+    """Check that each parameter can be sharded.
+
+    Raises:
+        ExtractError: names one that cannot.
+    """
     owners: dict[int, set[int]] = {}
     for number, block in enumerate(stack):
         for parameter in block.parameters():
@@ -122,10 +136,15 @@ def _check_owners(model: nn.Module, stack: list[nn.Module]) -> None:
             for own in module._parameters.values():
                 owners.setdefault(id(own), set()).add(len(stack))
     for name, parameter in model.named_parameters():
+        reason = None
         if len(owners[id(parameter)]) > 1:
-            raise ExtractError(
-                f"the parameter '{name}' is shared by blocks that are gathered one by one, which fully_shard does not support"
-            )
+            reason = "is shared by blocks that are gathered one by one"
+        elif parameter.dim() == 0:
+            reason = "is a single number"
+        elif not parameter.is_contiguous():
+            reason = "does not lie contiguously, as with channels_last"
+        if reason:
+            raise ExtractError(f"the parameter '{name}' {reason}, which fully_shard does not support")
 
 
 @contextmanager
@@ -149,4 +168,4 @@ def _put_back(model: nn.Module) -> Iterator[None]:
 
 def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """The dicts of a module that registering a parameter or a hook changes, and what is in them."""
-    return [(value, dict(value)) for name, value in module.__dict__.items() if name.startswith("_") and isinstance(value, dict)]
+    return [(table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES]

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from gpumemnet.errors import ExtractError
 from gpumemnet.extract.faults import UnknownValueError, running_line
 from gpumemnet.extract.placement import Unknowns
 from gpumemnet.trace.platform import Platform
@@ -34,6 +35,7 @@ _NO_EFFECT: Final = (
     *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats"),
     *("reset_max_memory_allocated", "set_per_process_memory_fraction"),
 )
+_STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
 _AMOUNTS: Final = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _MAX_VALUES: Final = 2**26
 """Most elements that a copy to the host may have: they are real."""
@@ -208,6 +210,11 @@ def move_module(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[T
     """
     for child in module.children():
         move_module(child, dtype, moved)
+    with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
+        _move_own(module, dtype, moved)
+
+
+def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
     for parameter in module._parameters.values():
         if parameter is None:
             continue
@@ -302,11 +309,12 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
         "empty_cache": lambda: watcher.emptied(),
     }
     streams = Streams(watcher.on_stream)
-    functions |= {name: getattr(streams, name) for name in ("Stream", "Event", "stream", "current_stream", "default_stream")}
+    functions |= {name: getattr(streams, name) for name in _STREAMS}
     with ExitStack() as stack:
         for name, function in functions.items():
             stack.enter_context(patch.object(torch.cuda, name, function))
         stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))  # optimizers ask it
+        stack.enter_context(patch.object(nn.DataParallel, "__init__", _not_traced))
         stack.enter_context(patch.object(Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(patch.object(nn.Module, "to", to))
         stack.enter_context(patch.object(nn.Module, "to_empty", to_empty))
@@ -315,6 +323,10 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
         stack.enter_context(patch.object(torch, "save", unchanged("torch.save")))
         stack.enter_context(patch.object(torch, "set_default_device", unchanged("torch.set_default_device")))
         yield
+
+
+def _not_traced(*args: object, **kwargs: object) -> NoReturn:
+    raise ExtractError("DataParallel is not traced: its successor is, DistributedDataParallel with a process for each GPU")
 
 
 def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import device_mesh
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.trace.parallel.process_group import process_group
@@ -27,7 +29,7 @@ def environment(ranks: int) -> dict[str, str]:
 
 @contextmanager
 def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which a script may ask for a process group of ``ranks``, and is its first rank.
+    """Context in which a script may ask for a process group, and is its first rank.
 
     Args:
         ranks: how many GPUs the script is started on.
@@ -38,11 +40,11 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
 
     def begin(backend: object = None, *args: object, world_size: int = -1, **kwargs: object) -> None:
         wanted = world_size if world_size > 0 else ranks
-        if wanted == 1:
+        if wanted == 1 and world_size != 1:
             raise ExtractError(
                 "the script asks for a process group (torch.distributed.init_process_group): say on how many GPUs, with --ranks"
             )
-        if torch.distributed.is_initialized():
+        if dist.is_initialized():
             raise ExtractError("the script asks for a second default process group")
         from gpumemnet.trace.parallel.replicas import replicas_on_meta
         from gpumemnet.trace.parallel.sharding import sharding_on_meta
@@ -50,6 +52,9 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         stack.enter_context(process_group(wanted))
         stack.enter_context(replicas_on_meta(watch.recorder.communicating))
         stack.enter_context(sharding_on_meta(watch.recorder, arrived))
+        name = str(backend or "nccl")
+        for home in (dist, dist.distributed_c10d):
+            stack.enter_context(patch.object(home, "get_backend", lambda *args, **kwargs: name))
         stack.enter_context(patch("torch.distributed.fsdp.FullyShardedDataParallel.__init__", _not_traced))
         watch.recorder.one_of(wanted)
         note(f"the first of {wanted:,} ranks")
@@ -62,15 +67,35 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
                 torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
             watch.sharded_tensor(tensor, is_parameter)
 
-    def spawn(function: Callable[..., object], args: tuple[object, ...] = (), *others: object, **kwargs: object) -> None:
-        function(0, *args)
+    def ended(*args: object, **kwargs: object) -> None:
+        """The group lives as long as what it has changed."""
 
     with stack:
         stack.enter_context(patch.dict(os.environ, environment(ranks) if ranks > 1 else {}))
-        stack.enter_context(patch.object(torch.distributed, "init_process_group", begin))
-        stack.enter_context(patch.object(torch.distributed, "destroy_process_group", lambda *args, **kwargs: None))
-        stack.enter_context(patch("torch.multiprocessing.spawn", spawn))
-        yield
+        for home in (dist, dist.distributed_c10d, device_mesh):
+            for name, function in (("init_process_group", begin), ("destroy_process_group", ended)):
+                if hasattr(home, name):
+                    stack.enter_context(patch.object(home, name, function))
+        stack.enter_context(patch("torch.multiprocessing.spawn", _first_alone))
+        try:
+            yield
+        finally:
+            if ranks > 1 and not dist.is_initialized():
+                note("the script has asked for no process group: this is its memory on one GPU")
+
+
+class _Ended:
+    """Processes that are started, and have ended."""
+
+    def join(self, *args: object, **kwargs: object) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+
+def _first_alone(function: Callable[..., object], args: tuple[object, ...] = (), *others: object, **kwargs: object) -> _Ended:
+    """``torch.multiprocessing.spawn`` of one process of several, in this one."""
+    function(0, *args)
+    return _Ended()
 
 
 def _not_traced(*args: Any, **kwargs: Any) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ class Watch:
         self.batch_size: int | None = None
         self.loss = "the script's own"
         self._platform = platform
-        self._parameters: dict[int, tuple[nn.Parameter, str]] = {}
+        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
         self._boundary: Optimizer | None = None
         self._boundaries = 0
         self._stepped: Counter[int] = Counter()
@@ -104,7 +105,7 @@ class Watch:
         """A parameter or a buffer of ``owner`` has come."""
         path = self.modules.path_of(owner)
         if isinstance(tensor, nn.Parameter):
-            self._parameters.setdefault(id(tensor), (tensor, path))
+            self._know(tensor, path)
         self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
 
     def deferred(self, tensor: Tensor) -> None:
@@ -161,6 +162,8 @@ class Watch:
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
+        if self.batch_size is None and not self.modules.depth:  # the batch was made on the GPU
+            self.batch_size = next((tensor.shape[0] for tensor in tensors_in(arguments) if tensor.ndim), None)
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark
@@ -191,11 +194,22 @@ class Watch:
         """Parameters that never came to the GPU as a whole are known by their optimizer."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) not in self._parameters:
-                    self._parameters[id(parameter)] = (parameter, "")
+                if self._know(parameter, ""):
                     self.recorder.classify((local(parameter),), "parameter", "")
 
+    def _know(self, parameter: nn.Parameter, owner: str) -> bool:
+        """``parameter`` is on the GPU; returns whether that is news.
+
+        It is not kept alive, for its script may put another in its place.
+        """
+        known = self._parameters.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return False
+        self._parameters[id(parameter)] = (weakref.ref(parameter), owner)
+        return True
+
     def _classify_gradients(self) -> None:
-        for parameter, owner in self._parameters.values():
-            if parameter.grad is not None:
+        for reference, owner in list(self._parameters.values()):
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
                 self.recorder.classify((local(parameter.grad),), "gradient", owner)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,6 +31,7 @@ def main() -> None:
             begin("fake", rank=0, world_size=ranks, store=FakeStore())
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(ranks))
+    device_mesh.init_process_group = init_process_group
     dist.init_process_group, dist.destroy_process_group = init_process_group, lambda: None
     dist.get_world_size = lambda group=None: ranks if replicates else group.size() if group else ranks
     distributed._verify_param_shape_across_processes = lambda *args: None  # it compares what nobody has computed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpumemnet import trace
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.trace import Questions
+from gpumemnet.trace.checkpointing import blocks
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions, record
 from gpumemnet.trace.timeline import Timeline
@@ -80,9 +82,13 @@ def test_a_rank_holds_its_shards(platform: Platform, parallel: str, ranks: int) 
     assert held["communication"] == 0
 
 
-def gathered_after_forward(timeline: Timeline) -> int:
+def held_after_forward(timeline: Timeline) -> Counter[str]:
     backward = next(phase.start for phase in timeline.phases if (phase.name, phase.step) == ("backward", 2))
-    return bytes_by_class(timeline, backward - 1)["communication"]
+    return bytes_by_class(timeline, backward - 1)
+
+
+def gathered_after_forward(timeline: Timeline) -> int:
+    return held_after_forward(timeline)["communication"]
 
 
 def test_what_is_gathered_between_the_passes(platform: Platform) -> None:
@@ -227,3 +233,51 @@ def test_a_rank_reserves_what_pytorch_reserves(parallel: str) -> None:
         assert abs(requested - job["requested"]) <= MIB, job
         assert abs(allocated - job["allocated"]) <= MIB, job
         assert reserved == job["reserved"], job
+
+
+class Frozen(dict[str, int]):
+    def update(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("read-only")
+
+    clear = update
+
+
+def test_tables_of_a_models_own_are_not_touched(platform: Platform) -> None:
+    model = Tower()
+    model._internal_dict = Frozen(width=WIDTH)  # as diffusers' models have one
+    recorded(model, platform, "fsdp", 2)
+    assert model._internal_dict == {"width": WIDTH}
+    assert type(model.blocks[0]) is nn.Sequential
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(WIDTH, WIDTH), Tower()]) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for linear, tower in self.layers:  # type: ignore[misc]
+            x = linear(x) + tower(x).mean()
+        return x
+
+
+def test_lists_that_nobody_calls_are_no_blocks(platform: Platform) -> None:
+    found = blocks(Pairs())
+    assert [type(block) for block in found] == [nn.Linear, Tower] * 3
+    assert recorded(Pairs(), platform, "fsdp", 2).streams
+    plain, recomputed = (recorded(Pairs(), platform, "none", 1, checkpointing=each) for each in ("none", "every_block"))
+    assert held_after_forward(recomputed)["saved_activation"] < held_after_forward(plain)["saved_activation"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(()))), "'scale' is a single number"),
+        (lambda model: setattr(model.head, "weight", nn.Parameter(torch.zeros(WIDTH, 10).T)), "does not lie contiguously"),
+    ],
+)
+def test_parameters_that_cannot_be_sharded(platform: Platform, change: Callable[[nn.Module], None], said: str) -> None:
+    model = Tower()
+    change(model)
+    with pytest.raises(ExtractError, match=said):
+        recorded(model, platform, "fsdp", 2)

@@ -172,29 +172,87 @@ def test_replicas_that_torchrun_starts() -> None:
 
 def test_replicas_that_a_script_starts_itself() -> None:
     assert traced("ddp_spawn", ranks=2)["parts"]["communicator"] == 544 * MIB
-    assert "say on how many GPUs, with --ranks" in traced("ddp_spawn")
+    assert traced("ddp_spawn")["parts"]["communicator"] == 0  # it finds one GPU
 
 
-def test_shards_that_are_made_before_and_after_they_have_values() -> None:
-    here, later = traced("fully_sharded", ranks=8), traced("fully_sharded", "meta", ranks=8)
-    assert here["allocated_bytes"] == later["allocated_bytes"]
+@pytest.mark.parametrize("arguments", [(), ("meta",), ("whole",)])
+def test_shards_however_they_are_made(arguments: tuple[str, ...]) -> None:
+    parts = traced("fully_sharded", *arguments, ranks=8)["parts"]
     shards = 4 * (6 * (1024 // 8 * 1024 + 1024 // 8) + 2 * 1024 + 2)  # ten rows among eight: two for the first
-    for answer in (here, later):
-        assert answer["parts"]["parameter"] == shards
-        assert answer["parts"]["optimizer_state"] == 2 * shards
+    assert (parts["parameter"], parts["optimizer_state"]) == (shards, 2 * shards)
 
 
-def test_what_of_several_gpus_is_not_traced(tmp_path: Path) -> None:
+BEGIN = "import torch, torch.distributed as dist\nfrom torch import nn\nmodel = nn.Linear(8, 8).cuda()\n"
+TRAIN = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.rand(4, 8, device="cuda")).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (
+            "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+            "dist.init_process_group('nccl')\nFullyShardedDataParallel(model)",
+            "its successor is, torch.distributed.fsdp.fully_shard",
+        ),
+        (
+            "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard\n"
+            "dist.init_process_group('nccl')\nfully_shard(model, offload_policy=CPUOffloadPolicy())",
+            "offloaded to the host's memory",
+        ),
+        ("nn.DataParallel(model)", "its successor is, DistributedDataParallel"),
+        ("dist.init_process_group('nccl')\ndist.init_process_group('nccl')", "a second default process group"),
+    ],
+)
+def test_what_of_several_gpus_is_not_traced(lines: str, sentence: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + lines + TRAIN)
+    assert sentence in traced(script, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "note"),
+    [
+        ("", "the script has asked for no process group: this is its memory on one GPU."),
+        ("dist.init_process_group('nccl', world_size=4, rank=0); assert dist.get_backend() == 'nccl'", "the first of 4 ranks."),
+        ("torch.UntypedStorage(2**28).resize_(2**29); dist.init_process_group('nccl')", "the first of 2 ranks."),
+    ],
+)
+def test_of_how_many_gpus_a_script_is_one(lines: str, note: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + lines + TRAIN)
+    answer = traced(script, ranks=2)
+    assert note in answer["notes"]
+    assert answer["requested_bytes"] < 64 * MIB  # what lies on the host is none of the GPU's
+
+
+def test_streams_are_what_scripts_take_them_for(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\n"
-        "from torch.distributed.fsdp import FullyShardedDataParallel\n"
-        "torch.distributed.init_process_group('nccl')\n"
-        "FullyShardedDataParallel(torch.nn.Linear(8, 8).cuda())\n"
+        BEGIN
+        + "side = torch.cuda.Stream(priority=-1)\n"
+        + "assert isinstance(side, torch.cuda.Stream) and side.cuda_stream and side.query() and side.device.type == 'cuda'\n"
+        + "def batch(): return torch.empty(30 * 2**20, dtype=torch.uint8, device='cuda').sum()\n"
+        + "with side: batch()\n"
+        + "with torch.cuda.stream(side): batch()\n"
+        + "torch.cuda.set_stream(side); batch(); torch.cuda.set_stream(torch.cuda.default_stream()); batch()"
+        + TRAIN
     )
-    assert "fully_shard" in traced(script, ranks=2)
+    answer = traced(script)
+    assert 60 * MIB <= answer["reserved_bytes"] < 90 * MIB  # one block on either stream
 
 
 def test_a_batch_that_is_fetched_ahead_on_a_stream_of_its_own() -> None:
     answer = traced("prefetch")
     assert answer["parts"]["input"] == 2 * 4 * 4096 * 1024
+
+
+def test_what_else_ranks_exchange() -> None:
+    answer = traced("ddp_exchanges", ranks=4)
+    weights = 4 * (64 * 3 * 9 + 64 + 2 * 64 + 64 * 900 * 10 + 10)
+    assert answer["parts"]["communication"] >= weights
+    assert (answer["model"], answer["batch_size"]) == ("ddp_exchanges.py (Sequential)", 8)

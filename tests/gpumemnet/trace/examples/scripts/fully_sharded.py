@@ -1,5 +1,6 @@
-"""Shards: ``fully_shard`` block by block; with the word ``meta`` weights are made only when they are split."""
+"""Shards, block by block; with the word ``meta`` weights are made only when they are split, with ``whole`` they come before."""
 
+import os
 import sys
 
 import torch
@@ -9,11 +10,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WIDTH, DEPTH = 1024, 6
-dist.init_process_group("nccl")
-mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))  # which begins a process group
+assert dist.get_rank() == 0
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 with torch.device("meta" if "meta" in sys.argv else "cpu"):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEPTH)), nn.Linear(WIDTH, 10))
+if "whole" in sys.argv:
+    model.cuda()
 for block in model:
     fully_shard(block, mesh=mesh, mp_policy=policy)
 fully_shard(model, mesh=mesh, mp_policy=policy)
