@@ -283,7 +283,7 @@ def test_a_killed_writer_leaves_a_registry_that_answers(registry: Registry, tmp_
     reader.start()
     left = 0
     try:
-        for attempt in range(7):
+        for attempt in range(4):
             command = [sys.executable, "-c", textwrap.dedent(WRITER), str(registry.folder), f"w{attempt}", *sources]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
                 assert writer.stdout is not None

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +14,13 @@ from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions, record
 from gpumemnet.trace.timeline import peak_of
 from gpumemnet.units import MIB
+from tests.gpumemnet.trace import script_child
 
 SCRIPTS = Path(__file__).parent / "examples" / "scripts"
-TRACE = """
-import json, os, sys
-from dataclasses import asdict
-from pathlib import Path
-from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.devices import device_profile
-from gpumemnet.errors import ExtractError
-from gpumemnet.trace.answer import answer_to_dict
-from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.script.run import trace_script
-try:
-    platform, ranks = Platform(device=device_profile("A100")), int(os.environ["RANKS"])
-    answer = trace_script(Path(sys.argv[1]), sys.argv[2:], platform, AllocatorSettings(), ranks=ranks)
-    print("ANSWER" + json.dumps(answer_to_dict(answer)))
-except ExtractError as error:
-    print("ERROR" + str(error))
-"""
 
 
 def traced(script: Path | str, *arguments: str, ranks: int = 1) -> Any:
-    path = SCRIPTS / f"{script}.py" if isinstance(script, str) else script
-    command = [sys.executable, "-c", TRACE, str(path), *arguments]
-    ran = subprocess.run(command, env=os.environ | {"RANKS": str(ranks)}, capture_output=True, text=True, check=True)
-    last = ran.stdout.strip().splitlines()[-1]
-    return json.loads(last.removeprefix("ANSWER")) if last.startswith("ANSWER") else last.removeprefix("ERROR")
+    return script_child.traced(SCRIPTS / f"{script}.py" if isinstance(script, str) else script, arguments, ranks)
 
 
 def test_a_plain_script_takes_what_its_model_takes(platform: Platform) -> None:
