@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.bundle import MODEL_FILE, shipped_bundles
@@ -128,6 +128,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(registry: Registry, tmp_path: P
     st.text(max_size=80) | st.sampled_from(["../x", "a/b", "/etc/passwd", ".", "..", "", "A", "a\0", "a\n", "a" * 65, ".lock"])
 )
 def test_no_name_leads_out_of_the_folder(registry: Registry, name: str) -> None:
+    assume(name != SHIPPED)  # which is always there, and which Hypothesis finds in the source
     path = registry.folder / "releases" / f"{name}.json"
     with pytest.raises(RegistryError) as refused:
         registry.release(name)
