@@ -100,7 +100,17 @@ def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="workspaces are those of torch 2.13")
 @pytest.mark.parametrize(
-    "script", ["prefetch", "ddp_torchrun", "ddp_spawn", "fully_sharded", "fully_sharded meta", "fully_sharded whole"]
+    "script",
+    [
+        "prefetch",
+        "ddp_torchrun",
+        "ddp_spawn",
+        "fully_sharded",
+        "fully_sharded meta",
+        "fully_sharded whole",
+        "tensor_parallel",
+        "tensor_parallel sharded",
+    ],
 )
 def test_a_script_reserves_what_its_trace_says(libraries: Path, script: str) -> None:
     name, *arguments = script.split()
