@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from gpumemnet.devices import ContextEstimate, DeviceProfile, context
@@ -12,20 +13,23 @@ NCCL_GROUP_BYTES: Final = 688 * MIB
 """What a process group of two GPUs, and of three or four, was read to hold after its first all-reduce, on A100s with NVLink
 (github.com/NVIDIA/nccl/issues/964)."""
 NCCL_BOUND_BYTES: Final = 1024 * MIB
-"""Assumed: faster links take more channels, and memory is proportional to them (github.com/NVIDIA/nccl/issues/986)."""
-NCCL_SOURCE: Final = "NCCL: read on A100s with NVLink, one process group (github.com/NVIDIA/nccl/issues/964)"
+"""Of each group.  Assumed: faster links take more channels, and memory is proportional to these
+(github.com/NVIDIA/nccl/issues/986)."""
+NCCL_SOURCE: Final = "NCCL: read on A100s with NVLink (github.com/NVIDIA/nccl/issues/964)"
 
 
-def communicator_bytes(ranks: int) -> int:
-    """What NCCL is expected to hold for one process group of ``ranks`` GPUs; nothing for one that is alone."""
-    return 0 if ranks == 1 else NCCL_PAIR_BYTES if ranks == 2 else NCCL_GROUP_BYTES
+def communicator_bytes(groups: Sequence[int]) -> int:
+    """What NCCL is expected to hold for process groups of so many ranks; nothing for one that is alone."""
+    return sum(NCCL_PAIR_BYTES if ranks == 2 else NCCL_GROUP_BYTES for ranks in groups if ranks > 1)
 
 
-def around(device: DeviceProfile, ranks: int) -> ContextEstimate:
-    """Context and communicator of a process that is one of ``ranks``, each on a ``device`` of its own."""
-    alone = context(device)
-    if ranks == 1:
+def around(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:
+    """Context and communicators of a process that exchanges in ``groups``, on a ``device`` of its own."""
+    alone, communicators = context(device), sum(ranks > 1 for ranks in groups)
+    if not communicators:
         return alone
     return ContextEstimate(
-        alone.expected_bytes + communicator_bytes(ranks), alone.bound_bytes + NCCL_BOUND_BYTES, f"{alone.source}; {NCCL_SOURCE}"
+        alone.expected_bytes + communicator_bytes(groups),
+        alone.bound_bytes + communicators * NCCL_BOUND_BYTES,
+        f"{alone.source}; {NCCL_SOURCE}",
     )

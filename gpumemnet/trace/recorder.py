@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._stream = 0
         self._communicates = False
         self._ranks = 1
+        self._groups: dict[str, int] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -151,6 +152,10 @@ class Recorder(TorchDispatchMode):
         """The job runs on so many GPUs."""
         self._ranks = ranks
 
+    def exchanged(self, group: str, ranks: int) -> None:
+        """There was a collective in a process group."""
+        self._groups[group] = ranks
+
     def on_stream(self, number: int) -> None:
         """From here on memory is asked for on another stream; 0 is the default one."""
         self._stream = number
@@ -205,7 +210,9 @@ class Recorder(TorchDispatchMode):
             )
             for opened, memory_class in zip(self._storages, self._classes, strict=True)
         )
-        return Timeline(storages, tuple(self._events), tuple(self._phases), (*self._step_starts, len(self._events)), self._ranks)
+        starts = (*self._step_starts, len(self._events))
+        groups = tuple(self._groups.values())
+        return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups)
 
     def close(self) -> None:
         """Look at deaths no longer."""

@@ -34,9 +34,9 @@ def safe_bytes(bound_reserved_bytes: int, context: ContextEstimate, convolves: b
     return round(bound_reserved_bytes * (1 + margin(convolves))) + context.bound_bytes
 
 
-def safe_basis(convolves: bool, ranks: int = 1) -> str:
+def safe_basis(convolves: bool, exchanges: bool = False) -> str:
     """What the bound rests on, in words."""
-    outside = " and CUDA context" if ranks == 1 else ", CUDA context and NCCL"
+    outside = ", CUDA context and NCCL" if exchanges else " and CUDA context"
     return (
         f"scratch memory{outside} at their bounds, and {margin(convolves):.0%} of the reserved bytes for what a trace "
         "does not see; no coverage has been measured on this GPU"

@@ -70,6 +70,7 @@ class Timeline:
         phases: in order; each lasts until the next one starts.
         step_starts: for each optimizer step, index of its first event; the last entry is the end of the last step.
         ranks: how many GPUs the job runs on, this being the memory of one of them.
+        groups: of each process group in which that one has exchanged something, how many ranks it has.
     """
 
     storages: tuple[Storage, ...]
@@ -77,6 +78,7 @@ class Timeline:
     phases: tuple[Phase, ...]
     step_starts: tuple[int, ...]
     ranks: int = 1
+    groups: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> list[int]:
@@ -151,7 +153,8 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
         phases += [Phase(phase.name, phase.step + step, phase.start + offset) for phase in window_phases]
         starts.append(len(events))
         successor = {old: names[new] for old, new in zip(inherited, left, strict=True)}
-    longer = Timeline(tuple(storages[origin] for origin in origins), tuple(events), tuple(phases), tuple(starts), timeline.ranks)
+    long_storages = tuple(storages[origin] for origin in origins)
+    longer = Timeline(long_storages, tuple(events), tuple(phases), tuple(starts), timeline.ranks, timeline.groups)
     return LongRun(longer, tuple(origins))
 
 

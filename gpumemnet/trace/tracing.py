@@ -123,8 +123,8 @@ def not_included(timeline: Timeline) -> tuple[str, ...]:
     """What a training process of such a run may use beside what a trace shows, one clause each."""
     operators = {storage.operator for storage in timeline.storages}
     known = [each for each in CORRECTIONS if each.effect and each.is_about(operators)]
-    exchange = _ONE_GPU if timeline.ranks == 1 else _SEVERAL_GPUS
-    return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE, exchange)
+    alone = () if timeline.groups else (_ONE_GPU,)
+    return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE, *alone)
 
 
 _OUTSIDE: Final = (
@@ -133,7 +133,6 @@ _OUTSIDE: Final = (
     "CUDA graphs",
 )
 _ONE_GPU: Final = "several GPUs: what they exchange, and NCCL's buffers (some 0.7 GiB for each process group)"
-_SEVERAL_GPUS: Final = "further process groups, as of tensor, pipeline or context parallelism (NCCL takes some 0.7 GiB for each)"
 
 
 def answer_for(
@@ -159,7 +158,7 @@ def answer_for(
         with_curve: whether the memory over a step is wanted.
     """
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
-    alone, outside = context(device), around(device, timeline.ranks)
+    alone, outside = context(device), around(device, timeline.groups)
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -167,8 +166,8 @@ def answer_for(
         batch_size=batch_size,
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
-        safe_basis=safe_basis(timeline.convolves, timeline.ranks),
-        parts={**memory.run.parts, "context": alone.expected_bytes, "communicator": communicator_bytes(timeline.ranks)},
+        safe_basis=safe_basis(timeline.convolves, bool(timeline.groups)),
+        parts={**memory.run.parts, "context": alone.expected_bytes, "communicator": communicator_bytes(timeline.groups)},
         reserved_bytes=memory.run.reserved_bytes,
         allocated_bytes=memory.run.allocated_bytes,
         requested_bytes=memory.run.requested_bytes,

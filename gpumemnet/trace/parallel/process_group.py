@@ -7,8 +7,8 @@ collectives are answered before they reach it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -23,9 +23,17 @@ _BEGIN, _END = dist.init_process_group, dist.destroy_process_group
 """PyTorch's own: a script that is traced finds others in their place."""
 
 
+Exchanged = Callable[[str, int], None]
+"""Told of each collective the name of its process group, and how many ranks that has."""
+
+
 @contextmanager
-def process_group(ranks: int) -> Iterator[None]:
+def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
     """Context in which this process is the first of ``ranks``.
+
+    Args:
+        ranks: how many there are.
+        exchanged: told of collectives.
 
     Raises:
         ExtractError: when the process is part of a group already.
@@ -40,7 +48,7 @@ def process_group(ranks: int) -> Iterator[None]:
             for home in (dist, dist.distributed_c10d):
                 for name, function in _OBJECTS.items():
                     stack.enter_context(patch.object(home, name, function))
-            stack.enter_context(_Collectives())
+            stack.enter_context(_Collectives(exchanged))
             yield
     finally:
         _END()
@@ -75,8 +83,9 @@ _OBJECTS: Final = {
 class _Collectives(TorchDispatchMode):
     """Answers collectives at once, and lets sharded tensors take their operators apart before anybody looks at them."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchanged: Exchanged) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._exchanged = exchanged
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,8 +94,12 @@ class _Collectives(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func.namespace == "c10d":
-            return _done(func, args)
+        if "c10d" in func.namespace:
+            group = _group_of(args)
+            if group is not None:
+                self._exchanged(group.group_name, group.size())
+            if func.namespace == "c10d":
+                return _done(func, args)
         if any(is_sharded(each) for each in types):
             return NotImplemented
         return func(*args, **(kwargs or {}))
@@ -96,6 +109,17 @@ def is_sharded(kind: type) -> bool:
     """Whether tensors of a class are pieces of larger ones that other ranks hold the rest of."""
     tensors = sys.modules.get("torch.distributed.tensor")  # without it there are none, and to load it takes a second
     return tensors is not None and issubclass(kind, tensors.DTensor)
+
+
+def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
+    """The process group among the arguments of a collective: itself, or, for functional collectives, its name."""
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject | str):
+            with suppress(RuntimeError):  # it is something else
+                if isinstance(argument, str):
+                    return dist.distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined]
+                return dist.ProcessGroup.unbox(argument)
+    return None
 
 
 def _done(func: Any, args: tuple[Any, ...]) -> Any:

@@ -66,7 +66,7 @@ def on_rank(
 
     recorder.one_of(ranks)
     with ExitStack() as stack:
-        stack.enter_context(process_group(ranks))
+        stack.enter_context(process_group(ranks, recorder.exchanged))
         if parallel == "ddp":
             note = f"each of {ranks:,} GPUs holds all of the model (DistributedDataParallel with its defaults) and its own batch"
             stack.enter_context(replicas_on_meta(recorder.communicating))

@@ -49,7 +49,7 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         from gpumemnet.trace.parallel.replicas import replicas_on_meta
         from gpumemnet.trace.parallel.sharding import sharding_on_meta
 
-        stack.enter_context(process_group(wanted))
+        stack.enter_context(process_group(wanted, watch.recorder.exchanged))
         stack.enter_context(replicas_on_meta(watch.recorder.communicating))
         stack.enter_context(sharding_on_meta(watch.recorder, arrived))
         name = str(backend or "nccl")

@@ -236,9 +236,12 @@ def test_what_else_ranks_exchange() -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_columns_and_rows_of_layers(sharded: bool) -> None:
-    parts = traced("tensor_parallel", *(["sharded"] if sharded else []), ranks=8)["parts"]
+    answer = traced("tensor_parallel", *(["sharded"] if sharded else []), ranks=8)
+    parts = answer["parts"]
     wide = 2 * 512 * 2048 // 4 + 2048 // 4  # of both layers a quarter, and of the first one's bias
     rest, last = 3 * 512, 10 * 512 + 10
     weights = (4 * (wide + rest) + last) // (2 if sharded else 1)
     assert parts["parameter"] == 4 * weights
+    assert parts["communicator"] == (688 + (544 if sharded else 0)) * MIB  # four share layers, two share those shares
+    assert answer["ranks"] == 8
     assert parts["optimizer_state"] == pytest.approx(2 * parts["parameter"], abs=1024)  # and a step for each parameter
