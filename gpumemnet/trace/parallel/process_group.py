@@ -117,7 +117,7 @@ def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
         if isinstance(argument, torch.ScriptObject | str):
             with suppress(RuntimeError):  # it is something else
                 if isinstance(argument, str):
-                    return dist.distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined]
+                    return dist.distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined, arg-type]
                 return dist.ProcessGroup.unbox(argument)
     return None
 
