@@ -42,10 +42,10 @@ from gpumemnet.devices import device_profile  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.trace.checkpointing import blocks  # noqa: E402
 from gpumemnet.trace.parallel.rank import gathered_in  # noqa: E402
+from gpumemnet.trace.step import AUTOCAST  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer")
 WAYS = (("ddp", 8), ("fsdp", 8), ("fsdp_zero2", 4), ("ddp", 2), ("fsdp", 6), ("fsdp", 64))
-AUTOCAST = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
 MOST_BYTES = 40 * 2**30
 
 

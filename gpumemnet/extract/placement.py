@@ -198,7 +198,7 @@ class _DeviceBlind(TorchFunctionMode):
             named = {key: _without_device(value) if key == "other" else value for key, value in named.items()}
             if "other" in named:
                 named["dtype"] = named.pop("other")
-        if "device" in named and (func in _CONSTANTS or not _is_meta(named["device"])):
+        if "device" in named and (func in _CONSTANTS or not is_meta(named["device"])):
             named["device"] = None
         if named.get("pin_memory"):
             named["pin_memory"] = False
@@ -247,7 +247,8 @@ def _name_of(func: Callable[..., Any]) -> str:
     return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.").removesuffix(".default")
 
 
-def _is_meta(device: object) -> bool:
+def is_meta(device: object) -> bool:
+    """Whether ``device``, as code may name one, is the meta device."""
     return device is not None and not isinstance(device, int) and torch.device(str(device)).type == "meta"
 
 

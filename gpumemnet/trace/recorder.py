@@ -243,8 +243,8 @@ class Recorder(TorchDispatchMode):
         fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if tensor.untyped_storage()._cdata not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
-        asked_for = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
-        if asked_for or self._any_live(args) or self._any_live(kwargs.values()):
+        made_there = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
+        if made_there or self._any_live(args) or self._any_live(kwargs.values()):
             with torch._C.DisableTorchFunction():
                 pieces = scratch(func, args, kwargs, outputs, self._platform)
             self._allocate(func, fresh, pieces)

@@ -35,7 +35,8 @@ from gpumemnet.trace.recorder import Recorder
 from gpumemnet.trace.stand_ins import StandIns, stand_ins
 from gpumemnet.trace.timeline import Timeline
 
-_AUTOCAST: Final = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+AUTOCAST: Final = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+"""What autocast computes in, for the precisions that use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +171,7 @@ class _Run:
         self._owners: dict[int, str] = {}
         self._names: dict[str, object] = {}
         self._first_batch = self._inputs
-        self._gathered_in = gathered_in(model, options.parallel, _AUTOCAST.get(options.precision))
+        self._gathered_in = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
         modules = ModulePath(model, self._entered, self._left)
         self._modules = modules
         self.recorder = Recorder(modules, platform)
@@ -287,7 +288,7 @@ class _Run:
         """A target of the batch, which comes with the inputs, though in the first step nobody knows of it before the loss."""
         if self._made:
             return self._made.pop(0)
-        if dtype.is_floating_point and self._options.precision in _AUTOCAST and not isinstance(self._options.loss, TargetLoss):
+        if dtype.is_floating_point and self._options.precision in AUTOCAST and not isinstance(self._options.loss, TargetLoss):
             dtype = torch.float32  # the model's output, which the type is that of, is in another, the data are not
         self._targets.append((shape, dtype))
         with torch._C.DisableTorchFunction():  # the code does not ask for it now
@@ -298,7 +299,7 @@ class _Run:
         return target
 
     def _autocast(self) -> AbstractContextManager[object]:
-        dtype = _AUTOCAST.get(self._options.precision)
+        dtype = AUTOCAST.get(self._options.precision)
         return nullcontext() if dtype is None or self._gathered_in is not None else torch.autocast("cuda", dtype=dtype)
 
     def _entered(self, module: nn.Module) -> None:

@@ -13,8 +13,6 @@ from typing import Final
 
 import torch
 
-_NUMBERS: Final = count(1)
-
 
 class Event:
     """An event that has happened."""
@@ -105,13 +103,13 @@ class Streams:
     def __init__(self, chosen: Callable[[int], None]) -> None:
         self._chosen = chosen
         self._default = self._current = NumberedStream(0, self)
-        streams = self
+        streams, numbers = self, count(1)
 
         class Stream(NumberedStream):
             """A new stream."""
 
             def __init__(self, *args: object, **kwargs: object) -> None:
-                super().__init__(next(_NUMBERS), streams)
+                super().__init__(next(numbers), streams)
 
         self.Stream = Stream
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpumemnet.trace.recorder import Recorder
 from gpumemnet.trace.stand_ins import StandIns
+from gpumemnet.trace.streams import Streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,12 @@ def on_rank(
         stack.enter_context(process_group(ranks, recorder.exchanged))
         if parallel == "ddp":
             note = f"each of {ranks:,} GPUs holds all of the model (DistributedDataParallel with its defaults) and its own batch"
-            stack.enter_context(replicas_on_meta(recorder.communicating))
+            stack.enter_context(replicas_on_meta(recorder))
             yield Rank(DistributedDataParallel(model), stood_in.parameters, owners, (note,))
             return
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         of_model = {key: names[id(parameter)] for key, parameter in stood_in.parameters.items()}
-        stack.enter_context(sharding_on_meta(recorder, arrived))
+        stack.enter_context(sharding_on_meta(recorder, Streams(recorder.on_stream), arrived))
         groups = stack.enter_context(sharded(model, ranks, dtype, parallel == "fsdp"))
         shards = dict(model.named_parameters())
         for name, shard in shards.items():

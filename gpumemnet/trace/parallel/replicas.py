@@ -7,39 +7,37 @@ meta tensors here (Li et al., arXiv 2006.15704).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gpumemnet.trace.recorder import Recorder
+
 
 @contextmanager
-def replicas_on_meta(communicating: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
     """Context in which ``DistributedDataParallel`` works on meta tensors.
 
     Args:
-        communicating: a context for what is allocated in order to exchange: buckets, which are made anew before the second
-            forward pass, and what sends parameters at first and buffers before each pass.
+        recorder: told what is allocated in order to exchange: buckets, which are made anew before the second forward pass, and
+            what sends parameters at first and buffers before each pass.
     """
-
+    communicating = recorder.communicating()
     init: Callable[..., None] = DistributedDataParallel.__init__
-    before_forward: Callable[..., object] = DistributedDataParallel._pre_forward
 
+    @communicating
     def made(
         self: object, module: object, device_ids: object = None, output_device: object = None, *args: Any, **kwargs: Any
     ) -> None:
-        with communicating():
-            init(self, module, None, None, *args, **kwargs)  # there is one device, and its name is not the script's
+        init(self, module, None, None, *args, **kwargs)  # there is one device, and its name is not the script's
 
-    def prepared(*args: Any, **kwargs: Any) -> object:
-        with communicating():
-            return before_forward(*args, **kwargs)
-
+    before_forward = communicating(DistributedDataParallel._pre_forward)
     with ExitStack() as stack:
         stack.enter_context(patch.object(DistributedDataParallel, "__init__", made))
-        stack.enter_context(patch.object(DistributedDataParallel, "_pre_forward", prepared))
+        stack.enter_context(patch.object(DistributedDataParallel, "_pre_forward", before_forward))
         # Its kernels are CUDA's alone; what it keeps is what batch norm keeps, and statistics of a few numbers per channel.
         stack.enter_context(patch.object(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
         # There is nobody to compare shapes with, and no values.

@@ -31,11 +31,12 @@ Arrived = Callable[[Tensor, bool], None]
 
 
 @contextmanager
-def sharding_on_meta(recorder: Recorder, arrived: Arrived) -> Iterator[None]:
+def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> Iterator[None]:
     """Context in which ``fully_shard`` and what it puts into a model work on meta tensors.
 
     Args:
-        recorder: told on which stream memory is asked for, what of it is communication, and what is given up early.
+        recorder: told what is communication, and what is given up early.
+        streams: those of the GPU.
         arrived: told of what comes to the GPU whole.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param_group, _fully_shard
@@ -43,13 +44,7 @@ def sharding_on_meta(recorder: Recorder, arrived: Arrived) -> Iterator[None]:
 
     group = _fsdp_param_group.FSDPParamGroup
 
-    def within(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            with recorder.communicating():
-                return original(*args, **kwargs)
-
-        return wrapped
-
+    communicating = recorder.communicating()
     resize = torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, size_bytes: int) -> torch.UntypedStorage:
@@ -63,7 +58,6 @@ def sharding_on_meta(recorder: Recorder, arrived: Arrived) -> Iterator[None]:
         for buffer in buffers:
             arrived(buffer, False)
 
-    streams = Streams(recorder.on_stream)
     with ExitStack() as stack:
         for home, name, replacement in (
             (torch, "meta", streams),  # where PyTorch looks for the module of the device
@@ -74,7 +68,7 @@ def sharding_on_meta(recorder: Recorder, arrived: Arrived) -> Iterator[None]:
             (_fsdp_init, "_move_states_to_device", move),
             (group, "_validate_no_meta_params", lambda self: None),
             (group, "_validate_cpu_offload_params", _nothing_offloaded),
-            *((group, name, within(getattr(group, name))) for name in ("unshard", "wait_for_unshard", "post_backward")),
+            *((group, name, communicating(getattr(group, name))) for name in ("unshard", "wait_for_unshard", "post_backward")),
         ):
             stack.enter_context(patch.object(home, name, replacement, create=home is torch))
         yield

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.faults import UnknownValueError, running_line
-from gpumemnet.extract.placement import Unknowns
+from gpumemnet.extract.placement import Unknowns, is_meta
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.streams import Streams
 
@@ -44,6 +44,8 @@ _MAX_VALUES: Final = 2**26
 class Watcher(Protocol):
     """Who is told what comes to the GPU."""
 
+    streams: Streams
+
     def arrived(self, tensor: Tensor, operator: str) -> None:
         """A tensor has come to the GPU."""
         ...
@@ -62,10 +64,6 @@ class Watcher(Protocol):
 
     def live_bytes(self) -> int:
         """What is allocated now."""
-        ...
-
-    def on_stream(self, number: int) -> None:
-        """Memory is asked for on another stream from now on."""
         ...
 
     def emptied(self) -> None:
@@ -150,7 +148,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.__repr__:
                     return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
         wanted = named.get("device")
-        if func is torch.empty and (wanted is None or _is_meta(wanted)) and _called_from(_LAYERS):
+        if func is torch.empty and (wanted is None or is_meta(wanted)) and _called_from(_LAYERS):
             named["device"] = _META  # weights: they come to the GPU when their module does
             result = func(*args, **named)
             if wanted is not None:
@@ -220,8 +218,7 @@ def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Ten
             continue
         wanted = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
         if not parameter.is_meta:
-            fresh = torch.empty_strided(parameter.size(), parameter.stride(), dtype=wanted, device="meta")
-            torch.utils.swap_tensors(parameter, nn.Parameter(fresh, parameter.requires_grad))  # type: ignore[no-untyped-call]
+            swap_for_meta(parameter, wanted)
         elif wanted != parameter.dtype:
             parameter.data = torch.empty_like(parameter, dtype=wanted)
         moved(parameter, module, True)
@@ -232,6 +229,13 @@ def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Ten
         if not buffer.is_meta or wanted != buffer.dtype:
             module._buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=wanted, device="meta")
         moved(module._buffers[name], module, False)  # type: ignore[arg-type]
+
+
+def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Make ``tensor``, in its own identity, a meta tensor of that type."""
+    fresh = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device="meta")
+    put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+    torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -308,13 +312,15 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
         "mem_get_info": lambda *args: (device.capacity_bytes - watcher.live_bytes(), device.capacity_bytes),
         "empty_cache": lambda: watcher.emptied(),
     }
-    streams = Streams(watcher.on_stream)
-    functions |= {name: getattr(streams, name) for name in _STREAMS}
+    functions |= {name: getattr(watcher.streams, name) for name in _STREAMS}
     with ExitStack() as stack:
         for name, function in functions.items():
             stack.enter_context(patch.object(torch.cuda, name, function))
-        stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))  # optimizers ask it
-        stack.enter_context(patch.object(nn.DataParallel, "__init__", _not_traced))
+        stack.enter_context(
+            patch.object(torch.accelerator, "current_stream", watcher.streams.current_stream)
+        )  # optimizers ask it
+        replicated = not_traced("DataParallel", "DistributedDataParallel with a process for each GPU")
+        stack.enter_context(patch.object(nn.DataParallel, "__init__", replicated))
         stack.enter_context(patch.object(Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(patch.object(nn.Module, "to", to))
         stack.enter_context(patch.object(nn.Module, "to_empty", to_empty))
@@ -325,8 +331,13 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
         yield
 
 
-def _not_traced(*args: object, **kwargs: object) -> NoReturn:
-    raise ExtractError("DataParallel is not traced: its successor is, DistributedDataParallel with a process for each GPU")
+def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
+    """A function in place of ``what``, which refuses it and names what to use."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise ExtractError(f"{what} is not traced: its successor is, {successor}")
+
+    return refuse
 
 
 def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
@@ -344,10 +355,6 @@ def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.devi
         device = _GPU
     copies = bool(named.get("copy", False))
     return (None if device is None else torch.device(device)), dtype, copies
-
-
-def _is_meta(device: object) -> bool:
-    return type(device) is not int and torch.device(str(device)).type == "meta"
 
 
 def _stands_for_gpu(device: object) -> bool:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Final
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import device_mesh
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.trace.parallel.process_group import process_group
+from gpumemnet.trace.script.gpu import not_traced, swap_for_meta
 from gpumemnet.trace.script.watch import Watch
 
-_HOST_GPUS = 8
-"""GPUs of one host, for ``LOCAL_WORLD_SIZE``."""
+_HOST_GPUS: Final = 8
+
+
+def local_ranks(ranks: int) -> int:
+    """How many of ``ranks`` are on one host, if hosts have eight GPUs."""
+    return min(ranks, _HOST_GPUS)
 
 
 def environment(ranks: int) -> dict[str, str]:
     """The variables that ``torchrun`` gives the first of ``ranks``."""
-    alone = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": min(ranks, _HOST_GPUS)}
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": local_ranks(ranks)}
     return {**{name: str(value) for name, value in alone.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
@@ -50,21 +55,20 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         from gpumemnet.trace.parallel.sharding import sharding_on_meta
 
         stack.enter_context(process_group(wanted, watch.recorder.exchanged))
-        stack.enter_context(replicas_on_meta(watch.recorder.communicating))
-        stack.enter_context(sharding_on_meta(watch.recorder, arrived))
+        stack.enter_context(replicas_on_meta(watch.recorder))
+        stack.enter_context(sharding_on_meta(watch.recorder, watch.streams, arrived))
         name = str(backend or "nccl")
         for home in (dist, dist.distributed_c10d):
             stack.enter_context(patch.object(home, "get_backend", lambda *args, **kwargs: name))
-        stack.enter_context(patch("torch.distributed.fsdp.FullyShardedDataParallel.__init__", _not_traced))
+        sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+        stack.enter_context(patch("torch.distributed.fsdp.FullyShardedDataParallel.__init__", sharded))
         watch.recorder.one_of(wanted)
         note(f"the first of {wanted:,} ranks")
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
             if not tensor.is_meta:
-                there = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-                put = nn.Parameter(there, tensor.requires_grad) if is_parameter else there
-                torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
+                swap_for_meta(tensor, tensor.dtype)
             watch.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:
@@ -96,7 +100,3 @@ def _first_alone(function: Callable[..., object], args: tuple[object, ...] = (),
     """``torch.multiprocessing.spawn`` of one process of several, in this one."""
     function(0, *args)
     return _Ended()
-
-
-def _not_traced(*args: Any, **kwargs: Any) -> NoReturn:
-    raise ExtractError("FullyShardedDataParallel is not traced: its successor is, torch.distributed.fsdp.fully_shard")

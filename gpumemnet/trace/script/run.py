@@ -23,7 +23,7 @@ from gpumemnet.trace.dynamo import without_dynamo
 from gpumemnet.trace.optimizers import gpu_optimizers
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.script.gpu import GpuRequests, Zeros, present_gpu
-from gpumemnet.trace.script.ranks import one_of
+from gpumemnet.trace.script.ranks import local_ranks, one_of
 from gpumemnet.trace.script.watch import EnoughSteps, Watch
 from gpumemnet.trace.timeline import Timeline, repeated
 from gpumemnet.trace.tracing import answer_for
@@ -120,7 +120,7 @@ def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int,
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, zeros, min(ranks, 8)))
+        stack.enter_context(present_gpu(platform, watch, zeros, local_ranks(ranks)))
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
         stack.enter_context(one_of(ranks, watch, zeros.note_once))

@@ -20,6 +20,7 @@ from gpumemnet.extract.walk import tensors_in
 from gpumemnet.trace.parallel.rank import local
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.recorder import Recorder
+from gpumemnet.trace.streams import Streams
 
 _STEPS: Final = 2
 
@@ -70,6 +71,7 @@ class Watch:
     def __init__(self, platform: Platform) -> None:
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform)
+        self.streams = Streams(self.recorder.on_stream)
         self.batch_size: int | None = None
         self.loss = "the script's own"
         self._platform = platform
@@ -121,10 +123,6 @@ class Watch:
     def live_bytes(self) -> int:
         """What is allocated now."""
         return self.recorder.live_bytes()
-
-    def on_stream(self, number: int) -> None:
-        """``with torch.cuda.stream(…)``."""
-        self.recorder.on_stream(number)
 
     def emptied(self) -> None:
         """``torch.cuda.empty_cache()``."""
