@@ -139,21 +139,16 @@ def planned_of(job: dict[str, Any]) -> PlannedJob:
 
 def trained(job: dict[str, Any]) -> Peaks:
     """The peaks of PyTorch's allocator when ``job`` trains here, on one rank among several."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from tests.dataset_builder.null_gpu.first_rank import begin, peaks
 
     planned, parallel = planned_of(job), job["parallel"]
-    if parallel == "ddp":
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    else:
-        dist.init_process_group("fake", rank=0, world_size=job["ranks"], store=FakeStore())
+    begin(job["ranks"], parallel == "ddp")
     build, autocast = training.build_network, training._autocast
     gathered: list[torch.dtype | None] = [None]
 
     def spread(planned: PlannedJob, device: torch.device) -> nn.Module:
         if parallel == "ddp":
-            with patch("torch.nn.parallel.distributed._verify_param_shape_across_processes"):  # it compares what was computed
-                return nn.parallel.DistributedDataParallel(build(planned, device), device_ids=[0])
+            return nn.parallel.DistributedDataParallel(build(planned, device), device_ids=[0])
         network = build(planned, torch.device("cpu"))
         gathered[0] = gathered_in(network, parallel, AUTOCAST.get(planned.options.precision))
         return sharded(network, gathered[0], None if parallel == "fsdp" else False)
@@ -163,8 +158,7 @@ def trained(job: dict[str, Any]) -> Peaks:
 
     with patch.object(training, "build_network", spread), patch.object(training, "_autocast", around):
         training.train(planned, torch.device("cuda", 0), 0, lambda phase: torch.cuda.memory_reserved())
-    statistics = torch.cuda.memory_stats()
-    requested, allocated, reserved = (statistics[f"{peak}_bytes.all.peak"] for peak in PEAKS)
+    requested, allocated, reserved = peaks()
     return requested, allocated, reserved
 
 

@@ -129,11 +129,3 @@ class Streams:
         """From here on memory is asked for on ``stream``."""
         self._current = stream
         self._chosen(stream.number)
-
-    def current_device(self) -> int:
-        """The only one."""
-        return 0
-
-    def is_available(self) -> bool:
-        """Yes."""
-        return True

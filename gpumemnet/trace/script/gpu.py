@@ -316,9 +316,8 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
     with ExitStack() as stack:
         for name, function in functions.items():
             stack.enter_context(patch.object(torch.cuda, name, function))
-        stack.enter_context(
-            patch.object(torch.accelerator, "current_stream", watcher.streams.current_stream)
-        )  # optimizers ask it
+        # Optimizers ask for it where PyTorch is built for GPUs.
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", watcher.streams.current_stream))
         replicated = not_traced("DataParallel", "DistributedDataParallel with a process for each GPU")
         stack.enter_context(patch.object(nn.DataParallel, "__init__", replicated))
         stack.enter_context(patch.object(Tensor, "record_stream", lambda tensor, stream: None))

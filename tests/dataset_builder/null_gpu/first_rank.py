@@ -17,30 +17,41 @@ from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 PEAKS = ("requested", "allocated", "reserved")
+_begin = dist.init_process_group
+
+
+def begin(ranks: int, replicates: bool) -> None:
+    """Make this process the first of ``ranks``; DDP wants results of its collectives."""
+    if replicates:
+        _begin("gloo", rank=0, world_size=1, store=dist.HashStore())
+        distributed._verify_param_shape_across_processes = lambda *args: None  # it compares what nobody has computed
+    else:
+        _begin("fake", rank=0, world_size=ranks, store=FakeStore())
+
+
+def peaks() -> list[int]:
+    """Requested, allocated and reserved bytes at their peaks."""
+    statistics = torch.cuda.memory_stats()
+    return [statistics[f"{peak}_bytes.all.peak"] for peak in PEAKS]
 
 
 def main() -> None:
     ranks, script = int(sys.argv[1]), sys.argv[2]
     replicates = "DistributedDataParallel" in Path(script).read_text()
-    begin = dist.init_process_group
 
     def init_process_group(*args: object, **kwargs: object) -> None:
-        if replicates:
-            begin("gloo", rank=0, world_size=1, store=dist.HashStore())
-        else:
-            begin("fake", rank=0, world_size=ranks, store=FakeStore())
+        begin(ranks, replicates)
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(ranks))
     device_mesh.init_process_group = init_process_group
     dist.init_process_group, dist.destroy_process_group = init_process_group, lambda: None
     dist.get_world_size = lambda group=None: ranks if replicates else group.size() if group else ranks
-    distributed._verify_param_shape_across_processes = lambda *args: None  # it compares what nobody has computed
     torch.multiprocessing.spawn = lambda function, args, nprocs: function(0, *args)
     sys.argv = sys.argv[2:]
     runpy.run_path(script, run_name="__main__")
-    statistics = torch.cuda.memory_stats()
-    print("PEAKS" + json.dumps([statistics[f"{peak}_bytes.all.peak"] for peak in PEAKS]), flush=True)
+    print("PEAKS" + json.dumps(peaks()), flush=True)
     os._exit(0)  # threads of the process group may outlive it
 
 
-main()
+if __name__ == "__main__":
+    main()
