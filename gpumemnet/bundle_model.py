@@ -26,6 +26,7 @@ from gpumemnet.job import TrainingJob
 from gpumemnet.job_batch import Indices, JobBatch
 from gpumemnet.layers import describe
 from gpumemnet.reasons import Reasons, outside_rows
+from gpumemnet.replicas import added_by_replicas
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
 from gpumemnet.support import Against, Support, option_reasons
@@ -222,7 +223,7 @@ class BundleModel:
         if not self.support.spans(features[0].tolist()):
             return None
         looked = Looked(features, _NOTHING_AGAINST)
-        if job.traced_peak_bytes and self.card.traced_peak is not None:
+        if job.ranks > 1 or (job.traced_peak_bytes and self.card.traced_peak is not None):
             return self.estimate((job,), bins, coverage, place, looked)[0]
         weights, locations, scales, amounts = self._run((job,), features)
         if not _are_numbers(weights, locations, scales, amounts):
@@ -277,8 +278,12 @@ class BundleModel:
             scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
-        if self.card.traced_peak is not None and (traced := _traced(jobs)) is not None:
+        traced = None if self.card.traced_peak is None else _traced(jobs)
+        if traced is not None:
             distribution, expected, safe, reasons = self._with_traces(jobs, traced, distribution, expected, safe, reasons, level)
+        if (added := added_by_replicas(jobs, None if traced is None else traced > 0)) is not None:
+            distribution = distribution.moved(added.expected_bytes)
+            expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         if place.context_bytes or place.context_bound_bytes:
             expected = np.maximum(expected + place.context_bytes, 1.0)
             safe = safe + place.context_bound_bytes

@@ -28,6 +28,7 @@ from gpumemnet.job_json import job_to_json
 from gpumemnet.measurement import TRACED, architecture_key
 from gpumemnet.physics import ELEMENT_BYTES
 from gpumemnet.predictor import Predictor
+from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.site_calibration import SiteCalibration, spread_unit, unit_levels
 from gpumemnet.site_rows import SiteRow, SiteRows
 from gpumemnet.units import MIB
@@ -214,7 +215,9 @@ def _one_kind(found: SiteRows, gpu: str | None, label_source: str | None) -> tup
     left_out = dict(found.left_out)
     rows = [row for row in found.rows if row.gpu is not None and (row.label_bytes is not None or row.is_oom)]
     _count(left_out, "without what the job took, and on which GPU", len(found.rows) - len(rows))
-    names = ", ".join(found.files)
+    own = [row for row in rows if row.job.ranks == 1]
+    _count(left_out, WITH_OTHERS, len(rows) - len(own))
+    rows, names = own, ", ".join(found.files)
     if not rows:
         why = "; ".join(f"{count} rows: {reason}" for reason, count in left_out.items()) or "it is empty"
         raise DatasetError(f"{names} says of no job what it took ({why}): give measurements or observations")

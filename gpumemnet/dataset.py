@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 DATASET_VERSION: Final = 1
 """Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
 VERSION_KEY: Final = b"gpumemnet.dataset_version"
-LATER_COLUMNS: Final = frozenset({"traced_peak_bytes"})
-"""Columns that joined version 1 after its first files; a file without one reads as if it were empty."""
+LATER_COLUMNS: Final = frozenset({"traced_peak_bytes", "ranks"})
+"""Columns that joined version 1 after its first files; a file without one reads as if nothing were said of it."""
 ROWS_PER_BATCH: Final = 2_000
 
 _STRINGS: Final = frozenset(
@@ -39,7 +39,7 @@ _REQUIRED: Final = frozenset(
     {
         *REQUIRED_FIELDS,
         *("schema_version", "layers", "total_activations", "total_parameters", "trainable_parameters"),
-        *("optimizer_implementation", "checkpointing", "channels_last", "gradient_accumulation", "cudnn_benchmark"),
+        *("optimizer_implementation", "checkpointing", "channels_last", "gradient_accumulation", "cudnn_benchmark", "ranks"),
         *("status", "label_source", "capacity_bytes", "provenance", "gpu", "recipe", "architecture", "options"),
         *("architecture_key", "phases", "allocator"),
     }

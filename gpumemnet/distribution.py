@@ -26,6 +26,7 @@ _PAIRS_AT_ONCE: Final = 2048
 """Of more pairs than these the arrays with every component fall out of the processor's cache."""
 _PROBABILITIES_AT_ONCE: Final = 2**18
 """So many are held at a time where only the largest of each are asked for."""
+_MOST_LOG_BYTES: Final = 700.0
 _REACHES: Final = (0, 2, 12)
 """So many bins to both sides of a guess are looked at for the most probable one, before all are."""
 _NEAR_TANGENTS: Final = 8192
@@ -147,6 +148,20 @@ class MemoryDistribution:
             np.where(chosen, 1.0 / self.weights.shape[1], self.weights),
             np.where(chosen, location[:, None], self.locations),
             np.where(chosen, scale[:, None], self.scales),
+        )
+
+    def moved(self, amounts: Array) -> MemoryDistribution:
+        """The same distributions, each of memory that is so many bytes more, shape ``[B]``; those of 0 stay as they are.
+
+        Widths in bytes stay what they are, to first order.
+        """
+        chosen = amounts[:, None] > 0
+        centres = np.exp(np.minimum(self.locations, _MOST_LOG_BYTES, dtype=np.float64))
+        higher = centres + amounts[:, None]
+        return MemoryDistribution(
+            self.weights,
+            np.where(chosen, np.log(higher), self.locations),
+            np.where(chosen, self.scales * (centres / higher), self.scales),
         )
 
     def mixed(

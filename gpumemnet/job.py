@@ -19,6 +19,7 @@ SCHEMA_VERSION: Final = 1
 
 MAX_LAYERS: Final = 20_000
 MAX_BATCH_SIZE: Final = 2**31 - 1
+MAX_RANKS: Final = 2**16
 
 FAMILIES: Final = ("mlp", "cnn", "transformer")
 OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
@@ -66,7 +67,9 @@ class TrainingJob:
         channels_last: whether model and images use the NHWC memory format.
         gradient_accumulation: forward-backward passes per optimizer step.
         cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
-        traced_peak_bytes: reserved bytes at the peak as :mod:`gpumemnet.trace` finds them (no CUDA context), where that was done.
+        ranks: processes that train replicas of the model with ``DistributedDataParallel``, one on each GPU, this one among them.
+        traced_peak_bytes: reserved bytes at the peak as :mod:`gpumemnet.trace` finds them (no CUDA context, no buffers of NCCL),
+            where that was done; of several ranks those of one.
 
     Raises:
         InvalidJobError: names the field and what it may be.
@@ -89,6 +92,7 @@ class TrainingJob:
     channels_last: bool = False
     gradient_accumulation: int = 1
     cudnn_benchmark: bool = False
+    ranks: int = 1
     traced_peak_bytes: int | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
@@ -169,6 +173,7 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("trainable_parameters", 0, MAX_ELEMENTS),
     ("sequence_length", 1, MAX_ELEMENTS),
     ("gradient_accumulation", 1, MAX_BATCH_SIZE),
+    ("ranks", 1, MAX_RANKS),
     ("traced_peak_bytes", 1, MAX_ELEMENTS),
 )
 """Count field, its smallest and its largest value."""

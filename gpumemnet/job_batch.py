@@ -38,7 +38,7 @@ class JobBatch(Sequence[TrainingJob]):
     """``B`` valid jobs of ``N`` layers together.
 
     Attributes:
-        numbers: the fields :data:`NUMBER_FIELDS` with all totals settled, 0 where a job does not state one, shape ``[8, B]``.
+        numbers: the fields :data:`NUMBER_FIELDS` with all totals settled, 0 where a job does not state one, shape ``[9, B]``.
         option_sets: the distinct sets of options (:data:`OPTION_FIELDS`).
         option_codes: position of each job's set among them, shape ``[B]``.
         layer_counts: layers of each job, shape ``[B]``.

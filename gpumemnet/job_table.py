@@ -100,6 +100,7 @@ class JobTable:
     total_activations: Array
     sequence_length: Array
     gradient_accumulation: Array
+    ranks: Array
     traced_peak_bytes: Array
     flags: Array
     input_bytes: Array

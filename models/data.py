@@ -110,21 +110,25 @@ def labelled_families(path: str | Path) -> list[str]:
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    found = {row.job.family for row in read_dataset(path) if row.status in ("ok", "oom") and row.recipe != ZOO}
+    found = {row.job.family for row in _to_learn_from(path)}
     return [family for family in FAMILIES if family in found]
 
 
 def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
-    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``, but for the real models.
+    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``, but for real models and one of several replicas.
 
     Raises:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
     """
-    rows = [row for row in read_dataset(path) if row.status in ("ok", "oom") and row.recipe != ZOO]
-    rows = [row for row in rows if row.job.family == family]
+    rows = [row for row in _to_learn_from(path) if row.job.family == family]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
     return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
+
+
+def _to_learn_from(path: str | Path) -> list[Measurement]:
+    rows = (row for row in read_dataset(path) if row.status in ("ok", "oom") and row.recipe != ZOO)
+    return [row for row in rows if row.job.ranks == 1]  # why, says gpumemnet.replicas.WITH_OTHERS
 
 
 def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> LabelledJobs:

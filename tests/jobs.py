@@ -66,6 +66,7 @@ def jobs(draw: st.DrawFn, maximum: int = 10**7) -> TrainingJob:
         "channels_last": draw(st.booleans()),
         "gradient_accumulation": draw(st.integers(1, 8)),
         "cudnn_benchmark": draw(st.booleans()),
+        "ranks": draw(st.sampled_from([1, 1, 1, 2, 64])),
     }
     if not values["layers"]:
         values["total_activations"], values["total_parameters"] = draw(count), draw(count)

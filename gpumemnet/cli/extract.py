@@ -60,6 +60,9 @@ def extract(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Model and images in the NHWC memory format.")] = False,
     gradient_accumulation: Annotated[int, typer.Option(help="Forward and backward passes per optimizer step.")] = 1,
     cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark", help="torch.backends.cudnn.benchmark is on.")] = False,
+    ranks: Annotated[
+        int, typer.Option(metavar="N", help="GPUs that DistributedDataParallel trains replicas on; see batch size.")
+    ] = 1,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
     show_output: Annotated[
         bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
@@ -74,6 +77,7 @@ def extract(
         "channels_last": channels_last,
         "gradient_accumulation": gradient_accumulation,
         "cudnn_benchmark": cudnn_benchmark,
+        "ranks": ranks,
     }
     if family is not None:
         options["family"] = family

@@ -28,6 +28,7 @@ class JobOptions(TypedDict, total=False):
     channels_last: bool
     gradient_accumulation: int
     cudnn_benchmark: bool
+    ranks: int
 
 
 def check_options(options: JobOptions, batch_size: int | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from torch import nn
 
 from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.communicators import communicator_bytes
 from gpumemnet.devices import DeviceProfile, context, device_profiles, find_profile
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
@@ -26,7 +27,7 @@ from gpumemnet.trace.best_effort import BestEffort
 from gpumemnet.trace.corrections import CORRECTIONS
 from gpumemnet.trace.memory import Memory, curve_of, memory_of, smallest_bytes
 from gpumemnet.trace.options import DEFAULT_GPU, Questions
-from gpumemnet.trace.outside import around, communicator_bytes
+from gpumemnet.trace.outside import around
 from gpumemnet.trace.parallel.plan import check_plan
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.safety import safe_basis
@@ -91,11 +92,12 @@ def trace_model(
         "channels_last": channels_last,
         "gradient_accumulation": gradient_accumulation,
         "cudnn_benchmark": cudnn_benchmark,
+        "ranks": ranks if parallel == "ddp" else 1,
     }
     if attention_kernel is not None:
         options["attention_kernel"] = attention_kernel
-    check_options(options, batch_size)
     check_plan(parallel, ranks, precision, (questions or Questions()).job)
+    check_options(options, batch_size)
     device = find_profile(gpu) if isinstance(gpu, str) else gpu
     tracer = _Tracer(
         model,

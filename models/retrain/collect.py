@@ -20,6 +20,7 @@ from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import DatasetError
 from gpumemnet.job import FAMILIES
 from gpumemnet.measurement import OBSERVED, Measurement, identity
+from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.validation import validate
 from models.data import ZOO
 from models.retrain.columns_check import SWAPPED, is_swapped
@@ -133,10 +134,13 @@ def _trusted(measurements: Sequence[Measurement], sha256: str, earlier: Sequence
         real_models = sum(one.recipe == ZOO for _, one in usable)
         unfinished = sum(one.status not in ("ok", "oom") for _, one in usable)
         usable = [(number, one) for number, one in usable if one.recipe != ZOO and one.status in ("ok", "oom")]
+        several = sum(one.job.ranks > 1 for _, one in usable)
+        usable = [(number, one) for number, one in usable if one.job.ranks == 1]
         good = [Row(one, sha256, number, _time(one), _key(one)) for number, one in usable if number not in rules]
         bad = Counter(rules[number] for number, _ in usable if number in rules)
         reasons += Counter({f"{family}: real models, which are for testing only": real_models})
         reasons += Counter({f"{family}: neither finished nor out of memory": unfinished})
+        reasons += Counter({f"{family}: {WITH_OTHERS}": several})
         reasons += Counter({f"{family}: {rule}": count for rule, count in bad.items()})
         if bad.total() > MOST_REFUSED * len(usable):
             share = f"{bad.total()} of {len(usable)} rows cannot be true ({', '.join(sorted(bad))})"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job import MAX_RANKS
 from gpumemnet.layers import describe
 from gpumemnet.trace.options import PARALLEL
-
-MOST_RANKS = 2**16
 
 
 def check_plan(parallel: str, ranks: int, precision: str, wants_job: bool) -> None:
@@ -32,8 +31,8 @@ def check_plan(parallel: str, ranks: int, precision: str, wants_job: bool) -> No
         raise InvalidRequestError(f"{parallel} needs at least 2 GPUs: say how many", "ranks")
     if precision == "amp_fp16" and parallel != "ddp":
         raise InvalidRequestError("amp_fp16 does not go with sharded parameters here: use amp_bf16", "precision")
-    if wants_job:
-        raise InvalidRequestError("a training job describes one GPU: leave the job out, or trace it as a run on one", "parallel")
+    if wants_job and parallel != "ddp":
+        raise InvalidRequestError("a training job knows replicas (ddp) and no shards: leave the job out", "parallel")
 
 
 def check_ranks(ranks: int) -> int:
@@ -42,6 +41,6 @@ def check_ranks(ranks: int) -> int:
     Raises:
         InvalidRequestError: says how many there can be.
     """
-    if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
-        raise InvalidRequestError(f"must be a number of GPUs from 1 to {MOST_RANKS:,}, not {describe(ranks)}", "ranks")
+    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
+        raise InvalidRequestError(f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks")
     return ranks

@@ -174,7 +174,7 @@ def test_a_process_group_of_the_callers_is_in_the_way(platform: Platform) -> Non
         ({"parallel": "ddp", "ranks": 0}, "must be a number of GPUs from 1 to 65,536, not 0"),
         ({"parallel": "ddp", "ranks": True}, "must be a number of GPUs"),
         ({"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"}, "amp_fp16 does not go with sharded parameters"),
-        ({"parallel": "ddp", "ranks": 2, "questions": Questions(job=True)}, "a training job describes one GPU"),
+        ({"parallel": "fsdp", "ranks": 2, "questions": Questions(job=True)}, "knows replicas .* and no shards"),
     ],
 )
 def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:

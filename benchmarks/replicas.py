@@ -1,0 +1,107 @@
+"""The prediction of one of several replicas from its layer list, against the trace of that replica, job by job.
+
+``python benchmarks/replicas.py [--jobs 60] [--seed 11]``: jobs of the builder's recipes, of architectures that the traced models
+have not learnt from, are traced alone and as one of eight ranks of PyTorch's own ``DistributedDataParallel``, and predicted both
+ways by those models.  NCCL's buffers are no part of it: nobody traces those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.cuda_code import GPU, peaks_of  # noqa: E402
+from benchmarks.several_gpus import FAMILIES, MOST_BYTES  # noqa: E402
+from dataset_builder.compare.subjects import traceable  # noqa: E402
+from dataset_builder.planned import PlannedJob, training_job  # noqa: E402
+from dataset_builder.recipe import load_recipe  # noqa: E402
+from dataset_builder.sampling import sample_jobs  # noqa: E402
+from gpumemnet.bundle import shipped_bundles  # noqa: E402
+from gpumemnet.communicators import BOUND_BYTES, communicator_bytes  # noqa: E402
+from gpumemnet.dataset import read_dataset  # noqa: E402
+from gpumemnet.devices import context, device_profile  # noqa: E402
+from gpumemnet.errors import GpumemnetError  # noqa: E402
+from gpumemnet.job import TrainingJob  # noqa: E402
+from gpumemnet.measurement import architecture_key  # noqa: E402
+from gpumemnet.predictor import Predictor  # noqa: E402
+
+RANKS = 8
+DATASETS = ROOT / "dataset_builder" / "datasets"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=60, help="of each family")
+    parser.add_argument("--seed", type=int, default=11, help="of the recipes' samples")
+    given = parser.parse_args()
+    predictor = Predictor(
+        bundle for bundle in shipped_bundles() if bundle.card.document["training_data"]["provenance"] == "traced"
+    )
+    table = Table("family", "jobs", "answer", "median error", "95th percentile", "too low by > 1 %", "above the limit")
+    for family in FAMILIES:
+        learnt = {architecture_key(row.job) for row in read_dataset(DATASETS / f"traced_{family}_h200.parquet")}
+        rows = [both_ways(job, planned) for job, planned in jobs_of(family, given.jobs, given.seed, learnt)]
+        found = [row for row in rows if row is not None]
+        jobs = [job for job, _, _ in found]
+        alone, rank = (np.array([labels[way] for labels in ((a, r) for _, a, r in found)], dtype=np.float64) for way in (0, 1))
+        outside = predictor.estimate(jobs, gpu=GPU)
+        inside = np.array([one.in_support for one in outside])
+        of_rank = predictor.estimate([replace(job, ranks=RANKS) for job in jobs], gpu=GPU)
+        expected = np.array([one.expected_bytes for one in outside], dtype=np.float64)
+        safe = np.array([one.safe_bytes or np.nan for one in outside], dtype=np.float64)
+        expected_rank = np.array([one.expected_bytes for one in of_rank], dtype=np.float64) - communicator_bytes((RANKS,))
+        safe_rank = np.array([one.safe_bytes or np.nan for one in of_rank], dtype=np.float64) - BOUND_BYTES
+        for name, label, middle, limit in (
+            ("alone, of a job that is alone", alone, expected, safe),
+            ("alone, of a replica", rank, expected, safe),
+            ("with ranks, of a replica", rank, expected_rank, safe_rank),
+        ):
+            table.add_row(family, str(int(inside.sum())), name, *figures(label[inside], middle[inside], limit[inside]))
+    Console(width=140).print(table)
+
+
+def jobs_of(family: str, count: int, seed: int, learnt: set[str]) -> Iterator[tuple[TrainingJob, PlannedJob]]:
+    """Jobs of the recipe whose architectures are not among those ``learnt``."""
+    for planned in sample_jobs(load_recipe(family), count, seed, MOST_BYTES):
+        job = training_job(planned)
+        if architecture_key(job) not in learnt:
+            yield job, planned
+
+
+def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, int] | None:
+    """The job with what it takes alone and as a replica, in bytes; nothing where it cannot be traced."""
+    device = device_profile(GPU)
+    labels = []
+    for parallel, ranks in (("none", 1), ("ddp", RANKS)):
+        try:
+            network, inputs, options, platform = traceable(planned, job.attention_kernel, device)
+            peaks = peaks_of(network, inputs, replace(options, parallel=parallel, ranks=ranks), platform)
+        except GpumemnetError as error:
+            print(f"{job.family}: {error}", file=sys.stderr)
+            return None
+        labels.append(peaks[2] + context(device).expected_bytes)
+    return job, labels[0], labels[1]
+
+
+def figures(label: np.ndarray, expected: np.ndarray, limit: np.ndarray) -> tuple[str, ...]:
+    error = expected / label - 1
+    return (
+        f"{np.median(abs(error)):.1%}",
+        f"{np.quantile(abs(error), 0.95):.1%}",
+        f"{np.mean(error < -0.01):.0%}",
+        f"{int((label > limit).sum())} of {len(label)}",
+    )
+
+
+if __name__ == "__main__":
+    main()

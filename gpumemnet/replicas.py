@@ -1,0 +1,55 @@
+"""What a process takes beside its own memory when it is one of several that train replicas with ``DistributedDataParallel``.
+
+Each holds what it would hold alone, every gradient a second time in the buckets that are summed (Li et al., arXiv 2006.15704,
+section 4.2; ``torch/csrc/distributed/c10d/reducer.cpp``), and NCCL's buffers.  ``gradient_as_bucket_view=True`` would save the
+second copy; it is not PyTorch's default, and a job does not say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_batch import Array, JobBatch
+from gpumemnet.physics import ELEMENT_BYTES
+
+WITH_OTHERS: Final = "one of several replicas: what the others make it hold is no part of what a model learns"
+"""Why nothing is learnt from such a job: NCCL's share of what it took is the site's, and is not known apart."""
+
+
+class Added(NamedTuple):
+    """What ``B`` jobs take more than they would alone, shape ``[B]`` each; 0 for those that are alone."""
+
+    expected_bytes: Array
+    bound_bytes: Array
+
+
+def added_by_replicas(jobs: Sequence[TrainingJob], has_buckets: NDArray[np.bool_] | None = None) -> Added | None:
+    """What the jobs take more than each would alone; nothing where all of them are.
+
+    Args:
+        jobs: the jobs.
+        has_buckets: where the buckets are counted already, because a trace has seen them, shape ``[B]``.
+    """
+    ranks = jobs.column("ranks") if isinstance(jobs, JobBatch) else np.array([job.ranks for job in jobs], dtype=np.float64)
+    if not (ranks > 1).any():
+        return None
+    buckets = np.where(ranks > 1, _gradient_bytes(jobs), 0.0)
+    if has_buckets is not None:
+        buckets = np.where(has_buckets, 0.0, buckets)
+    groups = [(count,) for count in ranks.astype(np.int64).tolist()]
+    communicators = np.array([(communicator_bytes(group), communicator_bound_bytes(group)) for group in groups], dtype=np.float64)
+    return Added(buckets + communicators[:, 0], buckets + communicators[:, 1])
+
+
+def _gradient_bytes(jobs: Sequence[TrainingJob]) -> Array:
+    """Gradients of each job, all of them together, shape ``[B]``."""
+    if isinstance(jobs, JobBatch):
+        of_options = np.array([ELEMENT_BYTES[precision].weight for precision in jobs.options("precision")], dtype=np.float64)
+        return jobs.column("trainable_parameters") * of_options[jobs.option_codes]
+    return np.array([(job.trainable_parameters or 0) * ELEMENT_BYTES[job.precision].weight for job in jobs], dtype=np.float64)

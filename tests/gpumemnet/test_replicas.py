@@ -1,0 +1,155 @@
+"""One of several replicas (``DistributedDataParallel``): what it takes more than alone, and what nobody learns from it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gpumemnet import trace
+from gpumemnet.bins import BinScheme
+from gpumemnet.calibration import calibrate
+from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
+from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.distribution import MemoryDistribution
+from gpumemnet.errors import DatasetError
+from gpumemnet.job import TrainingJob
+from gpumemnet.job_json import job_from_dict
+from gpumemnet.layers import Layer
+from gpumemnet.predictor import Predictor
+from gpumemnet.site_rows import read_site_rows
+from gpumemnet.trace import Questions
+from gpumemnet.units import GIB, MIB
+from tests.jobs import jobs
+from tests.models.retraining import dataset, measured
+from tests.sites import DATASETS
+
+PREDICTOR = Predictor.default()
+
+
+def mlp(*widths: int, batch_size: int = 512) -> TrainingJob:
+    layers = []
+    for inputs, width in zip((3072, *widths), (*widths, 100), strict=True):
+        layers += [Layer("linear", width, (inputs + 1) * width), Layer("relu", width, 0)]
+    return TrainingJob(
+        family="mlp", batch_size=batch_size, input_elements=3072, optimizer="adam", precision="fp32", layers=tuple(layers[:-1])
+    )
+
+
+@given(jobs(), st.sampled_from([2, 3, 8, 512]))
+def test_a_replica_takes_its_gradients_twice_and_what_nccl_holds(job: TrainingJob, ranks: int) -> None:
+    alone, rank = (PREDICTOR.predict(replace(job, ranks=count)) for count in (1, ranks))
+    gradients = (job.trainable_parameters or 0) * (2 if job.precision == "bf16" else 4)
+    more = gradients + communicator_bytes((ranks,))
+    assert rank.expected_bytes == pytest.approx(alone.expected_bytes + more, rel=1e-12, abs=1)
+    assert (rank.in_support, rank.reasons, rank.estimator) == (alone.in_support, alone.reasons, alone.estimator)
+    assert (rank.safe_bytes is None) == (alone.safe_bytes is None)
+    if rank.safe_bytes is not None and alone.safe_bytes is not None:
+        assert rank.safe_bytes == pytest.approx(
+            alone.safe_bytes + gradients + communicator_bound_bytes((ranks,)), rel=1e-12, abs=1
+        )
+
+
+def test_frozen_parameters_have_no_buckets() -> None:
+    job = replace(mlp(2048, 2048), ranks=8)
+    frozen = replace(job, trainable_parameters=job.trainable_parameters // 2 if job.trainable_parameters else 0)
+    alone = [PREDICTOR.predict(replace(one, ranks=1)).expected_bytes for one in (job, frozen)]
+    ranks = [PREDICTOR.predict(one).expected_bytes for one in (job, frozen)]
+    more = [rank - own for rank, own in zip(ranks, alone, strict=True)]
+    assert more[0] - more[1] == pytest.approx(2 * (job.trainable_parameters or 0), abs=8)
+
+
+def test_the_bins_move_with_the_amounts() -> None:
+    job = mlp(4096, 4096, 4096)
+    alone, rank = PREDICTOR.predict(job), PREDICTOR.predict(replace(job, ranks=4))
+    middles = (np.arange(rank.bins.count) + 0.5) * GIB
+    means = [float(one.probabilities @ middles[: len(one.probabilities)]) for one in (alone, rank)]
+    assert means[1] - means[0] == pytest.approx(rank.expected_bytes - alone.expected_bytes, abs=0.6 * GIB)
+    low, high = rank.bin_bounds_bytes
+    assert low <= rank.expected_bytes <= (high or rank.expected_bytes)
+    assert rank.probabilities.sum() == pytest.approx(1)
+
+
+@given(st.floats(19, 26), st.floats(0.001, 0.2), st.floats(0, 2.0**36), st.floats(0.02, 0.98))
+def test_a_moved_distribution_has_its_centre_and_its_width_there(at: float, scale: float, more: float, share: float) -> None:
+    one = MemoryDistribution(np.ones((1, 1)), np.array([[at]]), np.array([[scale]]))
+    moved = one.moved(np.array([more]))
+    assert float(moved.locations[0, 0]) == pytest.approx(np.log(np.exp(at) + more), rel=1e-12)
+    width = np.exp(one.locations) * one.scales
+    assert np.exp(moved.locations) * moved.scales == pytest.approx(width, rel=1e-9)
+    edges = np.log(np.exp(at) + more + np.array([0.0]))
+    assert moved.bin_probabilities(edges)[0] == pytest.approx([0.5, 0.5], abs=1e-6)
+
+
+def test_jobs_that_are_alone_are_not_moved_at_all() -> None:
+    scheme = BinScheme(GIB, 64)
+    two = MemoryDistribution(np.full((2, 2), 0.5), np.array([[20.0, 21.0], [22.0, 23.0]]), np.full((2, 2), 0.1))
+    moved = two.moved(np.array([0.0, 5.0 * GIB]))
+    edges = scheme.log_inner_edges
+    np.testing.assert_array_equal(moved.bin_probabilities(edges)[0], two.bin_probabilities(edges)[0])
+    assert moved.bin_probabilities(edges)[1].argmax() > two.bin_probabilities(edges)[1].argmax()
+
+
+def test_a_trace_of_a_replica_finds_what_is_added() -> None:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(4096, 4096, bias=False, device="meta"), nn.ReLU())]
+    model, inputs = nn.Sequential(*layers), torch.empty(64, 4096, device="meta")
+    alone = trace(model, inputs, questions=Questions(job=True))
+    rank = trace(model, inputs, parallel="ddp", ranks=8, questions=Questions(job=True))
+    gradients = 6 * 4096 * 4096 * 4
+    assert rank.reserved_bytes - alone.reserved_bytes == pytest.approx(
+        gradients, rel=0.15
+    )  # the allocator's segments lie otherwise, too
+    assert rank.job is not None
+    job = job_from_dict(rank.job)
+    assert (job.ranks, job.traced_peak_bytes) == (8, rank.reserved_bytes)
+    # What a trace has seen is not added again.
+    told = PREDICTOR.predict(job, gpu="A100")
+    as_if_alone = PREDICTOR.predict(replace(job, ranks=1), gpu="A100")
+    assert told.expected_bytes - as_if_alone.expected_bytes == communicator_bytes((8,))
+
+
+def test_the_command_line_takes_ranks(tmp_path: Path) -> None:
+    source = tmp_path / "net.py"
+    source.write_text(
+        "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(64, 4096), nn.Linear(4096, 10))\n"
+    )
+    out = tmp_path / "job.json"
+    words = [f"{source}:build", "--batch-size", "32", "--input", "64", "--ranks", "4", "--out", str(out)]
+    subprocess.run([sys.executable, "-m", "gpumemnet", "extract", *words], check=True, capture_output=True)
+    assert json.loads(out.read_text())["ranks"] == 4
+    done = subprocess.run([sys.executable, "-m", "gpumemnet", "predict", str(out), "--json"], check=True, capture_output=True)
+    assert json.loads(done.stdout)["expected_bytes"] > 688 * MIB
+
+
+def test_a_dataset_without_the_column_holds_jobs_that_are_alone(tmp_path: Path) -> None:
+    rows = read_dataset(DATASETS / "published_mlp_a100.parquet")[:20]  # of before there were ranks
+    assert {row.job.ranks for row in rows} == {1}
+    rows[3] = replace(rows[3], job=replace(rows[3].job, ranks=8))
+    write_dataset(tmp_path / "rows.parquet", rows)
+    assert [row.job.ranks for row in read_dataset(tmp_path / "rows.parquet")] == [1, 1, 1, 8, *[1] * 16]
+
+
+def test_replicas_are_no_rows_to_learn_from(tmp_path: Path) -> None:
+    from models.data import labelled_families, load_labelled_jobs
+    from models.retrain.collect import collect
+
+    rows = measured(60, 1)
+    spread = [replace(row, job=replace(row.job, ranks=4)) for row in rows]
+    mixed = dataset(tmp_path / "mixed.parquet", rows[:40] + spread[40:])
+    assert len(load_labelled_jobs(mixed, "mlp")) == 40
+    found = collect([mixed])
+    assert len(found.rows) == 40
+    assert [(one.rows, "one of several replicas" in one.reason) for one in found.refusals] == [(20, True)]
+    only = dataset(tmp_path / "only.parquet", spread)
+    assert labelled_families(only) == []
+    with pytest.raises(DatasetError, match="one of several replicas"):
+        calibrate(read_site_rows([only]), [bundle for bundle in PREDICTOR.bundles if bundle.card.family == "mlp"])
