@@ -128,6 +128,8 @@ def test_the_command_line_takes_ranks(tmp_path: Path) -> None:
     assert json.loads(out.read_text())["ranks"] == 4
     done = subprocess.run([sys.executable, "-m", "gpumemnet", "predict", str(out), "--json"], check=True, capture_output=True)
     assert json.loads(done.stdout)["expected_bytes"] > 688 * MIB
+    shown = subprocess.run([sys.executable, "-m", "gpumemnet", "predict", str(out)], check=True, capture_output=True, text=True)
+    assert "one of 4 replicas" in shown.stdout
 
 
 def test_a_dataset_without_the_column_holds_jobs_that_are_alone(tmp_path: Path) -> None:
