@@ -20,12 +20,13 @@ from rich.table import Table
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cuda_code import GPU, peaks_of  # noqa: E402
+from benchmarks.cuda_code import GPU  # noqa: E402
 from benchmarks.several_gpus import FAMILIES, MOST_BYTES  # noqa: E402
 from dataset_builder.compare.subjects import traceable  # noqa: E402
 from dataset_builder.planned import PlannedJob, training_job  # noqa: E402
 from dataset_builder.recipe import load_recipe  # noqa: E402
 from dataset_builder.sampling import sample_jobs  # noqa: E402
+from dataset_builder.traced import traced_run  # noqa: E402
 from gpumemnet.bundle import shipped_bundles  # noqa: E402
 from gpumemnet.communicators import BOUND_BYTES, communicator_bytes  # noqa: E402
 from gpumemnet.dataset import read_dataset  # noqa: E402
@@ -53,12 +54,12 @@ def main() -> None:
         rows = [both_ways(job, planned) for job, planned in jobs_of(family, given.jobs, given.seed, learnt)]
         found = [row for row in rows if row is not None]
         jobs = [job for job, _, _ in found]
-        alone, rank = (np.array([labels[way] for labels in ((a, r) for _, a, r in found)], dtype=np.float64) for way in (0, 1))
-        outside = predictor.estimate(jobs, gpu=GPU)
-        inside = np.array([one.in_support for one in outside])
+        alone, rank = (np.array(labels, dtype=np.float64) for labels in list(zip(*found, strict=True))[1:])
+        of_alone = predictor.estimate(jobs, gpu=GPU)
+        inside = np.array([one.in_support for one in of_alone])
         of_rank = predictor.estimate([replace(job, ranks=RANKS) for job in jobs], gpu=GPU)
-        expected = np.array([one.expected_bytes for one in outside], dtype=np.float64)
-        safe = np.array([one.safe_bytes or np.nan for one in outside], dtype=np.float64)
+        expected = np.array([one.expected_bytes for one in of_alone], dtype=np.float64)
+        safe = np.array([one.safe_bytes or np.nan for one in of_alone], dtype=np.float64)
         expected_rank = np.array([one.expected_bytes for one in of_rank], dtype=np.float64) - communicator_bytes((RANKS,))
         safe_rank = np.array([one.safe_bytes or np.nan for one in of_rank], dtype=np.float64) - BOUND_BYTES
         for name, label, middle, limit in (
@@ -85,11 +86,11 @@ def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, 
     for parallel, ranks in (("none", 1), ("ddp", RANKS)):
         try:
             network, inputs, options, platform = traceable(planned, job.attention_kernel, device)
-            peaks = peaks_of(network, inputs, replace(options, parallel=parallel, ranks=ranks), platform)
+            run = traced_run(network, inputs, replace(options, parallel=parallel, ranks=ranks), platform)
         except GpumemnetError as error:
             print(f"{job.family}: {error}", file=sys.stderr)
             return None
-        labels.append(peaks[2] + context(device).expected_bytes)
+        labels.append(run.reserved_bytes + context(device).expected_bytes)
     return job, labels[0], labels[1]
 
 

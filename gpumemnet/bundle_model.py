@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.bundle import COMMON, GRAPH_OUTPUTS, Bundle
 from gpumemnet.devices import context, device_profile
-from gpumemnet.distribution import MemoryDistribution
+from gpumemnet.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
@@ -39,9 +39,8 @@ _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 _NO_NUMBER: Final = "the model gives no number for it"
 _NOTHING_AGAINST: Final = Against([()], [False], [0])
 """What speaks against a job inside the support."""
-_MOST_LOG_BYTES: Final = 700.0
 _MOST_BOUND_BYTES: Final = 2.0**62
-"""However large a graph's amounts are, they stay numbers, and bounds numbers of 64 bits."""
+"""However large a graph's bounds are, they stay numbers of 64 bits."""
 
 
 class GraphAnswer(NamedTuple):
@@ -340,7 +339,7 @@ def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array
 
 def _in_bytes(amounts: Array) -> NDArray[np.float64]:
     """Amounts from their logarithms."""
-    amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, _MOST_LOG_BYTES, dtype=np.float64))
+    amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, MOST_LOG_BYTES, dtype=np.float64))
     return amounts_bytes
 
 

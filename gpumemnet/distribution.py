@@ -26,7 +26,9 @@ _PAIRS_AT_ONCE: Final = 2048
 """Of more pairs than these the arrays with every component fall out of the processor's cache."""
 _PROBABILITIES_AT_ONCE: Final = 2**18
 """So many are held at a time where only the largest of each are asked for."""
-_MOST_LOG_BYTES: Final = 700.0
+MOST_LOG_BYTES: Final = 700.0
+"""However large a graph's amounts are, they stay numbers."""
+_LEAST_SCALE: Final = 1e-300
 _REACHES: Final = (0, 2, 12)
 """So many bins to both sides of a guess are looked at for the most probable one, before all are."""
 _NEAR_TANGENTS: Final = 8192
@@ -156,12 +158,12 @@ class MemoryDistribution:
         Widths in bytes stay what they are, to first order.
         """
         chosen = amounts[:, None] > 0
-        centres = np.exp(np.minimum(self.locations, _MOST_LOG_BYTES, dtype=np.float64))
+        centres = np.exp(np.minimum(self.locations, MOST_LOG_BYTES, dtype=np.float64))
         higher = centres + amounts[:, None]
         return MemoryDistribution(
             self.weights,
             np.where(chosen, np.log(higher), self.locations),
-            np.where(chosen, self.scales * (centres / higher), self.scales),
+            np.where(chosen, np.maximum(self.scales * (centres / higher), _LEAST_SCALE), self.scales),
         )
 
     def mixed(

@@ -20,6 +20,7 @@ from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.job import FAMILIES
 from gpumemnet.predictor import Predictor
+from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
 from gpumemnet.site_rows import SiteRow
 from gpumemnet.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card
@@ -145,9 +146,10 @@ def find_drift(
     for kind in kinds or ():
         if kind not in KINDS:
             raise InvalidRequestError(f"must be one of {', '.join(KINDS)}, not '{kind[:40]}'", "on")
-    notes: list[str] = []
+    alone = [row for row in rows if row.job.ranks == 1]  # a retraining, which a finding starts, learns from no others
+    notes = [f"{len(rows) - len(alone)} jobs: {WITH_OTHERS}"] if len(alone) < len(rows) else []
     findings: list[Finding] = []
-    for (family, gpu), group in _groups(rows):
+    for (family, gpu), group in _groups(alone):
         name = f"{family} jobs on {gpu}" if gpu else f"{family} jobs"
         if len(group) < MIN_JOBS:
             notes.append(f"{name}: {len(group)} of them, and {MIN_JOBS} are needed to say anything")

@@ -67,9 +67,10 @@ class TrainingJob:
         channels_last: whether model and images use the NHWC memory format.
         gradient_accumulation: forward-backward passes per optimizer step.
         cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
-        ranks: processes that train replicas of the model with ``DistributedDataParallel``, one on each GPU, this one among them.
+        ranks: processes that train replicas of the model with ``DistributedDataParallel``, one on each GPU, this one among them;
+            what NCCL holds for them is assumed, and no model has learnt it.
         traced_peak_bytes: reserved bytes at the peak as :mod:`gpumemnet.trace` finds them (no CUDA context, no buffers of NCCL),
-            where that was done; of several ranks those of one.
+            where that was done; of one of several ranks, if there are such.
 
     Raises:
         InvalidJobError: names the field and what it may be.

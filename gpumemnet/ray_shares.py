@@ -45,7 +45,7 @@ def ray_resources(
     """The resources to ask Ray for, as in ``ray.remote(**ray_resources(job, "A100"))(train)``.
 
     ``num_gpus`` is the safe amount over what the GPU has, rounded up to four digits, the finest that Ray counts.  It is 1, and
-    ``reasons`` says why, where the job lies outside the model's support or does not fit the GPU.
+    ``reasons`` says why, where the job lies outside the model's support, does not fit the GPU or is one of several replicas.
 
     Args:
         job: the job.
@@ -67,7 +67,9 @@ def ray_resources(
     estimate: Estimate = predictor.predict(job, coverage=coverage, gpu=place.gpu)
     available_bytes = place.available_mib * MIB
     safe_bytes, reasons = estimate.safe_bytes, estimate.reasons
-    if safe_bytes is None:
+    if job.ranks > 1:  # NCCL lets no two of them use one GPU
+        reasons = (*reasons, f"it is one of {job.ranks} replicas, each of which needs a GPU of its own")
+    if safe_bytes is None or job.ranks > 1:
         share: float = 1
         taken_bytes = available_bytes
     elif safe_bytes > available_bytes:

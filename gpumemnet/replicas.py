@@ -42,9 +42,12 @@ def added_by_replicas(jobs: Sequence[TrainingJob], has_buckets: NDArray[np.bool_
     buckets = np.where(ranks > 1, _gradient_bytes(jobs), 0.0)
     if has_buckets is not None:
         buckets = np.where(has_buckets, 0.0, buckets)
-    groups = [(count,) for count in ranks.astype(np.int64).tolist()]
-    communicators = np.array([(communicator_bytes(group), communicator_bound_bytes(group)) for group in groups], dtype=np.float64)
-    return Added(buckets + communicators[:, 0], buckets + communicators[:, 1])
+    counts, which = np.unique(ranks.astype(np.int64), return_inverse=True)
+    expected, bound = (
+        np.array([share((count,)) for count in counts.tolist()], dtype=np.float64)[which]
+        for share in (communicator_bytes, communicator_bound_bytes)
+    )
+    return Added(buckets + expected, buckets + bound)
 
 
 def _gradient_bytes(jobs: Sequence[TrainingJob]) -> Array:

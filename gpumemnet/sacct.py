@@ -194,7 +194,7 @@ def _resources(text: str) -> Iterator[tuple[str, str]]:
 def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, str], min_seconds: int) -> Observation | Skipped:
     entry = known.get(job.job_id) or known.get(re.split(r"[_+]", job.job_id)[0])
     token = next((found[1].lower() for comment in job.comments if (found := _PREDICTION.search(comment))), None)
-    reason = _why_not(job, min_seconds)
+    reason = _why_not(job, min_seconds) or (None if entry is None or entry.job is None else _other_ranks(job, entry.job))
     if reason is None and entry is None and token is None:
         reason = (
             "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
@@ -243,6 +243,15 @@ def _why_not(job: SlurmJob, min_seconds: int) -> str | None:
     if count > 1 and job.tasks != count:
         return f"it had {count} GPUs and not as many tasks: Slurm's reading is the sum over the GPUs of a task"
     return None
+
+
+def _other_ranks(job: SlurmJob, described: TrainingJob) -> str | None:
+    count = sum(job.gpus.values())
+    if count in (0, described.ranks):
+        return None
+    return (
+        f"it had {count} GPUs, and the job that the mapping file names for it has {described.ranks} ranks: they must be as many"
+    )
 
 
 # sacct -P

@@ -104,13 +104,24 @@ def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     return feature_matrix(jobs, blas_workspace_bytes(gpu))
 
 
+def rows_to_learn_from(path: str | Path) -> list[Measurement]:
+    """The ``ok`` and ``oom`` rows of the dataset at ``path``, real models among them, but for one of several replicas.
+
+    Why not those, says :data:`gpumemnet.replicas.WITH_OTHERS`.
+
+    Raises:
+        DatasetError: when the dataset cannot be read.
+    """
+    return [row for row in read_dataset(path) if row.status in ("ok", "oom") and row.job.ranks == 1]
+
+
 def labelled_families(path: str | Path) -> list[str]:
     """The families of which the dataset at ``path`` has jobs to learn from.
 
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    found = {row.job.family for row in _to_learn_from(path)}
+    found = {row.job.family for row in rows_to_learn_from(path) if row.recipe != ZOO}
     return [family for family in FAMILIES if family in found]
 
 
@@ -120,15 +131,10 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
     Raises:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
     """
-    rows = [row for row in _to_learn_from(path) if row.job.family == family]
+    rows = [row for row in rows_to_learn_from(path) if row.job.family == family and row.recipe != ZOO]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
     return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
-
-
-def _to_learn_from(path: str | Path) -> list[Measurement]:
-    rows = (row for row in read_dataset(path) if row.status in ("ok", "oom") and row.recipe != ZOO)
-    return [row for row in rows if row.job.ranks == 1]  # why, says gpumemnet.replicas.WITH_OTHERS
 
 
 def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> LabelledJobs:

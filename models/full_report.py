@@ -19,7 +19,6 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.bundle import Bundle
-from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import context, device_profile
 from gpumemnet.errors import DatasetError
 from gpumemnet.measurement import TRACED, Measurement
@@ -44,7 +43,7 @@ from models.candidates import (
     served_answers,
     traced_peak_answers,
 )
-from models.data import ZOO, LabelledJobs, joined, labelled_jobs
+from models.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
 from models.export import save_classifier
 from models.learning import Learning, learn
 from models.plans import common_plan, mlp_plan, transformer_plan
@@ -155,7 +154,7 @@ def _sources(folder: Path, is_smoke: bool) -> _Sources:
         raise DatasetError(f"{folder} holds no dataset (*.parquet): give --datasets")
     found = _Sources({}, {}, {})
     for path in paths:
-        rows = [row for row in read_dataset(path) if row.status in ("ok", "oom")]
+        rows = rows_to_learn_from(path)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         for family, is_zoo in sorted({(row.job.family, row.recipe == ZOO) for row in rows}):
             own = [row for row in rows if row.job.family == family and (row.recipe == ZOO) == is_zoo]

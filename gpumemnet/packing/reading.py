@@ -38,6 +38,7 @@ _PUBLISHED: Final = {"fake_tensor_mib": "FakeTensor", "horus_mib": "Horus", "gpu
 """Options of a dataset's row that hold what others have published as their estimate, and whose it is."""
 _NUMBERS: Final = frozenset(name for name, _, _ in FIELD_RANGES) | {"schema_version"}
 _FLAGS: Final = frozenset({"channels_last", "cudnn_benchmark"})
+_SEVERAL: Final = "that train on several GPUs at once"
 _WORDS: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -148,6 +149,8 @@ def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | s
 def _measured_row(measurement: Measurement, extra: Mapping[str, Any], place: str) -> TraceRow | str:
     if measurement.label_bytes is None:
         return f"without a known peak (status {measurement.status})"
+    if measurement.job.ranks > 1:
+        return _SEVERAL
     return TraceRow(
         place=place,
         job=measurement.job,
@@ -226,9 +229,12 @@ def _row(document: Mapping[str, Any], place: str, ignored: dict[str, None]) -> T
         gpu = device_profile(gpu).name if isinstance(gpu, str) else None
     except InvalidRequestError:
         gpu = str(gpu)  # a GPU outside the catalogue: its memory is known all the same
+    job = _job(given, place)
+    if job.ranks > 1:
+        return _SEVERAL
     return TraceRow(
         place=place,
-        job=_job(given, place),
+        job=job,
         peak_mib=_peak_mib(given, place),
         gpu=gpu,
         estimates_mib=_estimates(given, place),

@@ -215,12 +215,20 @@ local function is_whole(number)
   return type(number) == "number" and number > 0 and number == math.floor(number) and number < 2 ^ 53
 end
 
+-- How many replicas the job is one of.  The service has accepted the text, so nothing else in it can be called that.
+local function ranks_of(job)
+  return tonumber(string.match(job, '"ranks"%s*:%s*(%d+)') or 1)
+end
+
 -- The generic resources to ask for, or nil and the sentence that says why none.
-local function shards(answer, options)
+local function shards(answer, options, ranks)
   for _, name in ipairs(GPU_OPTIONS) do
     if option(options, name) then return nil, nil end
   end
   if string.find(option(options, "tres-per-task") or "", "gres", 1, true) then return nil, nil end -- also holds CPUs
+  if ranks > 1 then
+    return nil, string.format("the job is one of %d replicas: ask for as many GPUs, shards are parts of one", ranks)
+  end
   local amount_mib = answer.limit_mib
   if not is_whole(amount_mib) then
     local reasons = type(answer.reasons) == "table" and answer.reasons or {}
@@ -263,8 +271,9 @@ local function fill_in(options, component)
   if option(options, "type") == "srun" and os.getenv("SLURM_JOB_ID") then return end
   local path, token = job_path(options, component)
   if path == nil then return end
-  local answer = ask(read_file(path, MAX_JOB_BYTES, "the job description"))
-  local gres, sentence = shards(answer, options)
+  local job = read_file(path, MAX_JOB_BYTES, "the job description")
+  local answer = ask(job)
+  local gres, sentence = shards(answer, options, ranks_of(job))
   local mark = "gpumemnet:" .. answer.prediction_id
   local comment = option(options, "comment")
   if token then

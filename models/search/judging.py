@@ -13,10 +13,9 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import DatasetError
 from gpumemnet.measurement import OBSERVED
-from models.data import ZOO, LabelledJobs, labelled_jobs
+from models.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
 from models.network import float_tensor
 from models.plans import Plan
 from models.retrain.gate import MOST_WASTE, losses
@@ -62,7 +61,7 @@ def question(path: Path, family: str, encoder: str, fold_count: int, seed: int) 
     Raises:
         DatasetError: when there are too few rows or architectures, or the dataset cannot be read.
     """
-    rows = [row for row in read_dataset(path) if row.job.family == family and row.status in ("ok", "oom") and row.recipe != ZOO]
+    rows = [row for row in rows_to_learn_from(path) if row.job.family == family and row.recipe != ZOO]
     usable = [row for row in rows if row.job.has_layers and not is_held_out(row.architecture_key)]
     if not usable:
         raise DatasetError(f"{path} has no {family} job with layers to learn from: choose another family or dataset")

@@ -68,6 +68,15 @@ def test_jobs_drawn_from_training_raise_no_alarm() -> None:
     assert alarms <= 50 * ALPHA
 
 
+def test_replicas_start_no_retraining_that_cannot_learn_from_them() -> None:
+    rows = rows_of(site_rows(200, shift_mib=0))
+    spread = [replace(row, job=replace(row.job, ranks=8)) for row in rows]  # their NCCL would hold nothing at all
+    report = report_of(rows[:100] + spread)
+    assert not report.is_drift
+    assert report.notes[0].startswith("200 jobs: one of several replicas")
+    assert sum(finding.kind == "error" for finding in report.findings) == 1
+
+
 def test_jobs_alone_drawn_from_training_raise_no_alarm() -> None:
     jobs = [row.job for row in published()]
     drawn = (random.Random(seed).choices(jobs, k=60) for seed in range(50))

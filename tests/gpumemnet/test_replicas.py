@@ -25,10 +25,12 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_from_dict
 from gpumemnet.layers import Layer
+from gpumemnet.packing.reading import read_trace
 from gpumemnet.predictor import Predictor
 from gpumemnet.site_rows import read_site_rows
 from gpumemnet.trace import Questions
 from gpumemnet.units import GIB, MIB
+from gpumemnet.validation import validate
 from tests.jobs import jobs
 from tests.models.retraining import dataset, measured
 from tests.sites import DATASETS
@@ -86,7 +88,7 @@ def test_a_moved_distribution_has_its_centre_and_its_width_there(at: float, scal
     assert float(moved.locations[0, 0]) == pytest.approx(np.log(np.exp(at) + more), rel=1e-12)
     width = np.exp(one.locations) * one.scales
     assert np.exp(moved.locations) * moved.scales == pytest.approx(width, rel=1e-9)
-    edges = np.log(np.exp(at) + more + np.array([0.0]))
+    edges = np.log(np.array([np.exp(at) + more]))
     assert moved.bin_probabilities(edges)[0] == pytest.approx([0.5, 0.5], abs=1e-6)
 
 
@@ -140,14 +142,35 @@ def test_a_dataset_without_the_column_holds_jobs_that_are_alone(tmp_path: Path) 
     assert [row.job.ranks for row in read_dataset(tmp_path / "rows.parquet")] == [1, 1, 1, 8, *[1] * 16]
 
 
+def test_a_cluster_of_whole_jobs_is_packed_without_them(tmp_path: Path) -> None:
+    job = {"family": "mlp", "batch_size": 8, "input_elements": 64, "optimizer": "sgd", "precision": "fp32"}
+    job |= {"total_activations": 100, "total_parameters": 6500}
+    rows = [{"job": {**job, "ranks": ranks}, "peak_mib": 900} for ranks in (1, 4)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read_trace([tmp_path / "trace.jsonl"])
+    assert len(found.rows) == 1
+    assert found.left_out == {"that train on several GPUs at once": 1}
+
+
+def test_alike_rows_are_alone_or_replicas() -> None:
+    rows = [replace(row, context_bytes=None) for row in read_dataset(DATASETS / "published_mlp_a100.parquet")[:300]]
+    spread = [
+        replace(row, job=replace(row.job, ranks=8), peak_device_bytes=(row.peak_device_bytes or 0) + 2 * GIB) for row in rows
+    ]
+    assert [one for one in validate(rows + spread) if one.rule == "below-floor" and one.row <= 300] == [
+        one for one in validate(rows) if one.rule == "below-floor"
+    ]
+
+
 def test_replicas_are_no_rows_to_learn_from(tmp_path: Path) -> None:
-    from models.data import labelled_families, load_labelled_jobs
+    from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from
     from models.retrain.collect import collect
 
     rows = measured(60, 1)
     spread = [replace(row, job=replace(row.job, ranks=4)) for row in rows]
     mixed = dataset(tmp_path / "mixed.parquet", rows[:40] + spread[40:])
     assert len(load_labelled_jobs(mixed, "mlp")) == 40
+    assert len(rows_to_learn_from(mixed)) == 40
     found = collect([mixed])
     assert len(found.rows) == 40
     assert [(one.rows, "one of several replicas" in one.reason) for one in found.refusals] == [(20, True)]

@@ -91,6 +91,12 @@ def test_a_file_may_say_which_job_it_was(tmp_path):
     assert taken["18194951"].gpu == "NVIDIA A100-SXM4-40GB"
 
 
+def test_a_job_has_as_many_ranks_as_gpus(tmp_path):
+    found, left_out = split(read_sacct(TEXT, {"18194951": Known(None, small_job(ranks=4), "A100")}))
+    assert "18194951" not in found
+    assert "it had 1 GPU(s), and the job that the mapping file names for it has ranks 4" in left_out["18194951"].reason
+
+
 def test_slurms_type_names_the_gpu():
     taken, _ = split(read_sacct(TEXT, gpus={"a100": "A100-80GB"}))
     assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"

@@ -84,6 +84,12 @@ def test_a_job_larger_than_the_gpu_gets_a_whole_one_and_the_reason():
     assert "1048576 MiB" in resources.reasons[0]
 
 
+def test_one_of_several_replicas_gets_a_gpu_of_its_own():
+    resources = ray_resources(job_from_dict(EXAMPLE_JOBS["mlp"] | {"ranks": 4}), "A100")
+    assert resources == {"num_gpus": 1}
+    assert "one of 4 replicas" in resources.reasons[0]
+
+
 def test_an_unknown_gpu_is_refused():
     with pytest.raises(InvalidRequestError, match="gpu"):
         ray_resources(JOB, "no such GPU")

@@ -124,6 +124,16 @@ def test_the_packing_floor_is_used_where_the_site_says_so(submit, job_file, limi
 
 
 @needs_curl
+def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(submit, tmp_path):
+    path = tmp_path / "replica.json"
+    path.write_text(json.dumps(EXAMPLE_JOBS["mlp"] | {"ranks": 8}, indent=2))
+    outcome = submit(comment=f"gpumemnet:{path}")
+    assert "gres" not in outcome.options
+    assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])
+    assert "one of 8 replicas: ask for as many GPUs" in outcome.said
+
+
+@needs_curl
 @pytest.mark.parametrize(
     "asked",
     [
