@@ -250,7 +250,7 @@ def _other_ranks(job: SlurmJob, described: TrainingJob) -> str | None:
     if count in (0, described.ranks):
         return None
     return (
-        f"it had {count} GPUs, and the job that the mapping file names for it has {described.ranks} ranks: they must be as many"
+        f"it had {count} GPU(s), and the job that the mapping file names for it has ranks {described.ranks}: they must be as many"
     )
 
 
