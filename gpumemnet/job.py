@@ -196,6 +196,8 @@ def _has_plain_words(job: TrainingJob) -> bool:
 
 
 JOB_FIELDS: Final[tuple[str, ...]] = tuple(f.name for f in fields(TrainingJob))
+FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}
+"""Field → what stands where a job says nothing of it; ``dataclasses.MISSING`` for what it must say."""
 REQUIRED_FIELDS: Final[tuple[str, ...]] = ("family", "batch_size", "input_elements", "optimizer", "precision")
 
 

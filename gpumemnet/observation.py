@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.job import TrainingJob
+from gpumemnet.job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.job_json import job_from_dict, job_to_dict
 from gpumemnet.layers import describe
 from gpumemnet.measurement import (
@@ -156,9 +156,14 @@ def observation_to_dict(observation: Observation) -> dict[str, Any]:
 
 
 def content_hash(observation: Observation) -> str:
-    """SHA-256 over all that ``observation`` says, its idempotency key left out: equal for equal observations."""
+    """SHA-256 over all that ``observation`` says, its idempotency key left out: equal for equal observations.
+
+    Fields of the job that say nothing beyond their default are left out, too: one that joins later changes no older hash.
+    """
     document = observation_to_dict(observation)
     document.pop("idempotency_key", None)
+    if "job" in document:
+        document["job"] = {name: value for name, value in document["job"].items() if value != FIELD_DEFAULTS[name]}
     return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -6,20 +6,18 @@ A job is known by the hash of its document, so both ways must give the same byte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from gpumemnet.job import TrainingJob
+from gpumemnet.job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
 
-_FIELDS: Final = tuple(field.name for field in fields(TrainingJob))
+_FIELDS: Final = tuple(FIELD_DEFAULTS)
 _GAP: Final = orjson.Fragment(b"\0b")  # no JSON holds this byte; it stands for the % of what fills the gap
 _FILLED: Final = tuple(name for name in _FIELDS if name in NUMBER_FIELDS or name == "layers")
-_DEFAULTS: Final = {field.name: field.default for field in fields(TrainingJob)}
 
 
 def job_document(job: TrainingJob) -> bytes:
@@ -41,7 +39,7 @@ def job_documents(jobs: Sequence[TrainingJob]) -> list[bytes]:
 def _template(options: tuple[Any, ...]) -> bytes:
     """The document of jobs with these options, with gaps for everything else."""
     values = dict(zip(OPTION_FIELDS, options, strict=True))
-    document = {name: _GAP if name in _FILLED else values.get(name, _DEFAULTS[name]) for name in _FIELDS}
+    document = {name: _GAP if name in _FILLED else values.get(name, FIELD_DEFAULTS[name]) for name in _FIELDS}
     return orjson.dumps(document).replace(b"%", b"%%").replace(b"\0", b"%")
 
 

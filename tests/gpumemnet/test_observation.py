@@ -157,6 +157,15 @@ def test_the_hash_is_of_the_content():
     )
 
 
+def test_a_field_that_joins_later_leaves_older_hashes_as_they_are():
+    """A report that is sent again after an upgrade is the same report, and no other one under its key."""
+    document = {"job": job_to_dict(small_job()), "gpu": "A100", "peak_bytes": 3 * 2**30, "source": "nvml_process"}
+    digest = content_hash(observation_from_dict(document))
+    assert digest == "55be067a840700a7186a6f6669b5ad3eccc062a6caf6d8d1a144a99098d34549"
+    document["job"]["ranks"] = 2
+    assert content_hash(observation_from_dict(document)) != digest
+
+
 def test_every_source_is_a_label_source():
     assert set(SOURCES) == set(LABEL_SOURCES) - {"traced"}
 
