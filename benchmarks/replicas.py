@@ -28,12 +28,12 @@ from dataset_builder.recipe import load_recipe  # noqa: E402
 from dataset_builder.sampling import sample_jobs  # noqa: E402
 from dataset_builder.traced import traced_run  # noqa: E402
 from gpumemnet.bundle import shipped_bundles  # noqa: E402
-from gpumemnet.communicators import BOUND_BYTES, communicator_bytes  # noqa: E402
+from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes  # noqa: E402
 from gpumemnet.dataset import read_dataset  # noqa: E402
 from gpumemnet.devices import context, device_profile  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.job import TrainingJob  # noqa: E402
-from gpumemnet.measurement import architecture_key  # noqa: E402
+from gpumemnet.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.predictor import Predictor  # noqa: E402
 
 RANKS = 8
@@ -45,29 +45,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=60, help="of each family")
     parser.add_argument("--seed", type=int, default=11, help="of the recipes' samples")
     given = parser.parse_args()
-    predictor = Predictor(
-        bundle for bundle in shipped_bundles() if bundle.card.document["training_data"]["provenance"] == "traced"
-    )
+    predictor = Predictor(bundle for bundle in shipped_bundles() if bundle.card.document["training_data"]["provenance"] == TRACED)
     table = Table("family", "jobs", "answer", "median error", "95th percentile", "too low by > 1 %", "above the limit")
     for family in FAMILIES:
         learnt = {architecture_key(row.job) for row in read_dataset(DATASETS / f"traced_{family}_h200.parquet")}
         rows = [both_ways(job, planned) for job, planned in jobs_of(family, given.jobs, given.seed, learnt)]
-        found = [row for row in rows if row is not None]
-        jobs = [job for job, _, _ in found]
-        alone, rank = (np.array(labels, dtype=np.float64) for labels in list(zip(*found, strict=True))[1:])
-        of_alone = predictor.estimate(jobs, gpu=GPU)
-        inside = np.array([one.in_support for one in of_alone])
-        of_rank = predictor.estimate([replace(job, ranks=RANKS) for job in jobs], gpu=GPU)
-        expected = np.array([one.expected_bytes for one in of_alone], dtype=np.float64)
-        safe = np.array([one.safe_bytes or np.nan for one in of_alone], dtype=np.float64)
-        expected_rank = np.array([one.expected_bytes for one in of_rank], dtype=np.float64) - communicator_bytes((RANKS,))
-        safe_rank = np.array([one.safe_bytes or np.nan for one in of_rank], dtype=np.float64) - BOUND_BYTES
-        for name, label, middle, limit in (
-            ("alone, of a job that is alone", alone, expected, safe),
-            ("alone, of a replica", rank, expected, safe),
-            ("with ranks, of a replica", rank, expected_rank, safe_rank),
+        jobs, alone, rank = zip(*(row for row in rows if row is not None), strict=True)
+        of_alone, of_rank = (amounts(predictor, [replace(job, ranks=ranks) for job in jobs]) for ranks in (1, RANKS))
+        of_rank -= [[communicator_bytes((RANKS,))], [communicator_bound_bytes((RANKS,))]]
+        inside = ~np.isnan(of_alone[1])  # elsewhere there are no safe bytes
+        for name, labels, (expected, safe) in (
+            ("alone, of a job that is alone", alone, of_alone),
+            ("alone, of a replica", rank, of_alone),
+            ("with ranks, of a replica", rank, of_rank),
         ):
-            table.add_row(family, str(int(inside.sum())), name, *figures(label[inside], middle[inside], limit[inside]))
+            table.add_row(family, str(inside.sum()), name, *figures(np.array(labels)[inside], expected[inside], safe[inside]))
     Console(width=140).print(table)
 
 
@@ -92,6 +84,12 @@ def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, 
             return None
         labels.append(run.reserved_bytes + context(device).expected_bytes)
     return job, labels[0], labels[1]
+
+
+def amounts(predictor: Predictor, jobs: list[TrainingJob]) -> np.ndarray:
+    """Expected and safe bytes, not a number where there are none, shape ``[2, B]``."""
+    estimates = predictor.estimate(jobs, gpu=GPU)
+    return np.array([[one.expected_bytes for one in estimates], [one.safe_bytes or np.nan for one in estimates]])
 
 
 def figures(label: np.ndarray, expected: np.ndarray, limit: np.ndarray) -> tuple[str, ...]:

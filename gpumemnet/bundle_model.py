@@ -222,7 +222,7 @@ class BundleModel:
         if not self.support.spans(features[0].tolist()):
             return None
         looked = Looked(features, _NOTHING_AGAINST)
-        if job.ranks > 1 or (job.traced_peak_bytes and self.card.traced_peak is not None):
+        if job.is_replica or (job.traced_peak_bytes and self.card.traced_peak is not None):
             return self.estimate((job,), bins, coverage, place, looked)[0]
         weights, locations, scales, amounts = self._run((job,), features)
         if not _are_numbers(weights, locations, scales, amounts):

@@ -215,7 +215,7 @@ def _one_kind(found: SiteRows, gpu: str | None, label_source: str | None) -> tup
     left_out = dict(found.left_out)
     rows = [row for row in found.rows if row.gpu is not None and (row.label_bytes is not None or row.is_oom)]
     _count(left_out, "without what the job took, and on which GPU", len(found.rows) - len(rows))
-    own = [row for row in rows if row.job.ranks == 1]
+    own = [row for row in rows if not row.job.is_replica]
     _count(left_out, WITH_OTHERS, len(rows) - len(own))
     rows, names = own, ", ".join(found.files)
     if not rows:

@@ -29,6 +29,7 @@ _PROBABILITIES_AT_ONCE: Final = 2**18
 MOST_LOG_BYTES: Final = 700.0
 """However large a graph's amounts are, they stay numbers."""
 _LEAST_SCALE: Final = 1e-300
+"""Widths that vanish beside what is added stay ones to divide by."""
 _REACHES: Final = (0, 2, 12)
 """So many bins to both sides of a guess are looked at for the most probable one, before all are."""
 _NEAR_TANGENTS: Final = 8192

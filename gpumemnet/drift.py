@@ -146,7 +146,7 @@ def find_drift(
     for kind in kinds or ():
         if kind not in KINDS:
             raise InvalidRequestError(f"must be one of {', '.join(KINDS)}, not '{kind[:40]}'", "on")
-    alone = [row for row in rows if row.job.ranks == 1]  # a retraining, which a finding starts, learns from no others
+    alone = [row for row in rows if not row.job.is_replica]  # a retraining, which a finding starts, learns from no others
     notes = [f"{len(rows) - len(alone)} jobs: {WITH_OTHERS}"] if len(alone) < len(rows) else []
     findings: list[Finding] = []
     for (family, gpu), group in _groups(alone):

@@ -152,6 +152,11 @@ class TrainingJob:
         return bool(self.layers)
 
     @property
+    def is_replica(self) -> bool:
+        """Whether it is one of several processes that train replicas; see :mod:`gpumemnet.replicas`."""
+        return self.ranks > 1
+
+    @property
     def trainable_share(self) -> float:
         """Share of the parameters that receives gradients; 1 for a job without parameters."""
         if not self.total_parameters or self.trainable_parameters is None:
@@ -195,9 +200,9 @@ def _has_plain_words(job: TrainingJob) -> bool:
         return False
 
 
-JOB_FIELDS: Final[tuple[str, ...]] = tuple(f.name for f in fields(TrainingJob))
 FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}
 """Field → what stands where a job says nothing of it; ``dataclasses.MISSING`` for what it must say."""
+JOB_FIELDS: Final[tuple[str, ...]] = tuple(FIELD_DEFAULTS)
 REQUIRED_FIELDS: Final[tuple[str, ...]] = ("family", "batch_size", "input_elements", "optimizer", "precision")
 
 

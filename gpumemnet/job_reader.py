@@ -8,7 +8,6 @@ reads alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from itertools import chain, repeat
 from operator import itemgetter
 from types import NoneType
@@ -17,13 +16,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION, TrainingJob
+from gpumemnet.job import (
+    FIELD_CHOICES,
+    FIELD_DEFAULTS,
+    FIELD_RANGES,
+    MAX_LAYERS,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+)
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Array, Indices, JobBatch
 from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 
-DEFAULTS: Final[dict[str, Any]] = {
-    field.name: None if field.name in REQUIRED_FIELDS else field.default for field in fields(TrainingJob)
-}
+DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()}
 """What stands where a document says nothing; of a field that it must state, what no check lets pass."""
 _WORDS: Final = {
     name: frozenset((*choices, None) if name in NULLABLE_FIELDS else choices) for name, choices in FIELD_CHOICES.items()

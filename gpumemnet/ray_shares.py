@@ -67,9 +67,9 @@ def ray_resources(
     estimate: Estimate = predictor.predict(job, coverage=coverage, gpu=place.gpu)
     available_bytes = place.available_mib * MIB
     safe_bytes, reasons = estimate.safe_bytes, estimate.reasons
-    if job.ranks > 1:  # NCCL lets no two of them use one GPU
+    if job.is_replica:  # NCCL lets no two of them use one GPU
         reasons = (*reasons, f"it is one of {job.ranks} replicas, each of which needs a GPU of its own")
-    if safe_bytes is None or job.ranks > 1:
+    if safe_bytes is None or job.is_replica:
         share: float = 1
         taken_bytes = available_bytes
     elif safe_bytes > available_bytes:

@@ -194,7 +194,7 @@ def _resources(text: str) -> Iterator[tuple[str, str]]:
 def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, str], min_seconds: int) -> Observation | Skipped:
     entry = known.get(job.job_id) or known.get(re.split(r"[_+]", job.job_id)[0])
     token = next((found[1].lower() for comment in job.comments if (found := _PREDICTION.search(comment))), None)
-    reason = _why_not(job, min_seconds) or (None if entry is None or entry.job is None else _other_ranks(job, entry.job))
+    reason = _why_not(job, entry.job if entry else None, min_seconds)
     if reason is None and entry is None and token is None:
         reason = (
             "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
@@ -226,7 +226,7 @@ def _checked(document: dict[str, Any]) -> Observation:
     return observation_from_dict({**document, "job": job_to_dict(job)})
 
 
-def _why_not(job: SlurmJob, min_seconds: int) -> str | None:
+def _why_not(job: SlurmJob, described: TrainingJob | None, min_seconds: int) -> str | None:
     if job.state in _UNFINISHED_STATES:
         return f"its state is {job.state}: it has not ended"
     if job.state == "OUT_OF_MEMORY":
@@ -242,16 +242,10 @@ def _why_not(job: SlurmJob, min_seconds: int) -> str | None:
         return f"it ran on GPUs of several types ({', '.join(sorted(job.gpus))})"
     if count > 1 and job.tasks != count:
         return f"it had {count} GPUs and not as many tasks: Slurm's reading is the sum over the GPUs of a task"
+    if described is not None and count not in (0, described.ranks):
+        of_file = f"the job that the mapping file names for it has ranks {described.ranks}"
+        return f"it had {count} GPU(s), and {of_file}: they must be as many"
     return None
-
-
-def _other_ranks(job: SlurmJob, described: TrainingJob) -> str | None:
-    count = sum(job.gpus.values())
-    if count in (0, described.ranks):
-        return None
-    return (
-        f"it had {count} GPU(s), and the job that the mapping file names for it has ranks {described.ranks}: they must be as many"
-    )
 
 
 # sacct -P

@@ -184,5 +184,5 @@ def _alike(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
     """Rows of the same family, GPU, software and label source, alone or replicas, where there are enough to compare."""
     groups: dict[tuple[object, ...], list[_Numbered]] = defaultdict(list)
     for row, one in rows:
-        groups[(one.job.family, one.gpu, one.driver, one.torch, one.label_source, one.job.ranks > 1)].append((row, one))
+        groups[(one.job.family, one.gpu, one.driver, one.torch, one.label_source, one.job.is_replica)].append((row, one))
     return (group for group in groups.values() if len(group) >= MIN_GROUP)

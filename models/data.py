@@ -112,7 +112,7 @@ def rows_to_learn_from(path: str | Path) -> list[Measurement]:
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    return [row for row in read_dataset(path) if row.status in ("ok", "oom") and row.job.ranks == 1]
+    return [row for row in read_dataset(path) if row.status in ("ok", "oom") and not row.job.is_replica]
 
 
 def labelled_families(path: str | Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Jobs for tests: hypothesis strategies of any valid job, and one small job written out."""
+"""Jobs for tests: hypothesis strategies of any valid job, one small job written out, and plain MLPs of any width."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ def small_job(**changes: Any) -> TrainingJob:
         "layers": SMALL_LAYERS,
     }
     return TrainingJob(**{**values, **changes})
+
+
+def mlp(width: int, batch_size: int = 512, depth: int = 3) -> TrainingJob:
+    """A plain MLP for 100 classes."""
+    layers = [Layer("linear", width, (1024 + 1) * width), Layer("relu", width)]
+    layers += [Layer("linear", width, (width + 1) * width), Layer("relu", width)] * (depth - 1)
+    return small_job(batch_size=batch_size, input_elements=1024, layers=(*layers, Layer("linear", 100, (width + 1) * 100)))
 
 
 def layers(maximum: int = 10**7) -> st.SearchStrategy[Layer]:

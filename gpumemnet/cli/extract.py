@@ -61,7 +61,7 @@ def extract(
     gradient_accumulation: Annotated[int, typer.Option(help="Forward and backward passes per optimizer step.")] = 1,
     cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark", help="torch.backends.cudnn.benchmark is on.")] = False,
     ranks: Annotated[
-        int, typer.Option(metavar="N", help="GPUs that DistributedDataParallel trains replicas on; see batch size.")
+        int, typer.Option(metavar="N", help="Replicas (DistributedDataParallel), one on each GPU; the batch size is of one.")
     ] = 1,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
     show_output: Annotated[

@@ -185,7 +185,7 @@ def _show_one(job: TrainingJob, estimate: Estimate, console: Console) -> None:
     safe = "none: the job lies outside what the model was trained on"
     if estimate.safe_bytes is not None:
         safe = f"{ceil_mib(estimate.safe_bytes):,} MiB, covers {estimate.coverage:.4g} of such jobs"
-    among = "" if job.ranks == 1 else f", one of {job.ranks:,} replicas"
+    among = f", one of {job.ranks:,} replicas" if job.is_replica else ""
     options = f"{job.optimizer}, {job.precision}{among}"
     facts = [
         ("job", f"{job.family}, batch size {job.batch_size:,}, {job.total_parameters:,} parameters, {options}"),

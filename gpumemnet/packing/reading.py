@@ -149,7 +149,7 @@ def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | s
 def _measured_row(measurement: Measurement, extra: Mapping[str, Any], place: str) -> TraceRow | str:
     if measurement.label_bytes is None:
         return f"without a known peak (status {measurement.status})"
-    if measurement.job.ranks > 1:
+    if measurement.job.is_replica:
         return _SEVERAL
     return TraceRow(
         place=place,
@@ -230,7 +230,7 @@ def _row(document: Mapping[str, Any], place: str, ignored: dict[str, None]) -> T
     except InvalidRequestError:
         gpu = str(gpu)  # a GPU outside the catalogue: its memory is known all the same
     job = _job(given, place)
-    if job.ranks > 1:
+    if job.is_replica:
         return _SEVERAL
     return TraceRow(
         place=place,

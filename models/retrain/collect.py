@@ -134,8 +134,8 @@ def _trusted(measurements: Sequence[Measurement], sha256: str, earlier: Sequence
         real_models = sum(one.recipe == ZOO for _, one in usable)
         unfinished = sum(one.status not in ("ok", "oom") for _, one in usable)
         usable = [(number, one) for number, one in usable if one.recipe != ZOO and one.status in ("ok", "oom")]
-        several = sum(one.job.ranks > 1 for _, one in usable)
-        usable = [(number, one) for number, one in usable if one.job.ranks == 1]
+        several = sum(one.job.is_replica for _, one in usable)
+        usable = [(number, one) for number, one in usable if not one.job.is_replica]
         good = [Row(one, sha256, number, _time(one), _key(one)) for number, one in usable if number not in rules]
         bad = Counter(rules[number] for number, _ in usable if number in rules)
         reasons += Counter({f"{family}: real models, which are for testing only": real_models})

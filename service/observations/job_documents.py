@@ -12,12 +12,11 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from gpumemnet.job import FIELD_DEFAULTS, TrainingJob
+from gpumemnet.job import FIELD_DEFAULTS, JOB_FIELDS, TrainingJob
 from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
 
-_FIELDS: Final = tuple(FIELD_DEFAULTS)
 _GAP: Final = orjson.Fragment(b"\0b")  # no JSON holds this byte; it stands for the % of what fills the gap
-_FILLED: Final = tuple(name for name in _FIELDS if name in NUMBER_FIELDS or name == "layers")
+_FILLED: Final = tuple(name for name in JOB_FIELDS if name in NUMBER_FIELDS or name == "layers")
 
 
 def job_document(job: TrainingJob) -> bytes:
@@ -39,7 +38,7 @@ def job_documents(jobs: Sequence[TrainingJob]) -> list[bytes]:
 def _template(options: tuple[Any, ...]) -> bytes:
     """The document of jobs with these options, with gaps for everything else."""
     values = dict(zip(OPTION_FIELDS, options, strict=True))
-    document = {name: _GAP if name in _FILLED else values.get(name, FIELD_DEFAULTS[name]) for name in _FIELDS}
+    document = {name: _GAP if name in _FILLED else values.get(name, default) for name, default in FIELD_DEFAULTS.items()}
     return orjson.dumps(document).replace(b"%", b"%%").replace(b"\0", b"%")
 
 

@@ -24,19 +24,13 @@ from gpumemnet.job_reader import read_jobs
 from gpumemnet.layers import Layer
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from tests.jobs import jobs, small_job
+from tests.jobs import jobs, mlp, small_job
 from tests.registries import shipped
 
 DATASETS = Path(__file__).parents[2] / "dataset_builder" / "datasets"
 PREDICTOR = Predictor([bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"])
 DEFAULT = Predictor.default()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
-
-
-def mlp(width: int, batch_size: int = 512, depth: int = 3) -> TrainingJob:
-    layers = [Layer("linear", width, (1024 + 1) * width), Layer("relu", width)]
-    layers += [Layer("linear", width, (width + 1) * width), Layer("relu", width)] * (depth - 1)
-    return small_job(batch_size=batch_size, input_elements=1024, layers=(*layers, Layer("linear", 100, (width + 1) * 100)))
 
 
 def test_the_example_of_the_readme() -> None:

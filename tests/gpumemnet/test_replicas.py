@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumemnet import trace
-from gpumemnet.bins import BinScheme
+from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.calibration import calibrate
 from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
 from gpumemnet.dataset import read_dataset, write_dataset
@@ -24,27 +24,19 @@ from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import DatasetError
 from gpumemnet.job import TrainingJob
 from gpumemnet.job_json import job_from_dict
-from gpumemnet.layers import Layer
 from gpumemnet.packing.reading import read_trace
 from gpumemnet.predictor import Predictor
 from gpumemnet.site_rows import read_site_rows
 from gpumemnet.trace import Questions
 from gpumemnet.units import GIB, MIB
 from gpumemnet.validation import validate
-from tests.jobs import jobs
+from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from
+from models.retrain.collect import collect
+from tests.jobs import jobs, mlp
 from tests.models.retraining import dataset, measured
 from tests.sites import DATASETS
 
 PREDICTOR = Predictor.default()
-
-
-def mlp(*widths: int, batch_size: int = 512) -> TrainingJob:
-    layers = []
-    for inputs, width in zip((3072, *widths), (*widths, 100), strict=True):
-        layers += [Layer("linear", width, (inputs + 1) * width), Layer("relu", width, 0)]
-    return TrainingJob(
-        family="mlp", batch_size=batch_size, input_elements=3072, optimizer="adam", precision="fp32", layers=tuple(layers[:-1])
-    )
 
 
 @given(jobs(), st.sampled_from([2, 3, 8, 512]))
@@ -62,7 +54,7 @@ def test_a_replica_takes_its_gradients_twice_and_what_nccl_holds(job: TrainingJo
 
 
 def test_frozen_parameters_have_no_buckets() -> None:
-    job = replace(mlp(2048, 2048), ranks=8)
+    job = replace(mlp(2048, depth=2), ranks=8)
     frozen = replace(job, trainable_parameters=job.trainable_parameters // 2 if job.trainable_parameters else 0)
     alone = [PREDICTOR.predict(replace(one, ranks=1)).expected_bytes for one in (job, frozen)]
     ranks = [PREDICTOR.predict(one).expected_bytes for one in (job, frozen)]
@@ -71,18 +63,18 @@ def test_frozen_parameters_have_no_buckets() -> None:
 
 
 def test_the_bins_move_with_the_amounts() -> None:
-    job = mlp(4096, 4096, 4096)
-    alone, rank = PREDICTOR.predict(job), PREDICTOR.predict(replace(job, ranks=4))
-    middles = (np.arange(rank.bins.count) + 0.5) * GIB
-    means = [float(one.probabilities @ middles[: len(one.probabilities)]) for one in (alone, rank)]
-    assert means[1] - means[0] == pytest.approx(rank.expected_bytes - alone.expected_bytes, abs=0.6 * GIB)
+    job = mlp(4096)
+    alone, rank = (PREDICTOR.predict(replace(job, ranks=ranks), bins=bins_of_width(64 * MIB)) for ranks in (1, 4))
+    middles = (np.arange(rank.bins.count) + 0.5) * 64 * MIB
+    means = [float(one.probabilities @ middles) for one in (alone, rank)]
+    assert means[1] - means[0] == pytest.approx(rank.expected_bytes - alone.expected_bytes, abs=64 * MIB)
     low, high = rank.bin_bounds_bytes
     assert low <= rank.expected_bytes <= (high or rank.expected_bytes)
     assert rank.probabilities.sum() == pytest.approx(1)
 
 
-@given(st.floats(19, 26), st.floats(0.001, 0.2), st.floats(0, 2.0**36), st.floats(0.02, 0.98))
-def test_a_moved_distribution_has_its_centre_and_its_width_there(at: float, scale: float, more: float, share: float) -> None:
+@given(st.floats(19, 26), st.floats(0.001, 0.2), st.floats(0, 2.0**36))
+def test_a_moved_distribution_has_its_centre_and_its_width_there(at: float, scale: float, more: float) -> None:
     one = MemoryDistribution(np.ones((1, 1)), np.array([[at]]), np.array([[scale]]))
     moved = one.moved(np.array([more]))
     assert float(moved.locations[0, 0]) == pytest.approx(np.log(np.exp(at) + more), rel=1e-12)
@@ -107,9 +99,8 @@ def test_a_trace_of_a_replica_finds_what_is_added() -> None:
     alone = trace(model, inputs, questions=Questions(job=True))
     rank = trace(model, inputs, parallel="ddp", ranks=8, questions=Questions(job=True))
     gradients = 6 * 4096 * 4096 * 4
-    assert rank.reserved_bytes - alone.reserved_bytes == pytest.approx(
-        gradients, rel=0.15
-    )  # the allocator's segments lie otherwise, too
+    more = rank.reserved_bytes - alone.reserved_bytes
+    assert more == pytest.approx(gradients, rel=0.15)  # the allocator's segments lie otherwise, too
     assert rank.job is not None
     job = job_from_dict(rank.job)
     assert (job.ranks, job.traced_peak_bytes) == (8, rank.reserved_bytes)
@@ -163,9 +154,6 @@ def test_alike_rows_are_alone_or_replicas() -> None:
 
 
 def test_replicas_are_no_rows_to_learn_from(tmp_path: Path) -> None:
-    from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from
-    from models.retrain.collect import collect
-
     rows = measured(60, 1)
     spread = [replace(row, job=replace(row.job, ranks=4)) for row in rows]
     mixed = dataset(tmp_path / "mixed.parquet", rows[:40] + spread[40:])
