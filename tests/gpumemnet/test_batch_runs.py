@@ -134,6 +134,7 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path, whole: tuple[Path, bytes
     process = start(jobs, out, "--workers", "1")
     try:
         wait_for_parts(process, out, 1)
+        process.send_signal(signal.SIGSTOP)  # or it may be done before the other begins
         assert "another run is writing out.parquet" in refused(jobs, "--out", out)
     finally:
         process.kill()
