@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 VENV := .venv
-TYPES := $(wildcard gpumemnet/*.pxd)
+TYPES := $(wildcard gpumemnet/*/*.pxd)
 BUILT_FROM := pyproject.toml constraints.txt hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -29,7 +29,7 @@ benchmark: $(VENV)/.installed-dev  ## measured costs of a prediction, in process
 	$(VENV)/bin/python benchmarks/http_latency.py
 
 clean:
-	rm -rf gpumemnet/*.so gpumemnet/*.pyd $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf gpumemnet/*/*.so gpumemnet/*/*.pyd $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -38,10 +38,10 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before a wheel is built."""
         package = Path(self.root) / PACKAGE
-        names = sorted(path.stem for path in package.glob("*.pxd"))
+        names = sorted(path.relative_to(package).with_suffix("").as_posix() for path in package.rglob("*.pxd"))
         wanted = os.environ.get("GPUMEMNET_COMPILE", "")
         self.scratch = tempfile.TemporaryDirectory()
-        libraries: list[Path] = []
+        libraries: dict[str, Path] = {}
         if wanted != "0":
             try:
                 libraries = compile_modules(package, names, Path(self.scratch.name))
@@ -51,11 +51,11 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
                 if wanted == "1":
                     raise
                 self.app.display_warning(f"{', '.join(names)} not compiled, hence slower: {type(error).__name__}: {error}")
-                libraries = []
+                libraries = {}
         if version == "editable":
             remove_others(package, libraries)
         else:
-            build_data["force_include"] |= {str(library): f"{PACKAGE}/{library.name}" for library in libraries}
+            build_data["force_include"] |= {str(library): f"{PACKAGE}/{place}" for place, library in libraries.items()}
         if libraries:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
@@ -65,8 +65,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
         self.scratch.cleanup()
 
 
-def compile_modules(package: Path, names: list[str], scratch: Path) -> list[Path]:
-    """The compiled modules called ``names``, somewhere in ``scratch``.
+def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str, Path]:
+    """The compiled modules of ``names`` (``folder/module``): their place in the package, and the file somewhere in ``scratch``.
 
     Each says in ``SOURCE_SHA256`` what it was made of, so that a test can tell one that is older than its text.
     """
@@ -74,9 +74,12 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> list[Path
     from setuptools import Distribution, Extension
 
     copies = scratch / PACKAGE
-    copies.mkdir()
     for name in names:
         text, types = ((package / f"{name}{ending}").read_bytes() for ending in (".py", ".pxd"))
+        folder = (copies / name).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        for package_folder in {copies, folder}:
+            (package_folder / "__init__.py").touch()  # Cython finds a package's types by it
         digest = hashlib.sha256(text + types).hexdigest()
         (copies / f"{name}.py").write_bytes(text + f'\nSOURCE_SHA256 = "{digest}"\n'.encode())
         (copies / f"{name}.pxd").write_bytes(types)
@@ -84,7 +87,7 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> list[Path
     os.chdir(scratch)
     try:
         modules = cythonize(
-            [Extension(f"{PACKAGE}.{name}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS) for name in names],
+            [Extension(f"{PACKAGE}.{name.replace('/', '.')}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS) for name in names],
             compiler_directives=DIRECTIVES,
             language_level=3,
             quiet=True,
@@ -96,22 +99,22 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> list[Path
         command.run()
     finally:
         os.chdir(before)
-    return [scratch / "compiled" / PACKAGE / f"{name}{SUFFIX}" for name in names]
+    return {f"{name}{SUFFIX}": scratch / "compiled" / PACKAGE / f"{name}{SUFFIX}" for name in names}
 
 
-def put_beside(package: Path, libraries: list[Path]) -> None:
-    """Put the libraries into the source folder."""
-    for library in libraries:
+def put_beside(package: Path, libraries: dict[str, Path]) -> None:
+    """Put each library beside its source."""
+    for place, library in libraries.items():
         # Replaced as a whole: a running process keeps the one that it has loaded.
         fresh = Path(tempfile.mkdtemp(prefix=".compiled-", dir=package))
         try:
-            Path(shutil.copy(library, fresh)).replace(package / library.name)
+            Path(shutil.copy(library, fresh)).replace(package / place)
         finally:
             shutil.rmtree(fresh)
 
 
-def remove_others(package: Path, libraries: list[Path]) -> None:
+def remove_others(package: Path, libraries: dict[str, Path]) -> None:
     """Remove every other library of this Python from the source folder: it would be loaded in place of the text."""
-    for path in package.glob(f"*{SUFFIX}"):
-        if path.name not in {library.name for library in libraries}:
+    for path in package.rglob(f"*{SUFFIX}"):
+        if path.relative_to(package).as_posix() not in libraries:
             path.unlink()

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from gpumemnet.trace.tracing import trace_model as trace
 
 _MODULE_OF = {
-    **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "bins"),
-    **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "bundle"),
-    **dict.fromkeys(("AsyncClient", "Client"), "client"),
-    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "devices"),
-    **dict.fromkeys(("Estimate", "Estimator"), "estimate"),
-    **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "features"),
-    **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "job_json"),
-    **dict.fromkeys(("RayResources", "ray_resources"), "ray_shares"),
-    **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "sequence"),
-    "GpumemnetError": "errors",
-    "Layer": "layers",
-    "Predictor": "predictor",
-    "TraceAnswer": "trace.answer",
-    "TrainingJob": "job",
+    **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.bins"),
+    **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.bundle"),
+    **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client"),
+    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.devices"),
+    **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.estimate"),
+    **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features"),
+    **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job_json"),
+    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.ray_shares"),
+    **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.sequence"),
+    "GpumemnetError": "gpumemnet.errors",
+    "Layer": "gpumemnet.layers",
+    "Predictor": "gpumemnet.predictor",
+    "TraceAnswer": "gpumemnet.trace.answer",
+    "TrainingJob": "gpumemnet.job",
 }
 
 __all__ = [
@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("gpumemnet.trace")  # the package is itself the function
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gpumemnet' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"gpumemnet.{_MODULE_OF[name]}"), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Questions", "TraceAnswer", "trace_file", "trace_model", "trace_script"]
 
 _HOMES: Final = {
-    "Questions": "options",
-    "TraceAnswer": "answer",
-    "trace_file": "process",
-    "trace_model": "tracing",
-    "trace_script": "process",
+    "Questions": "gpumemnet.trace.options",
+    "TraceAnswer": "gpumemnet.trace.answer",
+    "trace_file": "gpumemnet.trace.process",
+    "trace_model": "gpumemnet.trace.tracing",
+    "trace_script": "gpumemnet.trace.process",
 }
 
 
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
