@@ -87,7 +87,10 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str,
     os.chdir(scratch)
     try:
         modules = cythonize(
-            [Extension(f"{PACKAGE}.{name.replace('/', '.')}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS) for name in names],
+            [
+                Extension(f"{PACKAGE}.{name.replace('/', '.')}", [f"{PACKAGE}/{name}.py"], extra_compile_args=FLAGS)
+                for name in names
+            ],
             compiler_directives=DIRECTIVES,
             language_level=3,
             quiet=True,

@@ -6,7 +6,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 

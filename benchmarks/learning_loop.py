@@ -36,7 +36,7 @@ from pathlib import Path
 
 from gpumemnet.client import Client
 from gpumemnet.dataset import read_dataset
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 from models.retrain.holdout import is_held_out
 

@@ -32,7 +32,7 @@ from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
 from gpumemnet.dataset import read_dataset  # noqa: E402
 from gpumemnet.devices import context, device_profile  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
-from gpumemnet.job import TrainingJob  # noqa: E402
+from gpumemnet.job.training_job import TrainingJob  # noqa: E402
 from gpumemnet.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.predictor import Predictor  # noqa: E402
 

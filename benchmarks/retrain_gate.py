@@ -24,7 +24,7 @@ import numpy as np
 
 from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.dataset import read_dataset, write_dataset
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
 from gpumemnet.measurement import OBSERVED, Measurement
 from gpumemnet.predictor import Predictor
 from gpumemnet.registry import Registry

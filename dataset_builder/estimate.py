@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from dataset_builder.options import Options
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import LAYER_GROUPS
+from gpumemnet.job.layers import LAYER_GROUPS
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.units import MIB
 

@@ -1,6 +1,6 @@
 """Options of a training run that every family shares and that move memory: optimizer, precision, checkpointing and so on.
 
-All but the share of frozen layers are fields of :class:`~gpumemnet.job.TrainingJob` under the same name.
+All but the share of frozen layers are fields of :class:`~gpumemnet.job.training_job.TrainingJob` under the same name.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import CHECKPOINTING, MAX_BATCH_SIZE, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
-from gpumemnet.layers import Layer, describe
+from gpumemnet.job.layers import Layer, describe
+from gpumemnet.job.training_job import CHECKPOINTING, MAX_BATCH_SIZE, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 FUSED_OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw")
 """Optimizers with a fused CUDA kernel in torch 2.11."""
@@ -41,7 +41,7 @@ class Options:
     Attributes:
         batch_size: samples per forward pass.
         optimizer, optimizer_implementation, precision, checkpointing, gradient_accumulation, channels_last,
-            cudnn_benchmark: as in :class:`~gpumemnet.job.TrainingJob`.
+            cudnn_benchmark: as in :class:`~gpumemnet.job.training_job.TrainingJob`.
         frozen_share: share of the layers with parameters, counted from the input, that receive no gradient.
 
     Raises:

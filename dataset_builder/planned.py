@@ -14,7 +14,7 @@ from typing import Any, Final
 from dataset_builder.families import Architecture, Network, family
 from dataset_builder.options import Options, parse_options, trainable_parameters
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 PROTOCOL: Final = "step-2"
 """Version of the training conventions of :mod:`dataset_builder.training` and of the reading protocol; stands in every row.

@@ -19,8 +19,8 @@ from typing import Final
 from dataset_builder.families import mlp
 from gpumemnet.dataset import write_dataset
 from gpumemnet.errors import DatasetError, GpumemnetError
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import Layer, describe
+from gpumemnet.job.layers import Layer, describe
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.units import MIB
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from dataset_builder.families import FAMILY_NAMES, Feature, family
 from dataset_builder.options import FEATURES as OPTIONS
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
 
 RECIPES: Final = Path(__file__).with_name("recipes")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.estimate import Estimate, Estimator
     from gpumemnet.features import FEATURE_COLUMNS, feature_matrix
-    from gpumemnet.job import TrainingJob
-    from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json
-    from gpumemnet.layers import Layer
+    from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
+    from gpumemnet.job.layers import Layer
+    from gpumemnet.job.training_job import TrainingJob
     from gpumemnet.predictor import Predictor
     from gpumemnet.ray_shares import RayResources, ray_resources
     from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
@@ -38,14 +38,14 @@ _MODULE_OF = {
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.devices"),
     **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.estimate"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features"),
-    **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job_json"),
+    **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.sequence"),
     "GpumemnetError": "gpumemnet.errors",
-    "Layer": "gpumemnet.layers",
+    "Layer": "gpumemnet.job.layers",
     "Predictor": "gpumemnet.predictor",
     "TraceAnswer": "gpumemnet.trace.answer",
-    "TrainingJob": "gpumemnet.job",
+    "TrainingJob": "gpumemnet.job.training_job",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
 
 MAX_BINS: Final = 4096

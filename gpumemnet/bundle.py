@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from gpumemnet.errors import BundleError
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.job import FAMILIES, JOB_FIELDS
+from gpumemnet.job.training_job import FAMILIES, JOB_FIELDS
 from gpumemnet.site_calibration import SiteCalibration, site_calibration_from_card
 
 FORMAT_VERSION: Final = 2

@@ -22,9 +22,9 @@ from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_batch import Indices, JobBatch
-from gpumemnet.layers import describe
+from gpumemnet.job.job_batch import Indices, JobBatch
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.reasons import Reasons, outside_rows
 from gpumemnet.replicas import added_by_replicas
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence

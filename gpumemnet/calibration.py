@@ -23,8 +23,8 @@ from gpumemnet.bundle_model import BundleModel
 from gpumemnet.conformal import Centre, conformal_quantiles, weighted_centre
 from gpumemnet.devices import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_json
+from gpumemnet.job.json_codec import job_to_json
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import TRACED, architecture_key
 from gpumemnet.physics import ELEMENT_BYTES
 from gpumemnet.predictor import Predictor

@@ -31,7 +31,7 @@ from gpumemnet.client_calls import (
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.inverse import DEFAULT_MAX_BATCH, BatchSizes, SmallestGpu
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 if TYPE_CHECKING:
     import httpx

@@ -15,8 +15,8 @@ from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.estimate import Estimate
 from gpumemnet.fits import Fit
 from gpumemnet.inverse import BatchPoint, BatchSizes, SmallestGpu
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 
 T = TypeVar("T")

@@ -24,6 +24,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
+from gpumemnet.job.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.layer_roles import (
     BLOCK_BEGIN,
     CONSTANT,
@@ -35,7 +36,6 @@ from gpumemnet.layer_roles import (
     WRITTEN_OUT,
     fill_roles,
 )
-from gpumemnet.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import FULL_BYTES, KIND_RULES
 from gpumemnet.units import MIB
 
@@ -142,7 +142,7 @@ _RULE_ROWS: Final = [
 ]
 _RULES: Final = array("d", [value for row in _RULE_ROWS for value in row])
 GROUPS: Final = [GROUP_NAMES.index(GROUP_OF_KIND[kind]) for kind in KINDS]
-"""Position of each kind's group in :data:`gpumemnet.layers.GROUP_NAMES`."""
+"""Position of each kind's group in :data:`gpumemnet.job.layers.GROUP_NAMES`."""
 _GROUP_OF_KIND: Final = array("q", GROUPS)
 
 # Columns of a job, as in JOB_COLUMNS.

@@ -1,7 +1,7 @@
 """The dataset on disk: one Parquet schema with a version, read and written atomically, in batches.
 
 ``dataset_builder`` writes it and ``models`` reads it; its job columns carry the names of
-:class:`~gpumemnet.job.TrainingJob`, so a Parquet file of plain jobs (no labels) is read by the same code.
+:class:`~gpumemnet.job.training_job.TrainingJob`, so a Parquet file of plain jobs (no labels) is read by the same code.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError
-from gpumemnet.job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 from gpumemnet.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _REQUIRED: Final = frozenset(
 
 
 def job_schema() -> pa.Schema:
-    """Columns of a Parquet file of jobs, named as the fields of :class:`~gpumemnet.job.TrainingJob`."""
+    """Columns of a Parquet file of jobs, named as the fields of :class:`~gpumemnet.job.training_job.TrainingJob`."""
     return _schema(JOB_FIELDS)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 

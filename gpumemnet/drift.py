@@ -18,7 +18,7 @@ import numpy as np
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predictor import Predictor
 from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test

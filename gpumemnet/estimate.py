@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 DEFAULT_COVERAGE: Final = 0.99
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
-from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_batch import JobBatch
+from gpumemnet.job.job_batch import JobBatch
+from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
 from gpumemnet.layer_table import LayerTable, layer_table
-from gpumemnet.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.saved_tensors import KIND_RULES
 

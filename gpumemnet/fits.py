@@ -18,8 +18,8 @@ from gpumemnet.bins import MAX_BINS, BinScheme
 from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.mig import available_mib, mig_profile, mig_profiles
 from gpumemnet.units import MIB, ceil_mib
 

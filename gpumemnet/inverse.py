@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memory_of, verdict
-from gpumemnet.job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 
 if TYPE_CHECKING:
     from gpumemnet.predictor import Predictor

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, number_columns
+from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, number_columns
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.physics import ELEMENT_BYTES, FACTORED_FILTERS, optimizer_copies
 from gpumemnet.saved_tensors import FULL_BYTES
 
@@ -88,7 +88,7 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobTable:
-    """``B`` jobs in columns of shape ``[B]``, named as in :class:`~gpumemnet.job.TrainingJob` and :class:`OptionNumbers`.
+    """``B`` jobs in columns of shape ``[B]``, named as in :class:`~gpumemnet.job.training_job.TrainingJob` and :class:`OptionNumbers`.
 
     What a job does not state is 0; ``flags`` has shape ``[FLAGS, B]``.
     """

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.layers import CODE_OF_KIND, KINDS, LAYER_GROUPS
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.saved_tensors import ALIASES
 
 IS_COMPILED: Final = not __file__.endswith(".py")

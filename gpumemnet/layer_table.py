@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.closed_form import GROUPS
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_batch import JobBatch
-from gpumemnet.layers import CODE_OF_KIND, KINDS, OTHER_CODE
+from gpumemnet.job.job_batch import JobBatch
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, OTHER_CODE
+from gpumemnet.job.training_job import TrainingJob
 
 _GROUP_OF_CODE: Final = np.array(GROUPS, dtype=np.int64)
 _KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
@@ -26,7 +26,7 @@ class LayerTable:
 
     Attributes:
         counts: number of layers of each job, shape ``[B]``.
-        kind: code of the layer's kind (:data:`gpumemnet.layers.CODE_OF_KIND`), shape ``[N]``.
+        kind: code of the layer's kind (:data:`gpumemnet.job.layers.CODE_OF_KIND`), shape ``[N]``.
         activations: output elements per sample, shape ``[N]``.
         parameters: parameter elements, shape ``[N]``.
     """
@@ -43,7 +43,7 @@ class LayerTable:
 
     @property
     def group(self) -> NDArray[np.int64]:
-        """Position of each layer's group in :data:`gpumemnet.layers.GROUP_NAMES`, shape ``[N]``."""
+        """Position of each layer's group in :data:`gpumemnet.job.layers.GROUP_NAMES`, shape ``[N]``."""
         return _GROUP_OF_CODE[self.kind]
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job import JOB_FIELDS, TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
-from gpumemnet.layers import MAX_ELEMENTS, check_count, describe
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import MAX_ELEMENTS, check_count, describe
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
 TRACED: Final = "traced"

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gpumemnet.devices import DeviceProfile, device_profile
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 GENERIC_RESERVED_MIB: Final = 768

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.job import FIELD_DEFAULTS, TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.measurement import (
     DEVICE_SOURCES,
     LABEL_SOURCES,

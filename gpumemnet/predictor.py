@@ -19,9 +19,9 @@ from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, Unsup
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.estimates import Part, in_order
 from gpumemnet.features import total_matrix, with_layers
-from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_batch import JobBatch, layer_counts, some_of
-from gpumemnet.layers import describe
+from gpumemnet.job.job_batch import JobBatch, layer_counts, some_of
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.reasons import outside_rows
 from gpumemnet.support import against_batch
 
@@ -175,7 +175,7 @@ class Predictor:
         gpu: str | None = None,
         encoder: str | None = None,
     ) -> list[Part]:
-        """The same answers as arrays, by the model that gives them; of a :class:`~gpumemnet.job_batch.JobBatch` without objects.
+        """The same answers as arrays, by the model that gives them; of a :class:`~gpumemnet.job.job_batch.JobBatch` without objects.
 
         Every job is in one of the parts; there is none for no jobs.
         """

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 FP32_BYTES: Final = 4
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.fits import target
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB, ceil_mib
 
 SHARES_PER_GPU: Final = 10_000

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job_batch import Array, Indices, JobBatch
+from gpumemnet.job.job_batch import Array, Indices, JobBatch
 
 Flags = NDArray[np.bool_]
 Words = tuple[str, ...]

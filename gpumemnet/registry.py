@@ -28,7 +28,7 @@ from typing import Any, Final
 from gpumemnet.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle, shipped_bundles
 from gpumemnet.durable import STAGING_PREFIX, locked, replace_file, sync_folder, write_file
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 FORMAT: Final = 1
 SHIPPED: Final = "shipped"

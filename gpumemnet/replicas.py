@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_batch import Array, JobBatch
+from gpumemnet.job.job_batch import Array, JobBatch
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics import ELEMENT_BYTES
 
 WITH_OTHERS: Final = "one of several replicas: what the others make it hold is no part of what a model learns"

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from gpumemnet.errors import FieldError, InvalidRequestError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.observation import Observation, observation_from_dict, observation_to_dict
 
 SACCT_FIELDS: Final = "JobID,State,Cluster,End,ElapsedRaw,NTasks,AllocTRES,TRESUsageInMax,Comment,AdminComment"

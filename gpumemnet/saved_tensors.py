@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.layers import KINDS, LAYER_GROUPS
+from gpumemnet.job.layers import KINDS, LAYER_GROUPS
 
 SAVES_INPUT: Final = frozenset(
     {

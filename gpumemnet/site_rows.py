@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import DatasetError, GpumemnetError, InvalidJobError, InvalidRequestError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict, parse_json
+from gpumemnet.job.json_codec import job_from_dict, parse_json
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import OBSERVED, Measurement
 from gpumemnet.observation import Observation, observation_from_dict
 

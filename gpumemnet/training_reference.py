@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.devices import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 AMOUNTS: Final = (
     *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share", "sequence_length"),

@@ -20,7 +20,7 @@ from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.errors import DatasetError
 from gpumemnet.features import feature_matrix
-from gpumemnet.job import FAMILIES, TrainingJob, totals_only
+from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.measurement import Measurement
 from gpumemnet.units import MIB
 
@@ -80,7 +80,7 @@ class LabelledJobs:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families that occur, in the order of :data:`gpumemnet.job.FAMILIES`."""
+        """The families that occur, in the order of :data:`gpumemnet.job.training_job.FAMILIES`."""
         found = {job.family for job in self.jobs}
         return tuple(family for family in FAMILIES if family in found)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from models.plans import Plan
 from models.sequence_training import SequencePlan
 from models.training import TrainingPlan

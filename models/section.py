@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 from models.answers import Answers
 
 

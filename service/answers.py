@@ -23,10 +23,10 @@ from gpumemnet.estimates import Estimates
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.fits import Fit, fits, fits_many, target
 from gpumemnet.inverse import batch_sizes, smallest_gpu
-from gpumemnet.job import MAX_LAYERS, TrainingJob
-from gpumemnet.job_batch import some_of
-from gpumemnet.job_json import job_from_dict
-from gpumemnet.job_reader import read_jobs
+from gpumemnet.job.job_batch import some_of
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
 from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB

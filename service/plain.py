@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from service.endpoint import JSON, JsonEndpoint, send_answer
 from service.problems import OUTSIDE_SUPPORT, Refusal
 

@@ -1,7 +1,7 @@
 """Reads the usual batch of jobs from its text straight into columns, without a dictionary for any of them.
 
 Every value is checked while it is decoded.  A request in which anything is out of the ordinary (a job that is not valid, layers
-as lists, an option that is an object) is left to :mod:`service.questions` and :mod:`gpumemnet.job_reader`, which read it job by
+as lists, an option that is an object) is left to :mod:`service.questions` and :mod:`gpumemnet.job.json_columns`, which read it job by
 job and say what is wrong; what is read here, those read alike.
 """
 
@@ -16,10 +16,18 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
-from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, OPTIONS_OF, Array, Indices, JobBatch
-from gpumemnet.job_reader import DEFAULTS, LayerColumns, job_batch, kind_codes, settle_totals
-from gpumemnet.layers import CODE_OF_KIND, MAX_ELEMENTS, is_kind
+from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, OPTIONS_OF, Array, Indices, JobBatch
+from gpumemnet.job.json_columns import DEFAULTS, LayerColumns, job_batch, kind_codes, settle_totals
+from gpumemnet.job.layers import CODE_OF_KIND, MAX_ELEMENTS, is_kind
+from gpumemnet.job.training_job import (
+    FIELD_CHOICES,
+    FIELD_RANGES,
+    JOB_FIELDS,
+    MAX_LAYERS,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+)
 from service.questions import OPTION_FIELDS as REQUEST_OPTIONS
 from service.questions import PLAIN_OPTIONS, Options, read_options
 

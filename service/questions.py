@@ -1,6 +1,6 @@
 """Reads the bodies of requests: which jobs are asked about, and how the answer is wanted.
 
-Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job_json.job_from_dict`, or alike by quicker readers.
+Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job.json_codec.job_from_dict`, or alike by quicker readers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.fits import Target, catalogue_targets, target
 from gpumemnet.inverse import DEFAULT_MAX_BATCH
-from gpumemnet.job import JOB_FIELDS
-from gpumemnet.job_json import parse_json
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import parse_json
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import JOB_FIELDS
 from gpumemnet.units import MIB
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)

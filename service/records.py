@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, overload
 
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 
 class PredictionRecord(NamedTuple):

@@ -20,8 +20,16 @@ from gpumemnet.bundle import ENCODERS
 from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
 from gpumemnet.inverse import DEFAULT_MAX_BATCH
-from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, MAX_LAYERS, NULLABLE_FIELDS, REQUIRED_FIELDS, SCHEMA_VERSION, TrainingJob
-from gpumemnet.layers import MAX_ELEMENTS, Layer
+from gpumemnet.job.layers import MAX_ELEMENTS, Layer
+from gpumemnet.job.training_job import (
+    FIELD_CHOICES,
+    FIELD_RANGES,
+    MAX_LAYERS,
+    NULLABLE_FIELDS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+    TrainingJob,
+)
 from service.questions import MAX_ASKED_BATCH, MAX_BIN_WIDTH_MIB, MAX_TARGETS, MIN_BIN_WIDTH_MIB
 
 Schema = dict[str, Any]
@@ -311,7 +319,7 @@ def component_schemas(max_jobs: int, max_layers: int, extra_shapes: Sequence[typ
 
 
 def job_schema(max_layers: int = MAX_LAYERS) -> Schema:
-    """The JSON schema of a :class:`~gpumemnet.job.TrainingJob`, from the dataclass, its docstring and its ranges."""
+    """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass, its docstring and its ranges."""
     descriptions = _attribute_descriptions(TrainingJob)
     ranges = {name: {"type": "integer", "minimum": low, "maximum": high} for name, low, high in FIELD_RANGES}
     properties: dict[str, Schema] = {}
@@ -348,7 +356,7 @@ def job_schema(max_layers: int = MAX_LAYERS) -> Schema:
 
 
 def layer_schema() -> Schema:
-    """The JSON schema of a :class:`~gpumemnet.layers.Layer`, as an object or as a list of three."""
+    """The JSON schema of a :class:`~gpumemnet.job.layers.Layer`, as an object or as a list of three."""
     descriptions = _attribute_descriptions(Layer)
     count = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
     properties: dict[str, Schema] = {

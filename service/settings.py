@@ -18,8 +18,8 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.job import MAX_LAYERS
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import MAX_LAYERS
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"

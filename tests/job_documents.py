@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job import JOB_FIELDS, TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from tests.jobs import jobs
 
 oddities = st.one_of(

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpumemnet.job import (
+from gpumemnet.job.layers import KINDS, Layer
+from gpumemnet.job.training_job import (
     ACTIVATION_FUNCTIONS,
     ATTENTION_KERNELS,
     CHECKPOINTING,
@@ -16,7 +17,6 @@ from gpumemnet.job import (
     PRECISIONS,
     TrainingJob,
 )
-from gpumemnet.layers import KINDS, Layer
 
 SMALL_LAYERS = (
     Layer("linear", 512, 100 * 512 + 512),

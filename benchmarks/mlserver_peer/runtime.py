@@ -5,7 +5,7 @@ from mlserver import MLModel
 from mlserver.codecs import NumpyCodec, StringCodec
 from mlserver.types import InferenceRequest, InferenceResponse
 
-from gpumemnet.job_json import job_from_json
+from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.predictor import Predictor
 
 

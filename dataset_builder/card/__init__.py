@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -60,6 +60,6 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
 
 
 def by_family(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """Rows of each family that occurs, in the order of :data:`~gpumemnet.job.FAMILIES`."""
+    """Rows of each family that occurs, in the order of :data:`~gpumemnet.job.training_job.FAMILIES`."""
     families = {family: [one for one in measurements if one.job.family == family] for family in FAMILIES}
     return {family: rows for family, rows in families.items() if rows}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.features import feature_matrix
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 
 Matrix = NDArray[np.float64]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.layers import Layer, describe
+from gpumemnet.job.layers import Layer, describe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataset_builder.families import Feature, Network, TensorSpec
 from gpumemnet.errors import DatasetError
-from gpumemnet.layers import Layer, describe
+from gpumemnet.job.layers import Layer, describe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

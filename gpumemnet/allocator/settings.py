@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES, MINIMUM_LARGE_BYTES
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 DIVISION_INTERVALS: Final = 16

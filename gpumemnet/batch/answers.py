@@ -11,8 +11,8 @@ from gpumemnet.batch.chunks import Chunk
 from gpumemnet.batch.question import Names, Question
 from gpumemnet.errors import FieldError, InvalidJobError
 from gpumemnet.estimates import Part
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_batch import Indices
+from gpumemnet.job.job_batch import Indices
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.batch.arrow_jobs import COUNT_FIELDS, SWITCH_FIELDS, read_arrow_jobs, row_documents
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.opening import csv_header, reading, require_pyarrow
 from gpumemnet.batch.parquet_rows import ID_COLUMNS, ParquetRows, id_column_of
 from gpumemnet.batch.plan import CHUNK_ROWS, Part
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job import JOB_FIELDS, TrainingJob
-from gpumemnet.job_batch import Indices
-from gpumemnet.job_json import job_from_dict, parse_json
-from gpumemnet.job_reader import ReadJobs, read_jobs
+from gpumemnet.job.arrow_codec import COUNT_FIELDS, SWITCH_FIELDS, read_arrow_jobs, row_documents
+from gpumemnet.job.job_batch import Indices
+from gpumemnet.job.json_codec import job_from_dict, parse_json
+from gpumemnet.job.json_columns import ReadJobs, read_jobs
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,7 +256,7 @@ def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa
 
 
 def _csv_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job_json.job_from_dict` takes them; a cell that is not what its column holds stays text."""
+    """The rows as :func:`gpumemnet.job.json_codec.job_from_dict` takes them; a cell that is not what its column holds stays text."""
     documents = row_documents(batch, rows)
     for document in documents:
         for name, text in document.items():

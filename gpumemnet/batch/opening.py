@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from gpumemnet.batch.arrow_jobs import WORD_FIELDS
 from gpumemnet.batch.inputs import InputFile, open_input
 from gpumemnet.errors import DatasetError, MissingExtraError
-from gpumemnet.job import JOB_FIELDS, REQUIRED_FIELDS
+from gpumemnet.job.arrow_codec import WORD_FIELDS
+from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS
 
 _BUFFER_BYTES: Final = 2**20
 _HEADER_BYTES: Final = 2**20

@@ -11,7 +11,7 @@ from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.opening import first_line, open_parquet
 from gpumemnet.batch.plan import CHUNK_ROWS
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import JOB_FIELDS
+from gpumemnet.job.training_job import JOB_FIELDS
 
 if TYPE_CHECKING:
     import pyarrow as pa

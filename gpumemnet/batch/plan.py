@@ -14,11 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.batch.arrow_jobs import check_columns
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.opening import csv_header, open_parquet, reading
 from gpumemnet.dataset import DATASET_VERSION, VERSION_KEY
 from gpumemnet.errors import DatasetError
+from gpumemnet.job.arrow_codec import check_columns
 
 CHUNK_ROWS: Final = 4096
 """Rows that go through the models together, counted from the first of their file.  The last bits of transformer-based models'

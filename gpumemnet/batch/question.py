@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpumemnet.bins import BinScheme
 from gpumemnet.errors import UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predictor import Predictor
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 
 def factory_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from gpumemnet.cli.output import check_writable, print_table, write_atomically
 from gpumemnet.extract.options import JobOptions
 from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
 from gpumemnet.extract.result import Extraction, extraction_to_dict
-from gpumemnet.job import (
+from gpumemnet.job.json_codec import job_to_json
+from gpumemnet.job.training_job import (
     ACTIVATION_FUNCTIONS,
     ATTENTION_KERNELS,
     CHECKPOINTING,
@@ -24,7 +25,6 @@ from gpumemnet.job import (
     OPTIMIZERS,
     PRECISIONS,
 )
-from gpumemnet.job_json import job_to_json
 
 _SHOWN_LAYERS: Final = 10
 

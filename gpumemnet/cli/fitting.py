@@ -14,7 +14,7 @@ from gpumemnet.inverse import BatchSizes, batch_sizes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpumemnet.job import TrainingJob
+    from gpumemnet.job.training_job import TrainingJob
     from gpumemnet.predictor import Predictor
 
 

@@ -19,8 +19,8 @@ from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.job import TrainingJob
-from gpumemnet.jobs_file import read_jobs_file
+from gpumemnet.job.files import read_jobs_file
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from rich.text import Text
 from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARALLEL, ZERO_GRAD, Questions, TraceSettings
 from gpumemnet.units import MIB
 
@@ -283,7 +283,7 @@ def _progress(source: str, wanted: bool) -> Iterator[Progress | None]:
 
 def _write(answer: TraceAnswer, plot: Path | None, job_out: Path | None) -> None:
     if job_out is not None:
-        from gpumemnet.job_json import job_from_dict, job_to_json
+        from gpumemnet.job.json_codec import job_from_dict, job_to_json
 
         write_atomically(job_out, job_to_json(job_from_dict(answer.job)), "job-out")
     if plot is not None:

@@ -1,4 +1,4 @@
-"""Turns a PyTorch model into a :class:`~gpumemnet.job.TrainingJob` without a GPU and without allocating its weights.
+"""Turns a PyTorch model into a :class:`~gpumemnet.job.training_job.TrainingJob` without a GPU and without allocating its weights.
 
 :func:`extract_job` takes a model object; :func:`extract_file` takes ``path/to/file.py:factory`` and runs that file in a
 child process of its own.  Both come from modules that are loaded on first use, so that importing this package costs no torch.

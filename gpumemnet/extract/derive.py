@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.job import ACTIVATION_FUNCTIONS
-from gpumemnet.layers import GROUP_OF_KIND, LAYER_GROUPS
+from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
+from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS
 
 if TYPE_CHECKING:
     from torch import Tensor

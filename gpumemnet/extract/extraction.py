@@ -15,8 +15,8 @@ from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.extract.options import JobOptions, check_options
 from gpumemnet.extract.result import Extraction
 from gpumemnet.extract.walk import ForwardError, Walk, walk
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob
 
 if TYPE_CHECKING:
     from torch import nn

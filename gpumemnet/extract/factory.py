@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.faults import fault_sentence
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 if TYPE_CHECKING:
     from torch import nn

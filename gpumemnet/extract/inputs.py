@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.layers import MAX_ELEMENTS, describe
+from gpumemnet.job.layers import MAX_ELEMENTS, describe
 
 if TYPE_CHECKING:
     from torch import Tensor

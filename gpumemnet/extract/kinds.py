@@ -1,4 +1,4 @@
-"""Which layer kind a PyTorch module or function is, in the vocabulary of :mod:`gpumemnet.layers`.
+"""Which layer kind a PyTorch module or function is, in the vocabulary of :mod:`gpumemnet.job.layers`.
 
 Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives from; the small norm, activation
 and drop-path modules that every repository writes anew, by their class name; functions by their name without underscores,

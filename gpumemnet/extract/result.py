@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.training_job import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)

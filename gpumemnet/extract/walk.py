@@ -45,7 +45,7 @@ class Call:
     """One executed layer.
 
     Attributes:
-        kind: layer kind, see :data:`gpumemnet.layers.LAYER_GROUPS`.
+        kind: layer kind, see :data:`gpumemnet.job.layers.LAYER_GROUPS`.
         path: dotted path of the module that executed it; empty for the model itself.
         shape: shape of its (first) output, batch dimension included.
         elements: elements of all its outputs, for the whole batch.

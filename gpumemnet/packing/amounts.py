@@ -17,8 +17,8 @@ from gpumemnet.devices import DeviceProfile, context, device_profile
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
-from gpumemnet.job import JOB_FIELDS, TrainingJob
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.packing.inventory import Inventory
 from gpumemnet.packing.reading import TraceRow
 from gpumemnet.published_formulas import horus, naive

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.packing.inventory import Inventory
 
 FITS: Final = ("best", "first", "spread")

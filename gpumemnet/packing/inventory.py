@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.fits import Target, target
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 MAX_CARDS: Final = 100_000
 

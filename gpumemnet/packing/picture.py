@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.packing.amounts import EXCLUSIVE, LIMIT, ORACLE, REQUEST, TRACED_LIMIT, TRACED_REQUEST
 from gpumemnet.packing.figures import Figures
 from gpumemnet.packing.report import Report

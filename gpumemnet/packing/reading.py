@@ -22,9 +22,9 @@ from gpumemnet.dataset import VERSION_KEY, read_dataset
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError, MissingExtraError
 from gpumemnet.fits import MAX_FREE_MIB
-from gpumemnet.job import FIELD_RANGES, JOB_FIELDS, TrainingJob
-from gpumemnet.job_json import job_from_dict, parse_json
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import job_from_dict, parse_json
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import FIELD_RANGES, JOB_FIELDS, TrainingJob
 from gpumemnet.measurement import TRACED, Measurement
 from gpumemnet.units import MIB, ceil_mib
 

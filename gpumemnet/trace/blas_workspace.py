@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.trace.platform import Platform
 
 KIB: Final = 1024

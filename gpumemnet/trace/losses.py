@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.faults import definition
 from gpumemnet.extract.walk import tensors_in
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.trace.options import LOSSES
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.trace.answer import TraceAnswer
 from gpumemnet.trace.parts import PART_NAMES, shown_mib
 from gpumemnet.trace.picture import Picture, peak_lines, picture_of, title_of

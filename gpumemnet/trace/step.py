@@ -20,7 +20,7 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import placement
 from gpumemnet.extract.walk import tensors_in
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.trace.best_effort import BestEffort, NotedUnknowns
 from gpumemnet.trace.checkpointing import checkpointed
 from gpumemnet.trace.corrections import cuda_autocast, cuda_overrides
@@ -44,8 +44,8 @@ class TraceOptions:
     """How the model is trained.
 
     Attributes:
-        optimizer: a name of :data:`gpumemnet.job.OPTIMIZERS`, an optimizer over the model's parameters, or a factory of one.
-        precision: one of :data:`gpumemnet.job.PRECISIONS`.
+        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a factory of one.
+        precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
         optimizer_implementation: ``default`` (what PyTorch picks on CUDA), ``foreach``, ``fused`` or ``for_loop``.
         checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
         channels_last: whether model and images use the NHWC memory format.

@@ -18,9 +18,9 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.extract.options import JobOptions, check_options
-from gpumemnet.job import OPTIMIZERS, TrainingJob
-from gpumemnet.job_json import job_to_dict
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import OPTIMIZERS, TrainingJob
 from gpumemnet.trace.answer import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.trace.batches import BatchTraces, largest_batch
 from gpumemnet.trace.best_effort import BestEffort
@@ -66,13 +66,13 @@ def trace_model(
         inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
             dtypes matter.  Or inputs that are ready, both kinds of arguments among them.
         loss: a name of :data:`gpumemnet.trace.options.LOSSES`, or a function from the model's output to a scalar tensor.
-        optimizer: a name of :data:`gpumemnet.job.OPTIMIZERS`, an optimizer over the model's parameters, or a function from
+        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a function from
             parameters to an optimizer.
-        precision: one of :data:`gpumemnet.job.PRECISIONS`.
+        precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
         batch_size: samples per step; the inputs' own unless given.
         gpu: name or alias of a GPU of the catalogue, or a profile.
         optimizer_implementation, checkpointing, channels_last, gradient_accumulation, attention_kernel, cudnn_benchmark: as in
-            :class:`~gpumemnet.job.TrainingJob`.
+            :class:`~gpumemnet.job.training_job.TrainingJob`.
         zero_grad: where the loop drops its gradients, see :data:`gpumemnet.trace.options.ZERO_GRAD`.
         parallel: how several GPUs are used, one of :data:`gpumemnet.trace.options.PARALLEL`; the answer is for one of them.
         ranks: how many GPUs; each has a batch of ``batch_size``.

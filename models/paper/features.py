@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job import ACTIVATION_FUNCTIONS, TrainingJob
+from gpumemnet.job.layers import LAYER_GROUPS
+from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, TrainingJob
 from gpumemnet.layer_table import layer_table
-from gpumemnet.layers import LAYER_GROUPS
 
 COUNTED_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "linear": LAYER_GROUPS["linear"],
@@ -39,7 +39,7 @@ ACTIVATION_ORDER: Final = tuple(sorted(ACTIVATION_FUNCTIONS))
 The paper's list is alphabetical too, with its own 10 or 11 functions; ours is every function that a job may name.
 """
 SEQUENCE_WIDTH: Final = 3
-"""Columns of one layer: position of its group in :data:`gpumemnet.layers.GROUP_NAMES`, log activations, log parameters."""
+"""Columns of one layer: position of its group in :data:`gpumemnet.job.layers.GROUP_NAMES`, log activations, log parameters."""
 
 
 def paper_features(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.layers import GROUP_NAMES
+from gpumemnet.job.layers import GROUP_NAMES
 
 # Shapes: B jobs, F features, L layers, D inputs, E ensemble members, H hidden width, C classes, W width of an encoder.
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.units import GIB
 from models.answers import COVERAGE, Answers
 from models.reporting.candidate_figures import architectures, judged_rows

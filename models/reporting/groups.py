@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS
 from gpumemnet.units import GIB
 from models.reporting.candidate_figures import judged_rows
 from models.section import Section

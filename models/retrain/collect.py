@@ -18,7 +18,7 @@ from typing import Final
 
 from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.measurement import OBSERVED, Measurement, identity
 from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.validation import validate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpumemnet.job import TrainingJob
+from gpumemnet.job.training_job import TrainingJob
 
 SWAPPED: Final = "batch-and-input-swapped"
 

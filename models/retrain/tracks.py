@@ -16,7 +16,7 @@ import numpy as np
 
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.predictor import TRUST
 from gpumemnet.units import MIB

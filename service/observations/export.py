@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from gpumemnet.dataset import write_dataset
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.measurement import OBSERVED, Measurement
 from gpumemnet.observation import PROCESS_OBSERVATIONS
 from service.observations.database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown

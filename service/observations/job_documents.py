@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from gpumemnet.job import FIELD_DEFAULTS, JOB_FIELDS, TrainingJob
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
+from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
+from gpumemnet.job.training_job import FIELD_DEFAULTS, JOB_FIELDS, TrainingJob
 
 _GAP: Final = orjson.Fragment(b"\0b")  # no JSON holds this byte; it stands for the % of what fills the gap
 _FILLED: Final = tuple(name for name in JOB_FIELDS if name in NUMBER_FIELDS or name == "layers")

@@ -34,7 +34,7 @@ JOBS: Final = Table(
     METADATA,
     Column("hash", String(64), primary_key=True, comment="SHA-256 of the document"),
     Column("family", String(32), nullable=False),
-    Column("document", JSON, nullable=False, comment="the job as gpumemnet.job_json reads it"),
+    Column("document", JSON, nullable=False, comment="the job as gpumemnet.job.json_codec reads it"),
     Column("seen_at", Double, nullable=False, comment="when it was last asked about, to the hour or so"),
 )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, func, select
 
-from gpumemnet.job import FAMILIES
+from gpumemnet.job.training_job import FAMILIES
 from service.observations.alarm import ALARM_PROBABILITY, ALARM_RULE, Alarm, Outcome, alarm, median_error_ratio, summarise
 from service.observations.schema import CHALLENGES, OBSERVATIONS, PREDICTIONS
 

@@ -11,8 +11,8 @@ from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_SCHEMA
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS

@@ -1,6 +1,6 @@
 """Reads an inference request: the jobs, how the answer is wanted, and which outputs in which form.
 
-The envelope is the protocol's ``$inference_request``; the jobs in it are read by :mod:`gpumemnet.job_json`, the one parser of
+The envelope is the protocol's ``$inference_request``; the jobs in it are read by :mod:`gpumemnet.job.json_codec`, the one parser of
 jobs.  What this service does not know is refused and never passed over: a misspelt ``coverage`` would change the limit.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, Final
 from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_json, parse_json
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import job_from_json, parse_json
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 from service.limits import MAX_PROBABILITIES
 from service.oip.outputs import OUTPUT_NAMES

@@ -26,8 +26,8 @@ from gpumemnet.errors import (
     RegistryError,
     UnknownReleaseError,
 )
-from gpumemnet.job_json import parse_json
-from gpumemnet.layers import describe
+from gpumemnet.job.json_codec import parse_json
+from gpumemnet.job.layers import describe
 from gpumemnet.registry import NAME_RULE, Registry, Release, is_release_name
 from service.endpoint import JSON, read_json_body, send_answer
 from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal

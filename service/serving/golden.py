@@ -19,8 +19,8 @@ from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError
 from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_NAMES
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor
 from service.examples import EXAMPLE_JOBS, predict_examples
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.published import WHERE_TO_GET_IT
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import Measurement, Phase
 from gpumemnet.units import GIB, MIB
 

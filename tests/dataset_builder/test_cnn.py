@@ -30,7 +30,7 @@ from dataset_builder.training import build_network, train
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import JobOptions
-from gpumemnet.layers import GROUP_OF_KIND
+from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.units import GIB
 
 CPU = torch.device("cpu")

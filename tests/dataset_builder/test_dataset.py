@@ -17,8 +17,8 @@ import pytest
 
 from gpumemnet.dataset import DATASET_VERSION, VERSION_KEY, dataset_schema, read_dataset, read_jobs, write_dataset, write_jobs
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import TrainingJob, totals_only
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.measurement import Measurement, architecture_key, measurement_from_dict, measurement_to_dict
 
 ROOT = Path(__file__).parents[2]

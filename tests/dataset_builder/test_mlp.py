@@ -16,7 +16,7 @@ from dataset_builder.options import FUSED_OPTIMIZERS, Options
 from dataset_builder.planned import PlannedJob, parse_planned, training_job
 from dataset_builder.training import build_network
 from gpumemnet.errors import DatasetError
-from gpumemnet.layers import GROUP_OF_KIND, Layer
+from gpumemnet.job.layers import GROUP_OF_KIND, Layer
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",

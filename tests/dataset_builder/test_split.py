@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dataset_builder.split import fold_of, split_by_architecture, write_split
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import Measurement
 
 

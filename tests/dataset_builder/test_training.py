@@ -12,7 +12,7 @@ from dataset_builder.families import mlp
 from dataset_builder.options import Options, option_obstacle
 from dataset_builder.planned import PlannedJob
 from dataset_builder.training import INITIAL_SCALE, build_network, make_optimizer, train
-from gpumemnet.job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 CPU = torch.device("cpu")
 ARCHITECTURE = mlp.MlpArchitecture(

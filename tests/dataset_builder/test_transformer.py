@@ -31,8 +31,8 @@ from dataset_builder.training import build_network, train
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import JobOptions
-from gpumemnet.job import PRECISIONS
-from gpumemnet.layers import GROUP_OF_KIND, LAYER_GROUPS
+from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
+from gpumemnet.job.training_job import PRECISIONS
 from gpumemnet.units import GIB
 
 CAPACITY_BYTES = 141 * GIB

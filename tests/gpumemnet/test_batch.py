@@ -12,13 +12,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch.arrow_jobs import read_arrow_jobs
 from gpumemnet.batch.question import Question
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.dataset import VERSION_KEY, write_jobs
 from gpumemnet.errors import DatasetError, InvalidRequestError
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.arrow_codec import read_arrow_jobs
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import ceil_mib
 from tests.gpumemnet.batch_files import answers, refused, rejected, run, totals, write, write_lines

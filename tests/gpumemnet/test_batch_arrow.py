@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.batch.arrow_jobs import check_columns, read_arrow_jobs, row_documents
 from gpumemnet.batch.chunks import _job
 from gpumemnet.dataset import job_schema
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
-from gpumemnet.job_json import job_from_dict, job_to_dict
+from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs, row_documents
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 from tests.jobs import jobs, small_job
 
 SCHEMA = job_schema()

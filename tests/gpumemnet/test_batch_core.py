@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gpumemnet.bins import bins_of_width
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.features import total_matrix
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_dict
-from gpumemnet.job_reader import read_jobs
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs

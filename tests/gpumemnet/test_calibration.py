@@ -17,8 +17,8 @@ from gpumemnet.calibration import MIN_JOBS, Calibration, ModelCalibration, calib
 from gpumemnet.calibration_cards import calibrated_cards, profile_document
 from gpumemnet.devices import CONTEXT_GROWTH_BYTES, load_profile
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import Measurement
 from gpumemnet.predictor import Predictor
 from gpumemnet.registry import Registry

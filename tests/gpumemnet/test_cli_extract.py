@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.cli import main
-from gpumemnet.job_json import job_from_json
+from gpumemnet.job.json_codec import job_from_json
 
 EXAMPLES = Path(__file__).parent / "extract" / "examples"
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gpumemnet.cli import main
 from gpumemnet.cli.trace_report import show_trace
-from gpumemnet.job_json import job_from_json
+from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.trace.answer import BatchPoint, GpuFit, TraceAnswer, answer_from_dict
 from gpumemnet.trace.parts import shown_mib
 from gpumemnet.trace.replayed import Peak

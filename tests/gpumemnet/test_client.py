@@ -22,9 +22,9 @@ from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.fits import fits, target
 from gpumemnet.inverse import batch_sizes, smallest_gpu
-from gpumemnet.job import FAMILIES, TrainingJob
-from gpumemnet.job_json import job_from_dict
-from gpumemnet.layers import Layer
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB, ceil_mib
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from gpumemnet import bin_shares, closed_form, features, layer_roles
 from gpumemnet.features import feature_matrix
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import KINDS, Layer
+from gpumemnet.job.layers import KINDS, Layer
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 

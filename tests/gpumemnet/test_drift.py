@@ -16,9 +16,9 @@ from gpumemnet.bundle import save_bundle
 from gpumemnet.dataset import write_jobs
 from gpumemnet.drift import ALPHA, DriftReport, find_drift
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_dict
-from gpumemnet.layers import Layer
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import Measurement
 from gpumemnet.observation import SOURCES
 from gpumemnet.predictor import Predictor

@@ -14,8 +14,8 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.fits import Target, catalogue_targets, target
 from gpumemnet.inverse import batch_grid, batch_sizes, smallest_gpu
-from gpumemnet.job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS
 from gpumemnet.layer_roles import (
     BLOCK_BEGIN,
     CONSTANT,
@@ -18,7 +19,6 @@ from gpumemnet.layer_roles import (
     WRITTEN_OUT,
     fill_roles,
 )
-from gpumemnet.layers import CODE_OF_KIND, KINDS
 
 ROTATED = ("multiply", "other", "concatenate", "multiply", "add")
 FEED_FORWARD = ("linear", "relu", "linear", "add")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.errors import DatasetError, FieldError, InvalidJobError, InvalidRequestError
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.measurement import LABEL_SOURCES, Measurement
 from gpumemnet.observation import (
     MAX_BYTES,

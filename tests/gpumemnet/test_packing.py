@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.cli import main
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.packing import (
     FITS,
     Policy,

@@ -18,10 +18,10 @@ from gpumemnet.dataset import read_dataset
 from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import Estimate
-from gpumemnet.job import TrainingJob, totals_only
-from gpumemnet.job_json import job_from_json, job_to_dict
-from gpumemnet.job_reader import read_jobs
-from gpumemnet.layers import Layer
+from gpumemnet.job.json_codec import job_from_json, job_to_dict
+from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs, mlp, small_job

@@ -22,8 +22,8 @@ from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
 from gpumemnet.dataset import read_dataset, write_dataset
 from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.packing.reading import read_trace
 from gpumemnet.predictor import Predictor
 from gpumemnet.site_rows import read_site_rows

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.cli import main
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.observation import Observation, observation_from_dict
 from gpumemnet.sacct import Known, Skipped, parse_amount, read_known_jobs, read_sacct, usage_bytes
 from tests.jobs import small_job

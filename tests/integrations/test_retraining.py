@@ -19,7 +19,7 @@ import yaml
 
 from gpumemnet.drift import DriftReport, Finding
 from gpumemnet.drift_metrics import drift_metrics
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
 from tests.sites import site_rows
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "retraining"

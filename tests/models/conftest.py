@@ -11,8 +11,8 @@ import pytest
 
 from dataset_builder.published import WHERE_TO_GET_IT, import_published
 from gpumemnet.features import FEATURE_NAMES
-from gpumemnet.job import TrainingJob
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
 from models.data import LabelledJobs, features_on
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job import totals_only
+from gpumemnet.job.training_job import totals_only
 from gpumemnet.predictor import Predictor
 from gpumemnet.sequence import layer_sequence
 from models.data import LabelledJobs

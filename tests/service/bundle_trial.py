@@ -11,7 +11,7 @@ import traceback
 
 from gpumemnet.bundle import load_bundle
 from gpumemnet.errors import BundleError
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS
-from gpumemnet.layers import MAX_ELEMENTS
+from gpumemnet.job.layers import MAX_ELEMENTS
+from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS
 from service.schemas import BatchPrediction, Prediction, Problem
 
 bounded = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

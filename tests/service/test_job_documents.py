@@ -6,9 +6,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.job_batch import JobBatch
-from gpumemnet.job_json import job_from_dict
-from gpumemnet.job_reader import read_jobs
+from gpumemnet.job.job_batch import JobBatch
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.json_columns import read_jobs
 from service.examples import EXAMPLE_JOBS
 from service.observations.job_documents import job_document, job_documents
 from tests.jobs import jobs

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from gpumemnet.dataset import read_dataset
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from service.examples import EXAMPLE_JOBS
 from service.observations.description import ObservationResults, ObservationSummary, StoredObservation, observation_paths
 from tests.service.databases import PostgreSQL, running_postgresql

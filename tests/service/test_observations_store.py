@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.observation import Observation
 from service.examples import EXAMPLE_JOBS
 from service.observations import migrations, store

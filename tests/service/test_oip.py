@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 
 from gpumemnet.bins import bins_of_width
 from gpumemnet.bundle_model import BundleModel
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.units import GIB, MIB
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS

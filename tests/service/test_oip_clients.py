@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.job_json import job_from_json
+from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import ceil_mib
 

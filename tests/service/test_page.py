@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from service.page.routes import docs_routes, page_routes
 
 FILES = sorted(route.path for route in [*page_routes(), *docs_routes()])

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import FieldError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor
 from service.answers import Answerer
 from service.plain_batches import read_plain_batch

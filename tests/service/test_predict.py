@@ -15,8 +15,8 @@ from gpumemnet.errors import InvalidJobError
 from gpumemnet.features import FEATURE_SCHEMA
 from gpumemnet.fits import Fit, fits, target
 from gpumemnet.inverse import BatchPoint, batch_sizes, smallest_gpu
-from gpumemnet.job import FAMILIES
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.units import MIB, ceil_mib
 from service.answers import Answerer
 

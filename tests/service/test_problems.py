@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from service.app import create_app
 from service.problems import PROBLEM_KINDS
 from service.settings import Settings

@@ -5,7 +5,7 @@ import pytest
 
 from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError
-from gpumemnet.job_json import job_to_dict
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predictor import Predictor
 from service.serving.golden import check_golden
 from tests.jobs import small_job

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 DENSE_PREDICTION: Final = ("unet", "hourglass")
 """Styles that answer for every pixel."""

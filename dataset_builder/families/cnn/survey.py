@@ -25,7 +25,7 @@ from dataset_builder.families.cnn.plan import (
     UpConv,
     Upsample,
 )
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
 
 NORM_KINDS: Final = {"batch_norm": "batch_norm2d", "group_norm": "group_norm", "layer_norm": "layer_norm"}
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 STYLES: Final = ("encoder", "decoder", "encoder_decoder", "vision")
 ACTIVATIONS: Final = ("relu", "gelu", "silu")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dataset_builder.families.transformer.architecture import IMAGE_CHANNELS, TransformerArchitecture
-from gpumemnet.layers import Layer
+from gpumemnet.job.layers import Layer
 
 
 class Survey:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dataset_builder.families import Feature, Network, TensorSpec
 from dataset_builder.families.zoo.catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
 from gpumemnet.errors import DatasetError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

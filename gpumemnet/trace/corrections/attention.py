@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
 from gpumemnet.trace.corrections.attention_choice import (
     CUDNN,
     EFFICIENT,

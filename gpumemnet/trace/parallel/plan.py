@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job import MAX_RANKS
-from gpumemnet.layers import describe
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import MAX_RANKS
 from gpumemnet.trace.options import PARALLEL
 
 
@@ -14,8 +14,8 @@ def check_plan(parallel: str, ranks: int, precision: str, wants_job: bool) -> No
     Args:
         parallel: one of :data:`~gpumemnet.trace.options.PARALLEL`.
         ranks: how many GPUs.
-        precision: one of :data:`~gpumemnet.job.PRECISIONS`.
-        wants_job: whether a :class:`~gpumemnet.job.TrainingJob` is wanted of it.
+        precision: one of :data:`~gpumemnet.job.training_job.PRECISIONS`.
+        wants_job: whether a :class:`~gpumemnet.job.training_job.TrainingJob` is wanted of it.
 
     Raises:
         InvalidRequestError: says what does not go together.

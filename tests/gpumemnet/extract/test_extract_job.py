@@ -10,7 +10,7 @@ from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidJobError
 from gpumemnet.extract import extract_job
-from gpumemnet.job_json import job_from_json, job_to_json
+from gpumemnet.job.json_codec import job_from_json, job_to_json
 
 OPTIONS = {"optimizer": "adam", "precision": "fp32"}
 

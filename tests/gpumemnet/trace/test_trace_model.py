@@ -16,7 +16,7 @@ import gpumemnet
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.job_json import job_from_dict
+from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.trace import Questions, TraceAnswer, trace_model
 from gpumemnet.trace.answer import answer_from_dict, answer_to_dict
 from gpumemnet.units import MIB

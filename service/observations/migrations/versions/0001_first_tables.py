@@ -15,7 +15,7 @@ def upgrade() -> None:
         "jobs",
         sa.Column("hash", sa.String(64), primary_key=True, comment="SHA-256 of the document"),
         sa.Column("family", sa.String(32), nullable=False),
-        sa.Column("document", sa.JSON, nullable=False, comment="the job as gpumemnet.job_json reads it"),
+        sa.Column("document", sa.JSON, nullable=False, comment="the job as gpumemnet.job.json_codec reads it"),
         sa.Column("seen_at", sa.Double, nullable=False, comment="when it was last asked about, to the hour or so"),
     )
     op.create_table(

@@ -12,7 +12,7 @@ from operator import attrgetter, contains, itemgetter
 from typing import Final
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.layers import MAX_ELEMENTS, Layer, check_count, describe
+from gpumemnet.job.layers import MAX_ELEMENTS, Layer, check_count, describe
 
 SCHEMA_VERSION: Final = 1
 """Version of the job's JSON form.  Raised when a field changes its meaning; new optional fields do not raise it."""

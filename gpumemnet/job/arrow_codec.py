@@ -1,6 +1,6 @@
-"""Reads jobs from Arrow columns straight into the arrays of a :class:`~gpumemnet.job_batch.JobBatch`: no object for any row.
+"""Reads jobs from Arrow columns straight into the arrays of a :class:`~gpumemnet.job.job_batch.JobBatch`: no object for any row.
 
-A row in which anything is out of the ordinary is left to :func:`gpumemnet.job_json.job_from_dict`, which says what is wrong with
+A row in which anything is out of the ordinary is left to :func:`gpumemnet.job.json_codec.job_from_dict`, which says what is wrong with
 it; what is read here, that one reads alike.  As in a dataset, null means that a job does not state the field.
 """
 
@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job import (
+from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices
+from gpumemnet.job.json_columns import DEFAULTS, LayerColumns, ReadJobs, job_batch, settle_totals
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
+from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_RANGES,
     JOB_FIELDS,
@@ -22,9 +25,6 @@ from gpumemnet.job import (
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
 )
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices
-from gpumemnet.job_reader import DEFAULTS, LayerColumns, ReadJobs, job_batch, settle_totals
-from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,7 +99,7 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
 
 
 def row_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job_json.job_from_dict` takes them, without what they do not state."""
+    """The rows as :func:`gpumemnet.job.json_codec.job_from_dict` takes them, without what they do not state."""
     import pyarrow as pa
 
     names = [name for name in batch.schema.names if name in DEFAULTS]

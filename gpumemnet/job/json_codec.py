@@ -15,8 +15,8 @@ from operator import itemgetter
 from typing import Any, Final
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob, check_schema_version
-from gpumemnet.layers import Layer, describe, plain_layers
+from gpumemnet.job.layers import Layer, describe, plain_layers
+from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob, check_schema_version
 
 try:
     from orjson import loads as _quick_loads

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job import JOB_FIELDS, SCHEMA_VERSION, TrainingJob, totals_only
-from gpumemnet.job_json import job_from_dict, job_from_json, job_to_dict, job_to_json, parse_json
-from gpumemnet.layers import Layer
+from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json, parse_json
+from gpumemnet.job.layers import Layer
+from gpumemnet.job.training_job import JOB_FIELDS, SCHEMA_VERSION, TrainingJob, totals_only
 from tests.jobs import jobs, small_job
 
 
@@ -138,7 +138,7 @@ json_texts = st.recursive(
 @given(json_texts, st.booleans())
 def test_the_quick_reader_reads_as_the_careful_one(text: str, is_bytes: bool) -> None:
     document = text.encode() if is_bytes else text
-    with patch("gpumemnet.job_json._quick_loads", None):
+    with patch("gpumemnet.job.json_codec._quick_loads", None):
         careful = attempt(document)
     assert repr(attempt(document)) == repr(careful)  # repr tells 1 from 1.0, and NaN is itself
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.features import feature_matrix
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_to_dict
-from gpumemnet.job_reader import read_jobs
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.sequence import layer_sequence
 from tests.job_documents import documents, oddities, read_alone
 from tests.jobs import jobs, small_job

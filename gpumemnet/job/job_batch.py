@@ -15,8 +15,8 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import FIELD_CHOICES, FIELD_RANGES, TrainingJob
-from gpumemnet.layers import KINDS, Layer
+from gpumemnet.job.layers import KINDS, Layer
+from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, TrainingJob
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -42,7 +42,7 @@ class JobBatch(Sequence[TrainingJob]):
         option_sets: the distinct sets of options (:data:`OPTION_FIELDS`).
         option_codes: position of each job's set among them, shape ``[B]``.
         layer_counts: layers of each job, shape ``[B]``.
-        layer_kinds: position of each layer's kind in :data:`gpumemnet.layers.KINDS` followed by ``strange_kinds``, ``[N]``.
+        layer_kinds: position of each layer's kind in :data:`gpumemnet.job.layers.KINDS` followed by ``strange_kinds``, ``[N]``.
         layer_activations, layer_parameters: whole numbers, shape ``[N]``.
         strange_kinds: kinds that are not among the known ones.
     """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.job import TrainingJob
-from gpumemnet.job_json import job_from_dict, job_from_json, parse_json
+from gpumemnet.job.json_codec import job_from_dict, job_from_json, parse_json
+from gpumemnet.job.training_job import TrainingJob
 
 JOBS_PER_BATCH: Final = 1000
 MAX_JSON_BYTES: Final = 64 * 2**20

@@ -1,7 +1,7 @@
 """Reads many job documents at once into columns, without an object for each of them.
 
 Every check runs over a whole column at C speed.  A document in which anything at all is out of the ordinary is left to
-:func:`gpumemnet.job_json.job_from_dict`, the one reader that knows every form and says what is wrong; what is read here, that one
+:func:`gpumemnet.job.json_codec.job_from_dict`, the one reader that knows every form and says what is wrong; what is read here, that one
 reads alike.
 """
 
@@ -16,7 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job import (
+from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Array, Indices, JobBatch
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
+from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_DEFAULTS,
     FIELD_RANGES,
@@ -25,8 +27,6 @@ from gpumemnet.job import (
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
 )
-from gpumemnet.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Array, Indices, JobBatch
-from gpumemnet.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 
 DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()}
 """What stands where a document says nothing; of a field that it must state, what no check lets pass."""
@@ -56,7 +56,7 @@ class ReadJobs(NamedTuple):
 
 
 class LayerColumns(NamedTuple):
-    """The layers of all jobs, with the attributes of :class:`~gpumemnet.job_batch.JobBatch`."""
+    """The layers of all jobs, with the attributes of :class:`~gpumemnet.job.job_batch.JobBatch`."""
 
     counts: Indices
     kinds: Indices
@@ -75,7 +75,7 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
     """The ordinary ones among many job documents, in columns.
 
     Args:
-        documents: each as :func:`gpumemnet.job_json.job_from_dict` takes one.
+        documents: each as :func:`gpumemnet.job.json_codec.job_from_dict` takes one.
         max_layers: a job of more is left.
     """
     rows: Sequence[int] = range(len(documents))
@@ -213,7 +213,7 @@ def _read_layers(values: Sequence[Any], max_layers: int) -> LayerColumns | _Odd:
 
 
 def kind_codes(kinds: Sequence[str], strange: Sequence[str]) -> Indices:
-    """Position of each of the kinds in :data:`gpumemnet.layers.KINDS` followed by ``strange``."""
+    """Position of each of the kinds in :data:`gpumemnet.job.layers.KINDS` followed by ``strange``."""
     codes = {**CODE_OF_KIND, **{kind: len(KINDS) + place for place, kind in enumerate(strange)}} if strange else CODE_OF_KIND
     return np.fromiter(map(codes.__getitem__, kinds), np.int64, len(kinds))
 
