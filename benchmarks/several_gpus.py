@@ -38,8 +38,8 @@ from dataset_builder.compare.subjects import traceable  # noqa: E402
 from dataset_builder.planned import PlannedJob, parse_planned, training_job  # noqa: E402
 from dataset_builder.recipe import load_recipe  # noqa: E402
 from dataset_builder.sampling import sample_jobs  # noqa: E402
-from gpumemnet.devices import device_profile  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
+from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.trace.checkpointing import blocks  # noqa: E402
 from gpumemnet.trace.parallel.rank import gathered_in  # noqa: E402
 from gpumemnet.trace.step import AUTOCAST  # noqa: E402

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.devices import device_profile
 from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.trace.batches import affine_sizes
 from gpumemnet.trace.memory import memory_of
 from gpumemnet.trace.platform import Platform

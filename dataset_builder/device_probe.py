@@ -16,8 +16,8 @@ from dataset_builder import channel
 from dataset_builder.forkserver import ForkServer
 from dataset_builder.nvml import Meter
 from dataset_builder.probe import Trust, expect, probe, recognise, settle, wait_for_exit
-from gpumemnet.devices import PROFILE_FORMAT, PROFILE_VERSION
 from gpumemnet.errors import MeasurementError
+from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION
 
 CONTEXT_STAGES: Final = ("allocation", "matmul", "convolution", "attention", "training")
 """Of :mod:`dataset_builder.device_stages`; the last is what a training job's context is taken from."""
@@ -56,7 +56,7 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
         meter: the GPU's readings.
 
     Returns:
-        the profile's document: what :func:`gpumemnet.devices.load_profile` reads, with every reading beside it.
+        the profile's document: what :func:`gpumemnet.gpu.catalogue.load_profile` reads, with every reading beside it.
 
     Raises:
         MeasurementError: when a stage cannot run, or the driver's readings cannot be trusted.

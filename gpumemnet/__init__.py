@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
     from gpumemnet.client import AsyncClient, Client
-    from gpumemnet.devices import DeviceProfile, device_profile, device_profiles
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.estimate import Estimate, Estimator
     from gpumemnet.features import FEATURE_COLUMNS, feature_matrix
+    from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob
@@ -35,7 +35,7 @@ _MODULE_OF = {
     **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.bins"),
     **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client"),
-    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.devices"),
+    **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
     **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.estimate"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),

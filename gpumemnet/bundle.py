@@ -84,7 +84,7 @@ class BundleCard:
             sequence with it; ``common``: the feature vector, by one model for all families).
         label_source: what it learnt from: readings of a GPU, or ``traced``.
         gpu: the GPU model whose memory it predicts.
-        capacity_bytes, blas_workspace_bytes: of that GPU, as :class:`gpumemnet.devices.DeviceProfile` has them.
+        capacity_bytes, blas_workspace_bytes: of that GPU, as :class:`gpumemnet.gpu.catalogue.DeviceProfile` has them.
         context_bytes: CUDA context within the labels that it learnt from; on another GPU that one's takes its place.
         traced_peak: how to answer jobs that send a traced peak; ``None`` where that has not been calibrated.
         options: job field → values seen in training; another value lies outside the support.

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.bundle import COMMON, GRAPH_OUTPUTS, Bundle
-from gpumemnet.devices import context, device_profile
 from gpumemnet.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.job_batch import Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob

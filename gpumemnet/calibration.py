@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from gpumemnet.bundle import Bundle
 from gpumemnet.bundle_model import BundleModel
 from gpumemnet.conformal import Centre, conformal_quantiles, weighted_centre
-from gpumemnet.devices import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.errors import DatasetError
+from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import TRACED, architecture_key

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpumemnet.bundle import ALL_FAMILIES, Bundle
 from gpumemnet.calibration import Calibration, Figures, ModelCalibration
-from gpumemnet.devices import PROFILE_FORMAT, PROFILE_VERSION, device_profile
+from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION, device_profile
 from gpumemnet.units import MIB
 
 GUARANTEE: Final = (
@@ -54,7 +54,7 @@ def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, A
 
 
 def profile_document(calibration: Calibration) -> dict[str, Any]:
-    """The GPU's profile with the site's context, in the form that :func:`gpumemnet.devices.load_profile` reads.
+    """The GPU's profile with the site's context, in the form that :func:`gpumemnet.gpu.catalogue.load_profile` reads.
 
     What is reserved for workspaces stays as in the catalogue: what a job took does not tell it from the context.
     """

@@ -13,7 +13,7 @@ import numpy as np
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.estimate import Estimate
-from gpumemnet.fits import Fit
+from gpumemnet.gpu.fits import Fit
 from gpumemnet.inverse import BatchPoint, BatchSizes, SmallestGpu
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predictor import Predictor
 from gpumemnet.replicas import WITH_OTHERS

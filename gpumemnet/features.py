@@ -123,7 +123,7 @@ def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> ND
     Args:
         jobs: the jobs; those with totals only have zeros in :data:`LAYER_COLUMNS`.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
-            (:attr:`gpumemnet.devices.DeviceProfile.blas_workspace_bytes`).
+            (:attr:`gpumemnet.gpu.catalogue.DeviceProfile.blas_workspace_bytes`).
     """
     matrix = np.zeros((len(jobs), _WIDTH))
     if isinstance(jobs, JobBatch) or len(jobs) > _FEW:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memory_of, verdict
+from gpumemnet.gpu.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memory_of, verdict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 
@@ -52,7 +52,7 @@ class BatchSizes:
     """The largest batches that fit one target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, as :class:`~gpumemnet.fits.Target` has them.
+        gpu, mig, device, available_mib: the target, as :class:`~gpumemnet.gpu.fits.Target` has them.
         coverage: share of jobs that stay below a limit.
         max_batch: no batch above this was looked at.
         safe_batch: the largest whose limit is available; ``None`` where there is none, or none with a limit.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob

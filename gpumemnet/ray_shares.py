@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
-from gpumemnet.fits import target
+from gpumemnet.gpu.fits import target
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB, ceil_mib
 

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import DatasetError, GpumemnetError, InvalidJobError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import OBSERVED, Measurement

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.devices import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.training_job import TrainingJob
 
 AMOUNTS: Final = (

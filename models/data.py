@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from gpumemnet.bundle import ALL_FAMILIES
 from gpumemnet.dataset import read_dataset
-from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.errors import DatasetError
 from gpumemnet.features import feature_matrix
+from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.measurement import Measurement
 from gpumemnet.units import MIB

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from gpumemnet.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
-from gpumemnet.devices import blas_workspace_bytes
 from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
+from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.sequence import SEQUENCE_COLUMNS
 from gpumemnet.training_reference import reference_document, training_reference

@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.bundle import Bundle
-from gpumemnet.devices import context, device_profile
 from gpumemnet.errors import DatasetError
+from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.measurement import TRACED, Measurement
 from gpumemnet.units import GIB
 from models.answers import Answers, calibrated_physics

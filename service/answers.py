@@ -16,18 +16,18 @@ import numpy as np
 import orjson
 
 from gpumemnet.bundle import Bundle
-from gpumemnet.devices import device_profiles
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
 from gpumemnet.features import FEATURE_SCHEMA
-from gpumemnet.fits import Fit, fits, fits_many, target
+from gpumemnet.gpu.catalogue import device_profiles
+from gpumemnet.gpu.fits import Fit, fits, fits_many, target
+from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
 from gpumemnet.inverse import batch_sizes, smallest_gpu
 from gpumemnet.job.job_batch import some_of
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
-from gpumemnet.mig import available_mib, mig_profiles, reserve
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
 from service.limits import LEAST_TOGETHER, MAX_PROBABILITIES

@@ -14,7 +14,7 @@ import orjson
 from gpumemnet.bins import BinScheme
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Array, Estimates
-from gpumemnet.fits import Fit
+from gpumemnet.gpu.fits import Fit
 from gpumemnet.units import MIB, ceil_mib
 
 MARGIN: Final = "conformal"

@@ -15,7 +15,7 @@ from gpumemnet.bins import DEFAULT_TOP_BYTES, MAX_BINS, BinScheme, bins_of_width
 from gpumemnet.bundle import ENCODERS
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.fits import Target, catalogue_targets, target
+from gpumemnet.gpu.fits import Target, catalogue_targets, target
 from gpumemnet.inverse import DEFAULT_MAX_BATCH
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe

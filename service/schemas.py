@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from gpumemnet.bins import PUBLISHED_BINS
 from gpumemnet.bundle import ENCODERS
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
+from gpumemnet.gpu.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
 from gpumemnet.inverse import DEFAULT_MAX_BATCH
 from gpumemnet.job.layers import MAX_ELEMENTS, Layer
 from gpumemnet.job.training_job import (

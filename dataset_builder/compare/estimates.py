@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.compare.subjects import Subject
-from gpumemnet.devices import DeviceProfile, context
+from gpumemnet.gpu.catalogue import DeviceProfile, context
 from gpumemnet.physics import ELEMENT_BYTES
 from gpumemnet.trace.memory import steady_memory
 from gpumemnet.trace.step import record

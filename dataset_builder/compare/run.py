@@ -19,9 +19,9 @@ from dataset_builder.compare.estimates import TracedRow, estimates, traced_row
 from dataset_builder.compare.figures import Figures, figures, reserved_figures
 from dataset_builder.compare.subjects import subject
 from gpumemnet.dataset import read_dataset
-from gpumemnet.devices import DeviceProfile, device_profile
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.worker_pool import in_processes
 

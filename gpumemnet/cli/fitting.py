@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpumemnet.cli.output import print_facts, print_table
-from gpumemnet.devices import device_profile
-from gpumemnet.fits import Fit, fits, target
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu.fits import Fit, fits, target
 from gpumemnet.inverse import BatchSizes, batch_sizes
 
 if TYPE_CHECKING:

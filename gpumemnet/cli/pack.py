@@ -14,7 +14,7 @@ from rich.text import Text
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.fits import MAX_FREE_MIB
+from gpumemnet.gpu.fits import MAX_FREE_MIB
 
 if TYPE_CHECKING:
     from gpumemnet.packing.figures import Figures

@@ -25,7 +25,7 @@ from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
     from gpumemnet.estimate import Estimate
-    from gpumemnet.fits import Fit
+    from gpumemnet.gpu.fits import Fit
     from gpumemnet.inverse import BatchSizes
     from gpumemnet.predictor import Predictor
 

@@ -22,7 +22,7 @@ from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARAL
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.devices import DeviceProfile
+    from gpumemnet.gpu.catalogue import DeviceProfile
     from gpumemnet.isolation.parent import Progress
     from gpumemnet.trace.answer import TraceAnswer
 
@@ -253,7 +253,7 @@ def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str
 
 
 def _device(gpu: str, context_mib: int | None) -> DeviceProfile:
-    from gpumemnet.devices import find_profile
+    from gpumemnet.gpu.catalogue import find_profile
 
     profile = find_profile(gpu)
     if context_mib is None:

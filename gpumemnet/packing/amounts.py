@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.devices import DeviceProfile, context, device_profile
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.packing.inventory import Inventory

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.fits import Target, target
+from gpumemnet.gpu.fits import Target, target
 from gpumemnet.job.layers import describe
 
 MAX_CARDS: Final = 100_000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, replay, smallest_limit
-from gpumemnet.devices import DeviceProfile
+from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.trace.answer import Curve
 from gpumemnet.trace.outside import around
 from gpumemnet.trace.replayed import Replayed, replayed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumemnet.communicators import SOURCE, communicator_bound_bytes, communicator_bytes
-from gpumemnet.devices import ContextEstimate, DeviceProfile, context
+from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
 
 
 def around(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:

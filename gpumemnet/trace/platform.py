@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gpumemnet.devices import DeviceProfile
+from gpumemnet.gpu.catalogue import DeviceProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, cast
 
 from gpumemnet.allocator.settings import AllocatorSettings
-from gpumemnet.devices import ContextReading, DeviceProfile, find_profile
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import JobOptions, check_options
+from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.trace.options import DEFAULT_GPU, LOSSES, ZERO_GRAD, Questions, TraceSettings
 from gpumemnet.trace.parallel.plan import check_plan

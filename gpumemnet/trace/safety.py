@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpumemnet.devices import ContextEstimate
+from gpumemnet.gpu.catalogue import ContextEstimate
 
 MARGIN: Final = 0.05
 """Share of the reserved bytes added for what a trace does not see."""

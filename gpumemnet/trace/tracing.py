@@ -13,11 +13,11 @@ from torch import nn
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.communicators import communicator_bytes
-from gpumemnet.devices import DeviceProfile, context, device_profiles, find_profile
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.extract.options import JobOptions, check_options
+from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles, find_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import OPTIMIZERS, TrainingJob

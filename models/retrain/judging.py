@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bundle import Bundle
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.predictor import Predictor
 from models.retrain.collect import Row
 from models.retrain.gate import Judged, Rule, Verdict, judge

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.predictor import TRUST

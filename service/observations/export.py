@@ -19,8 +19,8 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.dataset import write_dataset
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.measurement import OBSERVED, Measurement
 from gpumemnet.observation import PROCESS_OBSERVATIONS

@@ -17,8 +17,8 @@ from dataset_builder.device_probe import CONTEXT_STAGES, WORKSPACE_STAGES, probe
 from dataset_builder.device_stages import STAGES, run_stage
 from dataset_builder.forkserver import ForkServer
 from dataset_builder.nvml import visible_meters
-from gpumemnet.devices import context, find_profile, load_profile
 from gpumemnet.errors import InvalidRequestError, MeasurementError
+from gpumemnet.gpu.catalogue import context, find_profile, load_profile
 from gpumemnet.units import MIB
 
 REHEARSAL = Path(__file__).with_name("rehearsal")

@@ -15,8 +15,8 @@ from dataset_builder.published_networks import published_family
 from dataset_builder.published_real_models import REAL_MODELS, Reading, RealModel, import_real_models, measurement_of_reading
 from dataset_builder.split import split_by_architecture
 from gpumemnet.dataset import read_dataset
-from gpumemnet.devices import context, device_profile
 from gpumemnet.errors import DatasetError
+from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.measurement import Measurement
 from gpumemnet.units import MIB
 from gpumemnet.validation import validate

@@ -16,11 +16,11 @@ import pytest
 
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.client import AsyncClient, Client, Device
-from gpumemnet.devices import device_profiles
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.estimate import Estimate
 from gpumemnet.features import FEATURE_SCHEMA
-from gpumemnet.fits import fits, target
+from gpumemnet.gpu.catalogue import device_profiles
+from gpumemnet.gpu.fits import fits, target
 from gpumemnet.inverse import batch_sizes, smallest_gpu
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpumemnet.bins import BinScheme
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import Estimate
-from gpumemnet.fits import Target, catalogue_targets, target
+from gpumemnet.gpu.fits import Target, catalogue_targets, target
 from gpumemnet.inverse import batch_grid, batch_sizes, smallest_gpu
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.bundle import save_bundle, shipped_bundles
 from gpumemnet.dataset import read_dataset
-from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import Estimate
+from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
 from gpumemnet.job.json_codec import job_from_json, job_to_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.layers import Layer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import gpumemnet
 from gpumemnet import job_from_dict, ray_resources
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.fits import target
+from gpumemnet.gpu.fits import target
 from gpumemnet.predictor import Predictor
 from gpumemnet.units import MIB
 from service.examples import EXAMPLE_JOBS

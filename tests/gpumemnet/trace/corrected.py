@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpumemnet.devices import device_profile
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.trace.corrections import cuda_autocast, cuda_overrides, overriding
 from gpumemnet.trace.platform import Platform
 

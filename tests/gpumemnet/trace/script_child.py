@@ -25,8 +25,8 @@ def traced(script: Path, arguments: tuple[str, ...], ranks: int) -> Any:
 
 def _trace(answers: Connection, script: Path, arguments: tuple[str, ...], ranks: int) -> None:
     from gpumemnet.allocator import AllocatorSettings
-    from gpumemnet.devices import device_profile
     from gpumemnet.errors import ExtractError
+    from gpumemnet.gpu.catalogue import device_profile
     from gpumemnet.trace.answer import answer_to_dict
     from gpumemnet.trace.platform import Platform
     from gpumemnet.trace.script.run import trace_script

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpumemnet.devices import device_profile
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.trace.convolution_scratch import result_layout
 from gpumemnet.trace.convolution_workspace import (
     BACKWARD_DATA,

@@ -17,7 +17,7 @@ import torch
 from benchmarks.cuda_code import Peaks, peaks_of
 from dataset_builder.compare.subjects import traceable
 from dataset_builder.planned import parse_planned, training_job
-from gpumemnet.devices import device_profile
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.units import MIB
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "cuda_code_peaks.json"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.trace import Questions, TraceAnswer, trace_file
 from gpumemnet.units import GIB, MIB
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import gpumemnet
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.trace import Questions, TraceAnswer, trace_model
 from gpumemnet.trace.answer import answer_from_dict, answer_to_dict

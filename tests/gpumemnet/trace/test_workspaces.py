@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpumemnet.devices import device_profile
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.trace.attention_scratch import key_splits
 from gpumemnet.trace.blas_workspace import parse_workspace_setting
 from gpumemnet.trace.layout_copies import is_channels_last

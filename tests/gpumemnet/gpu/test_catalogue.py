@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.devices import (
+from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.gpu.catalogue import (
     PROFILE_FORMAT,
     PROFILE_VERSION,
     ContextReading,
@@ -23,7 +24,6 @@ from gpumemnet.devices import (
     find_profile,
     load_profile,
 )
-from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.units import GIB, MIB
 
 MEASURED = DeviceProfile(

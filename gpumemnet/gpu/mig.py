@@ -12,8 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
-from gpumemnet.devices import DeviceProfile, device_profile
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bins import MAX_BINS, BinScheme
-from gpumemnet.devices import context, device_profile, device_profiles
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.estimate import DEFAULT_COVERAGE
+from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
+from gpumemnet.gpu.mig import available_mib, mig_profile, mig_profiles
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.mig import available_mib, mig_profile, mig_profiles
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""GPUs: the catalogue with MIG profiles and CUDA contexts, and which of them a job fits."""
