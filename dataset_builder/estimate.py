@@ -11,7 +11,7 @@ from typing import Final
 from dataset_builder.options import Options
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import ELEMENT_BYTES, optimizer_copies
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.units import MIB
 
 CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB

@@ -25,8 +25,8 @@ from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.job_batch import Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.reasons import Reasons, outside_rows
-from gpumemnet.replicas import added_by_replicas
 from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
 from gpumemnet.support import Against, Support, option_reasons

@@ -26,9 +26,9 @@ from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import TRACED, architecture_key
-from gpumemnet.physics import ELEMENT_BYTES
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predictor import Predictor
-from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.site_calibration import SiteCalibration, spread_unit, unit_levels
 from gpumemnet.site_rows import SiteRow, SiteRows
 from gpumemnet.units import MIB

@@ -19,8 +19,8 @@ from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predictor import Predictor
-from gpumemnet.replicas import WITH_OTHERS
 from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
 from gpumemnet.site_rows import SiteRow
 from gpumemnet.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card

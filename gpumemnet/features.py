@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
 from gpumemnet.job.job_batch import JobBatch
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
 from gpumemnet.layer_table import LayerTable, layer_table
-from gpumemnet.physics import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
-from gpumemnet.saved_tensors import KIND_RULES
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
+from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
+from gpumemnet.physics.saved_tensors import KIND_RULES
 
 _FEW: Final = 12
 """Up to so many jobs the totals are quicker one by one than as arrays."""
@@ -171,7 +171,7 @@ def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], tabl
 
 
 def _column_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
-    """The columns :data:`gpumemnet.closed_form.JOB_COLUMNS`; :func:`_columns_of` is the same for many jobs."""
+    """The columns :data:`gpumemnet.physics.closed_form.JOB_COLUMNS`; :func:`_columns_of` is the same for many jobs."""
     assert job.total_parameters is not None
     assert job.trainable_parameters is not None
     inputs = job.batch_size * job.input_elements

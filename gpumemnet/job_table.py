@@ -15,8 +15,8 @@ import numpy as np
 
 from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, number_columns
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.physics import ELEMENT_BYTES, FACTORED_FILTERS, optimizer_copies
-from gpumemnet.saved_tensors import FULL_BYTES
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, FACTORED_FILTERS, optimizer_copies
+from gpumemnet.physics.saved_tensors import FULL_BYTES
 
 FLAGS: Final = 16
 """How many columns ``is_…`` there are."""
@@ -28,9 +28,9 @@ class OptionNumbers(NamedTuple):
 
     Attributes:
         flags: the columns ``is_…`` of :data:`gpumemnet.features.TOTAL_COLUMNS`, in their order.
-        input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.ElementBytes`.
+        input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.bytes_per_element.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
-        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.OptimizerCopies`.
+        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
         filter_copies: optimizer state in copies of the parameters of convolutions, beside ``state_copies``.
         is_autocast, is_math, is_checkpointed, is_channels_last: 1 where it is so.
     """

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.closed_form import GROUPS
 from gpumemnet.job.job_batch import JobBatch
 from gpumemnet.job.layers import CODE_OF_KIND, KINDS, OTHER_CODE
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.physics.closed_form import GROUPS
 
 _GROUP_OF_CODE: Final = np.array(GROUPS, dtype=np.int64)
 _KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))

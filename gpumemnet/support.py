@@ -18,8 +18,8 @@ from gpumemnet.features import FEATURE_NAMES, TOTAL_COLUMNS
 from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.physics.saved_tensors import ALIASES, alike
 from gpumemnet.reasons import Reasons
-from gpumemnet.saved_tensors import ALIASES, alike
 from gpumemnet.units import format_bytes
 
 RANGE_TOLERANCE: Final = 1.05

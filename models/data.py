@@ -107,7 +107,7 @@ def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
 def rows_to_learn_from(path: str | Path) -> list[Measurement]:
     """The ``ok`` and ``oom`` rows of the dataset at ``path``, real models among them, but for one of several replicas.
 
-    Why not those, says :data:`gpumemnet.replicas.WITH_OTHERS`.
+    Why not those, says :data:`gpumemnet.physics.replicas.WITH_OTHERS`.
 
     Raises:
         DatasetError: when the dataset cannot be read.

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
-from gpumemnet.closed_form import SIZE_CLASSES
 from gpumemnet.features import FEATURE_NAMES
 from gpumemnet.job.layers import GROUP_NAMES
+from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.units import MIB
 from models.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dataset_builder.compare.subjects import Subject
 from gpumemnet.gpu.catalogue import DeviceProfile, context
-from gpumemnet.physics import ELEMENT_BYTES
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.trace.memory import steady_memory
 from gpumemnet.trace.step import record
 from gpumemnet.trace.timeline import peak_of

@@ -153,7 +153,7 @@ class TrainingJob:
 
     @property
     def is_replica(self) -> bool:
-        """Whether it is one of several processes that train replicas; see :mod:`gpumemnet.replicas`."""
+        """Whether it is one of several processes that train replicas; see :mod:`gpumemnet.physics.replicas`."""
         return self.ranks > 1
 
     @property

@@ -21,7 +21,7 @@ from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.packing.inventory import Inventory
 from gpumemnet.packing.reading import TraceRow
-from gpumemnet.published_formulas import horus, naive
+from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumemnet.communicators import SOURCE, communicator_bound_bytes, communicator_bytes
 from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
+from gpumemnet.physics.nccl import SOURCE, communicator_bound_bytes, communicator_bytes
 
 
 def around(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:

@@ -12,7 +12,6 @@ from typing import Any, Final
 from torch import nn
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.communicators import communicator_bytes
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
@@ -21,6 +20,7 @@ from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles, fin
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import OPTIMIZERS, TrainingJob
+from gpumemnet.physics.nccl import communicator_bytes
 from gpumemnet.trace.answer import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.trace.batches import BatchTraces, largest_batch
 from gpumemnet.trace.best_effort import BestEffort

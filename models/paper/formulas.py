@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpumemnet.published_formulas import FP32_BYTES, horus, naive
+from gpumemnet.physics.published_formulas import FP32_BYTES, horus, naive
 
 __all__ = ["FP32_BYTES", "horus", "naive"]

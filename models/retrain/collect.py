@@ -20,7 +20,7 @@ from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.measurement import OBSERVED, Measurement, identity
-from gpumemnet.replicas import WITH_OTHERS
+from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.validation import validate
 from models.data import ZOO
 from models.retrain.columns_check import SWAPPED, is_swapped

@@ -15,7 +15,7 @@ from dataset_builder.nvml import visible_meters
 from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import MeasurementError
 from gpumemnet.measurement import Measurement
-from gpumemnet.physics import ELEMENT_BYTES
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.units import MIB
 from gpumemnet.validation import validate
 

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet import bin_shares, closed_form, features, layer_roles
+from gpumemnet import bin_shares, features
 from gpumemnet.features import feature_matrix
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.physics.bytes_per_element import closed_form, layer_roles
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
-from gpumemnet.closed_form import SIZE_CLASSES
 from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.physics import FACTORED_FILTERS
+from gpumemnet.physics.bytes_per_element import FACTORED_FILTERS
+from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.units import MIB
 from tests.jobs import jobs, small_job
 

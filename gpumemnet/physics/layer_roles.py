@@ -5,7 +5,7 @@ turn queries and keys by their positions and keep nothing, which sums belong to 
 the blocks begin that activation checkpointing runs once more.
 
 This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
-``layer_roles.pxd``, as it has :mod:`gpumemnet.closed_form`, which reads the roles.
+``layer_roles.pxd``, as it has :mod:`gpumemnet.physics.closed_form`, which reads the roles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.job.layers import CODE_OF_KIND, KINDS, LAYER_GROUPS
-from gpumemnet.saved_tensors import ALIASES
+from gpumemnet.physics.saved_tensors import ALIASES
 
 IS_COMPILED: Final = not __file__.endswith(".py")
 """Whether this is the compiled form, which takes arrays; the other takes lists as well, and is quicker with them."""

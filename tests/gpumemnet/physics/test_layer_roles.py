@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.job.layers import CODE_OF_KIND, KINDS
-from gpumemnet.layer_roles import (
+from gpumemnet.physics.layer_roles import (
     BLOCK_BEGIN,
     CONSTANT,
     DEPTHWISE,

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.communicators import communicator_bound_bytes, communicator_bytes
 from gpumemnet.job.job_batch import Array, JobBatch
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import ELEMENT_BYTES
+from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
 
 WITH_OTHERS: Final = "one of several replicas: what the others make it hold is no part of what a model learns"
 """Why nothing is learnt from such a job: NCCL's share of what it took is the site's, and is not known apart."""

@@ -1,0 +1,1 @@
+"""What training does to memory, every rule once: element types, saved tensors, optimizers, the closed form."""
