@@ -22,7 +22,7 @@ os.sched_setaffinity(0, {CORE})
 import numpy as np  # noqa: E402 - after the process is pinned
 
 from gpumemnet import Layer, Predictor, TrainingJob, job_to_json  # noqa: E402
-from gpumemnet.features import FEATURE_NAMES, feature_matrix  # noqa: E402
+from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix  # noqa: E402
 from gpumemnet.job.json_codec import job_from_json  # noqa: E402
 from gpumemnet.physics.closed_form import IS_COMPILED  # noqa: E402
 from service.answers import Answerer  # noqa: E402

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from gpumemnet.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.estimate import Estimate, Estimator
-    from gpumemnet.features import FEATURE_COLUMNS, feature_matrix
+    from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
+    from gpumemnet.features.vector import FEATURE_COLUMNS, feature_matrix
     from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob
     from gpumemnet.predictor import Predictor
     from gpumemnet.ray_shares import RayResources, ray_resources
-    from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
     from gpumemnet.trace.answer import TraceAnswer
     from gpumemnet.trace.tracing import trace_model as trace
 
@@ -37,10 +37,10 @@ _MODULE_OF = {
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
     **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.estimate"),
-    **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features"),
+    **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.ray_shares"),
-    **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.sequence"),
+    **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "GpumemnetError": "gpumemnet.errors",
     "Layer": "gpumemnet.job.layers",
     "Predictor": "gpumemnet.predictor",

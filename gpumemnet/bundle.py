@@ -2,8 +2,8 @@
 
 A bundle is a folder with three files::
 
-    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features, in natural units
-                         sequences  float32 [B, L, S]   transformer-based only: the columns of gpumemnet.sequence
+    model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features.vector, in natural units
+                         sequences  float32 [B, L, S]   transformer-based only: the columns of gpumemnet.features.sequence
                          mask       float32 [B, L]   transformer-based only: 1 for a token, 0 for padding
                   output weights    float32 [B, K]   mixture weights
                          locations  float32 [B, K]   component means in log-bytes
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.errors import BundleError
-from gpumemnet.features import FEATURE_NAMES, FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES, JOB_FIELDS
 from gpumemnet.site_calibration import SiteCalibration, site_calibration_from_card
 

@@ -20,14 +20,14 @@ from gpumemnet.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
-from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
+from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.job_batch import Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.reasons import Reasons, outside_rows
-from gpumemnet.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.site_calibration import SiteCalibration
 from gpumemnet.support import Against, Support, option_reasons
 from gpumemnet.units import GIB
@@ -202,7 +202,7 @@ class BundleModel:
         Args:
             jobs: the jobs.
             place: the GPU.
-            totals: their :func:`~gpumemnet.features.total_matrix`.
+            totals: their :func:`~gpumemnet.features.vector.total_matrix`.
         """
         is_short = self.support.is_about_totals
         reasons = self.support.against(jobs, totals if is_short else feature_matrix(jobs, place.blas_workspace_bytes)).reasons

@@ -18,7 +18,7 @@ from gpumemnet.bundle_model import BundleModel, Looked, load_session
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.estimates import Part, in_order
-from gpumemnet.features import total_matrix, with_layers
+from gpumemnet.features.vector import total_matrix, with_layers
 from gpumemnet.job.job_batch import JobBatch, layer_counts, some_of
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.bundle import BundleCard
-from gpumemnet.features import FEATURE_NAMES, TOTAL_COLUMNS
+from gpumemnet.features.vector import FEATURE_NAMES, TOTAL_COLUMNS
 from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
@@ -73,7 +73,7 @@ class Support:
         columns = [FEATURE_NAMES.index(name) for name in card.ranges]
         self._columns = np.array(columns, dtype=np.intp)
         self.is_about_totals = set(card.ranges) <= {column.name for column in TOTAL_COLUMNS}
-        """Whether the columns :data:`gpumemnet.features.TOTAL_COLUMNS` are all that it looks at."""
+        """Whether the columns :data:`gpumemnet.features.vector.TOTAL_COLUMNS` are all that it looks at."""
         self.takes_batches = card.options.keys() <= _BATCH_FIELDS
         """Whether it answers batches with :class:`~gpumemnet.reasons.Reasons`."""
         self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])

@@ -22,7 +22,7 @@ from sklearn.neural_network import MLPClassifier
 from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.bundle import Bundle
 from gpumemnet.bundle_model import BundleModel
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.units import GIB, MIB
 from models.answers import (
     COVERAGE,

@@ -14,7 +14,7 @@ import typer
 
 from gpumemnet.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gpumemnet.bundle import ALL_FAMILIES
 from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import DatasetError
-from gpumemnet.features import feature_matrix
+from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.measurement import Measurement

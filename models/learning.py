@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from models.data import LabelledJobs
 from models.network import float_tensor
 from models.splits import folds

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.units import MIB

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LinearRegression, QuantileRegressor
 
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.units import MIB
 
 MODEL_STATE_COLUMNS: Final = ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "optimizer_temporary_bytes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 from models.evaluation import CLASSIFIER, SCHEMES, Evaluation
 from models.metrics import confusion
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.sequence import SEQUENCE_COLUMNS
+from gpumemnet.features.sequence import SEQUENCE_COLUMNS
 from models.network import FeatureTransform, MemberMLPs, Mixture
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
@@ -57,7 +57,7 @@ class LayerEncoder(nn.Module):
         """Shape ``[B, 2 · W]``.
 
         Args:
-            sequences_BLF: the columns :data:`gpumemnet.sequence.SEQUENCE_COLUMNS`.
+            sequences_BLF: the columns :data:`gpumemnet.features.sequence.SEQUENCE_COLUMNS`.
             mask_BL: 1 for a layer, 0 for padding.
             reference_B1: the closed form in log-bytes; amounts count relative to it.
         """

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpumemnet.sequence import layer_sequence
+from gpumemnet.features.sequence import layer_sequence
 from models.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
 from models.data import LabelledJobs
 from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf

@@ -19,7 +19,7 @@ from gpumemnet.bundle import Bundle
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.estimate import Estimate
 from gpumemnet.estimates import Estimates
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.gpu.fits import Fit, fits, fits_many, target
 from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve

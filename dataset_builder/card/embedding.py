@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features import feature_matrix
+from gpumemnet.features.vector import feature_matrix
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 

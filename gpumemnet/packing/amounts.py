@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.features import FEATURE_NAMES, feature_matrix
+from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob

@@ -151,7 +151,7 @@ _CREATED, _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS 
 _CHANNELS_LAST, _FILTER_STATE = 15, 16
 _JOB_WIDTH: Final = len(JOB_COLUMNS)
 
-# Places of the answer, as in gpumemnet.features.LAYER_COLUMNS.
+# Places of the answer, as in gpumemnet.features.vector.LAYER_COLUMNS.
 _COUNT_PLACE: Final = 2
 _WEIGHT_PLACE: Final = _COUNT_PLACE + len(GROUP_NAMES)
 _KEPT_PLACE: Final = _WEIGHT_PLACE + len(SIZE_CLASSES)
@@ -190,7 +190,7 @@ def fill_columns(
     parameters: Numbers,
     blas_workspace_bytes: float,
 ) -> None:
-    """Write the columns :data:`gpumemnet.features.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
+    """Write the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
 
     Args:
         answers: rows of ``width`` columns, one after the other, zero where this writes: ``B * width`` numbers; those of jobs

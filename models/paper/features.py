@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
+from gpumemnet.features.layer_table import layer_table
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, TrainingJob
-from gpumemnet.layer_table import layer_table
 
 COUNTED_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "linear": LAYER_GROUPS["linear"],

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpumemnet.bundle import Bundle, load_bundle
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import BundleError
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TRAINING_CODE: Final = ("models.retrain.training",)

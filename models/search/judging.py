@@ -111,7 +111,7 @@ def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple
         some = test.take(np.arange(first, min(first + 256, len(test))))
         inputs: tuple[torch.Tensor, ...] = (float_tensor(some.features),)
         if isinstance(trained.network, SequenceClassifier):
-            from gpumemnet.sequence import layer_sequence
+            from gpumemnet.features.sequence import layer_sequence
 
             inputs += batch_of([layer_sequence([job])[0][0] for job in some.jobs])
         with torch.no_grad():

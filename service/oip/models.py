@@ -10,7 +10,7 @@ from gpumemnet.bundle import Bundle
 from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
 from gpumemnet.estimate import Estimate
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor

@@ -18,7 +18,7 @@ from gpumemnet.bundle import ENCODERS
 from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError
 from gpumemnet.estimate import Estimate
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predictor import Predictor

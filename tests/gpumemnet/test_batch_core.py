@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.bins import bins_of_width
 from gpumemnet.distribution import MemoryDistribution
-from gpumemnet.features import total_matrix
+from gpumemnet.features.vector import total_matrix
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.training_job import TrainingJob

@@ -18,7 +18,7 @@ from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.client import AsyncClient, Client, Device
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.estimate import Estimate
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.gpu.fits import fits, target
 from gpumemnet.inverse import batch_sizes, smallest_gpu

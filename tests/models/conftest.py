@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataset_builder.published import WHERE_TO_GET_IT, import_published
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpumemnet.dataset import write_dataset
-from gpumemnet.features import FEATURE_NAMES
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.measurement import OBSERVED, Measurement
 from gpumemnet.registry import Registry
 from gpumemnet.units import GIB, MIB

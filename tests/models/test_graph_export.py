@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.sequence import layer_sequence
+from gpumemnet.features.sequence import layer_sequence
 from models import graph_export
 from models.data import LabelledJobs
 from models.export import export_onnx

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predictor import Predictor
-from gpumemnet.sequence import layer_sequence
 from models.data import LabelledJobs
 from models.export import save_classifier
 from models.network import float_tensor

@@ -12,7 +12,7 @@ import pytest
 
 from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features import FEATURE_SCHEMA
+from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.fits import Fit, fits, target
 from gpumemnet.inverse import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.job.json_codec import job_from_dict

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.features import feature_matrix
+from gpumemnet.features.sequence import layer_sequence
+from gpumemnet.features.vector import feature_matrix
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.sequence import layer_sequence
 from tests.job_documents import documents, oddities, read_alone
 from tests.jobs import jobs, small_job
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
-from gpumemnet.features import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
+from gpumemnet.features.vector import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.physics.bytes_per_element import FACTORED_FILTERS

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
+from gpumemnet.features.layer_table import LayerTable, layer_table
+from gpumemnet.features.option_columns import job_table
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.job_table import job_table
-from gpumemnet.layer_table import LayerTable, layer_table
 
 Array = NDArray[np.float64]
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.features.layer_table import LayerTable, layer_table
+from gpumemnet.features.option_columns import JobTable, OptionNumbers, job_table, option_numbers
 from gpumemnet.job.job_batch import JobBatch
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.job_table import JobTable, OptionNumbers, job_table, option_numbers
-from gpumemnet.layer_table import LayerTable, layer_table
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
 from gpumemnet.physics.saved_tensors import KIND_RULES

@@ -27,7 +27,7 @@ class OptionNumbers(NamedTuple):
     """What a set of options is in numbers.
 
     Attributes:
-        flags: the columns ``is_…`` of :data:`gpumemnet.features.TOTAL_COLUMNS`, in their order.
+        flags: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS`, in their order.
         input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.bytes_per_element.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
         state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
