@@ -34,7 +34,7 @@ from typing import Any
 import httpx
 import psutil
 
-from gpumemnet.bundle import load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.bundle import load_bundle, save_bundle, shipped_bundles
 from service.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[1]

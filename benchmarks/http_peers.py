@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 
 

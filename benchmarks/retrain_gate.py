@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.dataset import read_dataset, write_dataset
 from gpumemnet.job.layers import Layer
 from gpumemnet.measurement import OBSERVED, Measurement
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
 from models.data import load_labelled_jobs

@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.calibration import calibrate
 from gpumemnet.calibration_cards import calibrated_cards
 from gpumemnet.drift import find_drift
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site_rows import SiteRow, SiteRows, read_site_rows
 from gpumemnet.training_reference import training_reference
 from gpumemnet.units import MIB

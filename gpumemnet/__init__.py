@@ -15,35 +15,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
-    from gpumemnet.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
     from gpumemnet.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
-    from gpumemnet.estimate import Estimate, Estimator
     from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
     from gpumemnet.features.vector import FEATURE_COLUMNS, feature_matrix
     from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+    from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
+    from gpumemnet.predict.estimate import Estimate, Estimator
+    from gpumemnet.predict.predictor import Predictor
     from gpumemnet.ray_shares import RayResources, ray_resources
     from gpumemnet.trace.answer import TraceAnswer
     from gpumemnet.trace.tracing import trace_model as trace
 
 _MODULE_OF = {
-    **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.bins"),
-    **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.bundle"),
+    **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"),
+    **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
-    **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.estimate"),
+    **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.predict.estimate"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "GpumemnetError": "gpumemnet.errors",
     "Layer": "gpumemnet.job.layers",
-    "Predictor": "gpumemnet.predictor",
+    "Predictor": "gpumemnet.predict.predictor",
     "TraceAnswer": "gpumemnet.trace.answer",
     "TrainingJob": "gpumemnet.job.training_job",
 }

@@ -18,8 +18,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bundle import Bundle
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.conformal import Centre, conformal_quantiles, weighted_centre
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
@@ -28,8 +26,10 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import TRACED, architecture_key
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
-from gpumemnet.predictor import Predictor
-from gpumemnet.site_calibration import SiteCalibration, spread_unit, unit_levels
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.site_calibration import SiteCalibration, spread_unit, unit_levels
 from gpumemnet.site_rows import SiteRow, SiteRows
 from gpumemnet.units import MIB
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
-from gpumemnet.bins import BinScheme
 from gpumemnet.client_calls import (
     GPUS,
     HEALTH,
@@ -29,9 +28,10 @@ from gpumemnet.client_calls import (
     smallest_gpu_call,
 )
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
-from gpumemnet.estimate import DEFAULT_COVERAGE
-from gpumemnet.inverse import DEFAULT_MAX_BATCH, BatchSizes, SmallestGpu
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, BatchSizes, SmallestGpu
 
 if TYPE_CHECKING:
     import httpx

@@ -10,13 +10,13 @@ from typing import Any, Final, Generic, Required, TypedDict, TypeVar
 
 import numpy as np
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.estimate import Estimate
 from gpumemnet.gpu.fits import Fit
-from gpumemnet.inverse import BatchPoint, BatchSizes, SmallestGpu
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes, SmallestGpu
 from gpumemnet.units import MIB
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
-from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
 from gpumemnet.site_rows import SiteRow
 from gpumemnet.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card

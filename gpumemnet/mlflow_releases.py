@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import BundleError, RegistryError, TrackingError, UnknownReleaseError
 from gpumemnet.mlflow_store import MlflowStore
+from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle
 from gpumemnet.registry import SHIPPED, Registry, Release, is_bundle_hash, is_release_name, release_digest
 
 CHAMPION: Final = "champion"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.gpu.fits import target
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.units import MIB, ceil_mib
 
 SHARES_PER_GPU: Final = 10_000
@@ -53,7 +53,7 @@ def ray_resources(
         coverage: share of jobs that the safe amount shall cover.
         memory_resource: name of a custom resource that the cluster's nodes offer by MiB (``gpu_memory_mib``); it is asked for
             beside the share, for sites that count it.  It belongs to a node, so it counts rightly only where a node has one GPU.
-        predictor: the :class:`~gpumemnet.predictor.Predictor` to ask; that of the shipped bundles unless given.
+        predictor: the :class:`~gpumemnet.predict.predictor.Predictor` to ask; that of the shipped bundles unless given.
 
     Raises:
         InvalidRequestError: on an unknown GPU or a coverage that the model is not calibrated for.
@@ -61,7 +61,7 @@ def ray_resources(
     """
     place = target(gpu)
     if predictor is None:
-        from gpumemnet.predictor import Predictor
+        from gpumemnet.predict.predictor import Predictor
 
         predictor = Predictor.default()
     estimate: Estimate = predictor.predict(job, coverage=coverage, gpu=place.gpu)

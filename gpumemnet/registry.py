@@ -25,10 +25,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle, shipped_bundles
 from gpumemnet.durable import STAGING_PREFIX, locked, replace_file, sync_folder, write_file
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.job.layers import describe
+from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle, shipped_bundles
 
 FORMAT: Final = 1
 SHIPPED: Final = "shipped"
@@ -53,7 +53,7 @@ class Release:
 
     Attributes:
         name: its name, which no other release has or will have.
-        bundles: SHA-256 of each bundle, as :attr:`gpumemnet.bundle.Bundle.sha256`.
+        bundles: SHA-256 of each bundle, as :attr:`gpumemnet.predict.bundle.Bundle.sha256`.
         created: when, in ISO 8601; ``None`` for the shipped one.
         parent: the release that it was made from; ``None`` where it was made from none.
         lineage: what made it, as its maker says: hashes of data, version of code, seeds.
@@ -238,7 +238,7 @@ class Registry:
             BundleError: when a bundle is not in the registry or altered, or the bundles cannot answer together.
             RegistryError: when the name is none or taken.
         """
-        from gpumemnet.predictor import Predictor  # loads onnxruntime
+        from gpumemnet.predict.predictor import Predictor  # loads onnxruntime
 
         if _checked_name(name) == SHIPPED:
             raise RegistryError(f"the name {SHIPPED!r} belongs to the bundles of the package: choose another")
@@ -435,7 +435,7 @@ def is_bundle_hash(value: object) -> bool:
 
 
 def _slot(bundle: Bundle) -> tuple[str, str, object]:
-    """What a release holds one bundle for, as :class:`gpumemnet.predictor.Predictor` does."""
+    """What a release holds one bundle for, as :class:`gpumemnet.predict.predictor.Predictor` does."""
     return bundle.card.family, bundle.card.encoder, bundle.card.document["training_data"].get("provenance")
 
 

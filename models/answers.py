@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
-from gpumemnet.bins import BinScheme
+from gpumemnet.predict.bins import BinScheme
 from models.data import LabelledJobs
 from models.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
 from models.splits import folds

@@ -1,7 +1,7 @@
 """Every candidate of the report, under its name: baselines, the paper's networks, ours, and the traced peak.
 
 A candidate is given training jobs and test jobs and answers for the latter; it is trained anew each time.  Our classifiers are
-judged as they are served: exported to a bundle and asked through :class:`gpumemnet.predictor.Predictor`.
+judged as they are served: exported to a bundle and asked through :class:`gpumemnet.predict.predictor.Predictor`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.neural_network import MLPClassifier
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
-from gpumemnet.bundle import Bundle
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
 from models.answers import (
     COVERAGE,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gpumemnet.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
 
 if TYPE_CHECKING:
     from models.data import LabelledJobs

@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bundle import ALL_FAMILIES
 from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import DatasetError
 from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.measurement import Measurement
+from gpumemnet.predict.bundle import ALL_FAMILIES
 from gpumemnet.units import MIB
 
 ZOO: Final = "zoo"

@@ -1,7 +1,7 @@
 """Evaluation: every candidate on the same folds, split by architecture, trained anew in each fold.
 
 The classifier is judged as it is served: each fold's model is exported to a bundle and asked through
-:class:`gpumemnet.predictor.Predictor`.  Figures are pooled over the folds' held-out jobs.
+:class:`gpumemnet.predict.predictor.Predictor`.  Figures are pooled over the folds' held-out jobs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
+from gpumemnet.predict.predictor import Predictor
 from models.answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
 from models.data import LabelledJobs
 from models.export import save_classifier

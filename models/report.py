@@ -16,7 +16,7 @@ from models.metrics import confusion
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gpumemnet.bins import BinScheme
+    from gpumemnet.predict.bins import BinScheme
 
 _HEADINGS: Final = (
     *("candidate", "accuracy 1,000 MiB", "accuracy 2,000 MiB", "macro F1 1,000", "macro F1 2,000"),

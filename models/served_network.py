@@ -70,7 +70,7 @@ class SideBySide(nn.Module):
 
 
 class MixtureHead(nn.Module):
-    """From the members' inputs to the graph's outputs (:mod:`gpumemnet.bundle`): members, mixture and calibrated bounds.
+    """From the members' inputs to the graph's outputs (:mod:`gpumemnet.predict.bundle`): members, mixture and calibrated bounds.
 
     It is the members' forward pass and :func:`models.network.centre_and_spread`.
     """

@@ -23,7 +23,7 @@ _TAIL_SHARE: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TracedPeakFit:
-    """The fit, as :class:`gpumemnet.bundle.TracedPeakCalibration` has it, and on what it rests.
+    """The fit, as :class:`gpumemnet.predict.bundle.TracedPeakCalibration` has it, and on what it rests.
 
     Attributes:
         context_bytes: of the labels.

@@ -15,20 +15,20 @@ from typing import Any, Final, cast
 import numpy as np
 import orjson
 
-from gpumemnet.bundle import Bundle
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
-from gpumemnet.estimate import Estimate
-from gpumemnet.estimates import Estimates
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.gpu.fits import Fit, fits, fits_many, target
 from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
-from gpumemnet.inverse import batch_sizes, smallest_gpu
 from gpumemnet.job.job_batch import some_of
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.estimates import Estimates
+from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from service.limits import LEAST_TOGETHER, MAX_PROBABILITIES
 from service.plain_batches import read_plain_batch

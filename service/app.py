@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry import Registry
 from service.answers import Answerer
 from service.limits import BodyLimit

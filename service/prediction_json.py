@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from gpumemnet.bins import BinScheme
-from gpumemnet.estimate import Estimate
-from gpumemnet.estimates import Array, Estimates
 from gpumemnet.gpu.fits import Fit
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.estimates import Array, Estimates
 from gpumemnet.units import MIB, ceil_mib
 
 MARGIN: Final = "conformal"

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpumemnet.bins import DEFAULT_TOP_BYTES, MAX_BINS, BinScheme, bins_of_width, named_bins
-from gpumemnet.bundle import ENCODERS
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.gpu.fits import Target, catalogue_targets, target
-from gpumemnet.inverse import DEFAULT_MAX_BATCH
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS
+from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.bundle import ENCODERS
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.units import MIB
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)

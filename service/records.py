@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, overload
 
-from gpumemnet.estimate import Estimate
-from gpumemnet.estimates import Estimates
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.estimates import Estimates
 
 
 class PredictionRecord(NamedTuple):

@@ -15,11 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import models_json_schema
 
-from gpumemnet.bins import PUBLISHED_BINS
-from gpumemnet.bundle import ENCODERS
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.gpu.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
-from gpumemnet.inverse import DEFAULT_MAX_BATCH
 from gpumemnet.job.layers import MAX_ELEMENTS, Layer
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
@@ -30,6 +26,10 @@ from gpumemnet.job.training_job import (
     SCHEMA_VERSION,
     TrainingJob,
 )
+from gpumemnet.predict.bins import PUBLISHED_BINS
+from gpumemnet.predict.bundle import ENCODERS
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from service.questions import MAX_ASKED_BATCH, MAX_BIN_WIDTH_MIB, MAX_TARGETS, MIN_BIN_WIDTH_MIB
 
 Schema = dict[str, Any]

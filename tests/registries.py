@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.bundle import Bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.registry import Registry
 
 

@@ -6,7 +6,7 @@ from mlserver.codecs import NumpyCodec, StringCodec
 from mlserver.types import InferenceRequest, InferenceResponse
 
 from gpumemnet.job.json_codec import job_from_json
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 
 
 class Runtime(MLModel):

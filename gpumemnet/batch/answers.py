@@ -10,10 +10,10 @@ import numpy as np
 from gpumemnet.batch.chunks import Chunk
 from gpumemnet.batch.question import Names, Question
 from gpumemnet.errors import FieldError, InvalidJobError
-from gpumemnet.estimates import Part
 from gpumemnet.job.job_batch import Indices
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.estimates import Part
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.work import Work, answer_part, keep_part
 from gpumemnet.batch.worker import work_document
 from gpumemnet.errors import DatasetError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 
 Done = Callable[[Part, Tally], None]
 Rows = Callable[[int], None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpumemnet.bins import BinScheme
 from gpumemnet.errors import UnsupportedJobError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Question:
 
     Attributes:
         bundles: folders of the bundles; the shipped ones where there are none.
-        bins, coverage, gpu, encoder: as :meth:`gpumemnet.predictor.Predictor.parts` takes them.
+        bins, coverage, gpu, encoder: as :meth:`gpumemnet.predict.predictor.Predictor.parts` takes them.
         id_column: column of the jobs' own ids; ``job_id`` or ``id``, where there is one, unless given.
     """
 

@@ -14,7 +14,7 @@ from gpumemnet.batch.lines import LINES
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.question import Names, Question
 from gpumemnet.batch.scratch import Scratch, Tally
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,8 +20,8 @@ from gpumemnet.batch.plan import Part
 from gpumemnet.batch.question import Names, Question
 from gpumemnet.batch.scratch import Scratch
 from gpumemnet.batch.work import Work, answer_part, keep_part
-from gpumemnet.bins import BinScheme
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.predict.bins import BinScheme
 
 
 def work_document(work: Work, scratch: Scratch) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpumemnet.bins import BinScheme
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.predict.bins import BinScheme
 
 
 def predict_into_file(

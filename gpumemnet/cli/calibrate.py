@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from gpumemnet.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
 from gpumemnet.conformal import rows_needed
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.predict.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.registry import Registry
 from gpumemnet.site_rows import read_site_rows
 from gpumemnet.units import MIB

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.site_rows import read_site_rows
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def drift(
     """Test recent jobs for drift: exit code 10 when a retraining is due, 0 when not, 2 when it cannot be said."""
     from gpumemnet.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
     from gpumemnet.drift_metrics import write_drift_metrics
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.predictor import Predictor
     from gpumemnet.registry import Registry
 
     if metrics is not None and metrics.suffix != ".prom":

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.gpu.fits import Fit, fits, target
-from gpumemnet.inverse import BatchSizes, batch_sizes
+from gpumemnet.predict.largest_batch import BatchSizes, batch_sizes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gpumemnet.job.training_job import TrainingJob
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.predictor import Predictor
 
 
 def fitting(

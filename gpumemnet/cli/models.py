@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.cli.output import print_facts
+from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 
 
 def models(

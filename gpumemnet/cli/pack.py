@@ -13,8 +13,8 @@ from rich.text import Text
 
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.gpu.fits import MAX_FREE_MIB
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
     from gpumemnet.packing.figures import Figures
@@ -69,7 +69,7 @@ def pack(
     from gpumemnet.packing.reading import read_trace
     from gpumemnet.packing.report import report
     from gpumemnet.packing.workload import workload
-    from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
+    from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
     for name, amount in (("unknown_mib", unknown_mib), ("headroom_mib", headroom_mib)):
         if amount is not None and not 0 <= amount <= MAX_FREE_MIB:

@@ -13,21 +13,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job.files import read_jobs_file
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
-    from gpumemnet.estimate import Estimate
     from gpumemnet.gpu.fits import Fit
-    from gpumemnet.inverse import BatchSizes
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.estimate import Estimate
+    from gpumemnet.predict.largest_batch import BatchSizes
+    from gpumemnet.predict.predictor import Predictor
 
 _SHOWN_BINS: Final = 5
 _SHOWN_JOBS: Final = 1000
@@ -96,7 +96,7 @@ def predict(
     if engine != "local" or workers is not None or id_column is not None:
         raise InvalidRequestError("--engine, --workers and --id need --out FILE", "out")
     batches = read_jobs_file(only_file(jobs))
-    from gpumemnet.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
+    from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
     predictor = Predictor.load(*bundle) if bundle else Predictor.default()
     answers = _answers(predictor, batches, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bins import MAX_BINS, BinScheme
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
 from gpumemnet.gpu.mig import available_mib, mig_profile, mig_profiles
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bins import MAX_BINS, BinScheme
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.estimate import Estimate
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.estimate import Estimate
+    from gpumemnet.predict.predictor import Predictor
 
 YES: Final = "yes"
 NO: Final = "no"
@@ -153,7 +153,7 @@ def fits(
         encoder: ``mlp``, ``transformer`` or ``common``; as the predictor chooses unless given.
 
     Raises:
-        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`.
+        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
     return fits_many(predictor, (job,), targets, coverage=coverage, encoder=encoder)[0]
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.job.layers import describe
@@ -22,11 +21,12 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.packing.inventory import Inventory
 from gpumemnet.packing.reading import TraceRow
 from gpumemnet.physics.published_formulas import horus, naive
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.estimate import Estimate
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.estimate import Estimate
+    from gpumemnet.predict.predictor import Predictor
 
 NONE: Final = -1
 """Stands where an estimator has no answer."""
@@ -102,7 +102,7 @@ def estimators(
         headroom_mib: added to every estimate but the oracle's.
 
     Raises:
-        InvalidRequestError: on an unknown estimator, or as :meth:`gpumemnet.predictor.Predictor.estimate`.
+        InvalidRequestError: on an unknown estimator, or as :meth:`gpumemnet.predict.predictor.Predictor.estimate`.
     """
     wanted = tuple(TITLES) if only is None else tuple(only)
     for key in wanted:

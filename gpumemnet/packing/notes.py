@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpumemnet.bundle import Bundle
 from gpumemnet.packing.amounts import LIMIT, REQUEST, TRACED_LIMIT, TRACED_REQUEST, Amounts
 from gpumemnet.packing.cards import Policy
 from gpumemnet.packing.inventory import Inventory
 from gpumemnet.packing.reading import Trace
 from gpumemnet.packing.workload import Workload
+from gpumemnet.predict.bundle import Bundle
 
 
 def notes(

@@ -16,7 +16,7 @@ from gpumemnet.packing.simulation import simulate
 from gpumemnet.packing.workload import Workload
 
 if TYPE_CHECKING:
-    from gpumemnet.bundle import Bundle
+    from gpumemnet.predict.bundle import Bundle
 
 FORMAT: Final = "gpumemnet-packing"
 FORMAT_VERSION: Final = 1

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpumemnet.bins import BinScheme
+from gpumemnet.predict.bins import BinScheme
 from models.answers import Answers
 from models.data import LabelledJobs
 from models.paper.features import paper_features, paper_sequences

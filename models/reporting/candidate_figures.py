@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
 from models.answers import Answers
 from models.metrics import bin_figures

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.durable import replace_file
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
 from models.reporting.candidate_figures import GIB_BINS, CandidateFigures
 from models.section import Section

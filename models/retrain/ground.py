@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumemnet.bundle import Bundle
 from gpumemnet.measurement import OBSERVED
-from gpumemnet.predictor import TRUST
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.predictor import TRUST
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.tracks import Track
 

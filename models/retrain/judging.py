@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bundle import Bundle
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.predictor import Predictor
 from models.retrain.collect import Row
 from models.retrain.gate import Judged, Rule, Verdict, judge
 from models.retrain.ground import slot_of

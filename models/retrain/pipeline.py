@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.durable import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, DatasetError
+from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.registry import SHIPPED, Registry
 from models.retrain.collect import collect
 from models.retrain.gate import RULE

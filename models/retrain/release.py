@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.bundle import load_bundle
 from gpumemnet.errors import RegistryError, UnknownReleaseError
+from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.registry import Aliases, Change, Registry
 from models.retrain.request import NOTHING_BETTER, PROMOTED, Outcome, Request
 

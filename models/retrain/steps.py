@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.bundle import Bundle, load_bundle
 from gpumemnet.durable import replace_file
 from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_SCHEMA
+from gpumemnet.predict.bundle import Bundle, load_bundle
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TRAINING_CODE: Final = ("models.retrain.training",)

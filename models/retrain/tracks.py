@@ -18,7 +18,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.measurement import OBSERVED, TRACED, Measurement
-from gpumemnet.predictor import TRUST
+from gpumemnet.predict.predictor import TRUST
 from gpumemnet.units import MIB
 from models.data import LabelledJobs, features_on, labelled_jobs
 from models.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gpumemnet.bundle import Bundle, save_bundle
 from gpumemnet.measurement import OBSERVED, Measurement
+from gpumemnet.predict.bundle import Bundle, save_bundle
 from models.data import LabelledJobs, labelled_jobs
 from models.export import save_classifier
 from models.plan_file import FoundPlan

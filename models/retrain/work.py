@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpumemnet.bundle import Bundle
+from gpumemnet.predict.bundle import Bundle
 from models.data import LabelledJobs, labelled_jobs
 from models.retrain.collect import Collected, Row
 from models.retrain.gate import RULE

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpumemnet.bundle import Bundle
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
-from gpumemnet.estimate import Estimate
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
 from service.oip.outputs import Row

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.bundle import Bundle
-from gpumemnet.estimate import Estimate
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.estimate import Estimate
 from service.oip.tensors import Tensor
 
 NO_LIMIT: Final = -1

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.job.json_codec import job_from_json, parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bins import BinScheme, bins_of_width
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 from service.limits import MAX_PROBABILITIES
 from service.oip.outputs import OUTPUT_NAMES
@@ -53,7 +53,7 @@ class InferRequest:
         jobs: at least one.
         coverage: share of jobs that the limits shall cover; not checked yet.
         bins: bin scheme of the probabilities.
-        gpu, encoder: as :meth:`gpumemnet.predictor.Predictor.predict` takes them.
+        gpu, encoder: as :meth:`gpumemnet.predict.predictor.Predictor.predict` takes them.
         outputs: what is wanted, in this order.
     """
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpumemnet.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.errors import BundleError, RegistryError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry import SHIPPED, Aliases, Registry, release_digest
 from service.answers import Answerer
 from service.heap import give_memory_back

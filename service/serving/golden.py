@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.bundle import ENCODERS
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError
-from gpumemnet.estimate import Estimate
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import ENCODERS
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.predictor import Predictor
 from service.examples import EXAMPLE_JOBS, predict_examples
 
 PLAUSIBLE_FACTOR: Final = 4.0

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from gpumemnet.bundle import Bundle
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.predictor import Predictor
 from service.records import PredictionRecord, RecordBatch, Recorder
 from service.serving.metrics import SHADOW_DIFFERENCE, SHADOWED
 

@@ -19,7 +19,7 @@ from gpumemnet.dataset import VERSION_KEY, write_jobs
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.arrow_codec import read_arrow_jobs
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib
 from tests.gpumemnet.batch_files import answers, refused, rejected, run, totals, write, write_lines
 from tests.jobs import small_job

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.bins import bins_of_width
-from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.features.vector import total_matrix
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import bins_of_width
+from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpumemnet.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
 from gpumemnet.calibration_cards import calibrated_cards, profile_document
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
@@ -20,9 +19,10 @@ from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, load_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import Measurement
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
+from gpumemnet.predict.site_calibration import site_calibration_from_card
 from gpumemnet.registry import Registry
-from gpumemnet.site_calibration import site_calibration_from_card
 from gpumemnet.site_rows import read_site_rows
 from gpumemnet.units import MIB
 from tests.jobs import small_job

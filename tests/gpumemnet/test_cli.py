@@ -13,7 +13,7 @@ import pytest
 
 from gpumemnet.dataset import write_jobs
 from gpumemnet.job.json_codec import job_to_dict, job_to_json
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
 
 PUBLISHED = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"

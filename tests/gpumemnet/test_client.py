@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.client import AsyncClient, Client, Device
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.estimate import Estimate
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
 from gpumemnet.gpu.fits import fits, target
-from gpumemnet.inverse import batch_sizes, smallest_gpu
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 PATIENT_SECONDS = 30.0

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet import bin_shares
 from gpumemnet.features.vector import feature_matrix
 from gpumemnet.features.vector import vector as features
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.bytes_per_element import closed_form, layer_roles
+from gpumemnet.predict import bin_shares
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.bundle import save_bundle
 from gpumemnet.dataset import write_jobs
 from gpumemnet.drift import ALPHA, DriftReport, find_drift
 from gpumemnet.errors import InvalidRequestError
@@ -21,7 +20,8 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.measurement import Measurement
 from gpumemnet.observation import SOURCES
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import save_bundle
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site_rows import SiteRow, read_site_rows
 from gpumemnet.training_reference import TrainingReference, reference_document, reference_from_card, training_reference
 from gpumemnet.units import MIB

@@ -26,7 +26,7 @@ from gpumemnet.packing import (
     simulate,
     workload,
 )
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
 
 DATASETS = Path(__file__).parents[2] / "dataset_builder" / "datasets"

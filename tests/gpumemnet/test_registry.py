@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.bundle import MODEL_FILE, shipped_bundles
 from gpumemnet.durable import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry import SHIPPED, Registry, release_digest
 from tests.registries import add_release, other_bundle, shipped
 

@@ -13,7 +13,7 @@ import gpumemnet
 from gpumemnet import job_from_dict, ray_resources
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.fits import target
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from service.examples import EXAMPLE_JOBS
 

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumemnet.bundle import load_bundle
 from gpumemnet.errors import BundleError
+from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.registry import Registry
 from tests.models.retraining import EPOCHS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
 
 

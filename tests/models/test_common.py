@@ -12,9 +12,9 @@ import onnxruntime
 import pytest
 import torch
 
-from gpumemnet.bundle import CARD_FILE, load_bundle, save_bundle
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import CARD_FILE, load_bundle, save_bundle
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.candidates import COMMON, Plans
 from models.data import LabelledJobs, features_on, joined

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpumemnet.bins import PUBLISHED_BINS
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers, commonest_bin
 from models.data import LabelledJobs

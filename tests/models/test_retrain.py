@@ -16,9 +16,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.bundle import load_bundle, save_bundle
 from gpumemnet.dataset import VERSION_KEY, dataset_schema
 from gpumemnet.durable import locked
+from gpumemnet.predict.bundle import load_bundle, save_bundle
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
 from models.retrain.release import put_into_service

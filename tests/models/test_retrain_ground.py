@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpumemnet.bundle import Bundle, save_bundle, shipped_bundles
-from gpumemnet.estimates import Part
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.estimates import Part
+from gpumemnet.predict.predictor import Predictor
 from models.retrain.collect import collect
 from models.retrain.ground import held_out_but_learnt, lacking, learnt_until
 from models.retrain.holdout import HELD_OUT_RULE
@@ -83,7 +83,7 @@ def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track,
 def test_the_hash_of_the_code_knows_what_is_imported() -> None:
     training, judging = ({str(path.relative_to(ROOT)) for path in code_files(one)} for one in (TRAINING_CODE, JUDGING_CODE))
     assert {"models/training.py", "models/export.py", "gpumemnet/features/vector.py", "gpumemnet/gpu/catalogue.json"} <= training
-    assert {"models/retrain/gate.py", "gpumemnet/predictor.py"} <= judging
+    assert {"models/retrain/gate.py", "gpumemnet/predict/predictor.py"} <= judging
     assert training < judging
     assert not any("cli" in name or "service" in name for name in judging)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.bundle import Bundle
 from gpumemnet.durable import locked
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB
 from models.cli import main
 from models.plan_file import read_plan

@@ -12,7 +12,7 @@ import torch
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.training_job import totals_only
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from models.data import LabelledJobs
 from models.export import save_classifier
 from models.network import float_tensor
@@ -87,8 +87,8 @@ def test_the_same_seed_gives_the_same_weights(halves: tuple[LabelledJobs, Labell
 
 
 def test_a_bundle_of_an_unknown_shape_is_refused(predictor: Predictor, tmp_path: Path) -> None:
-    from gpumemnet.bundle import save_bundle
     from gpumemnet.errors import BundleError
+    from gpumemnet.predict.bundle import save_bundle
 
     bundle = predictor.bundles[0]
     card = {**bundle.card.document, "encoder": "mlp"}

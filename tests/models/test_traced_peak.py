@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.bounds import COVERAGES
 from models.candidates import traced_peak_answers

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.bundle import load_bundle
 from gpumemnet.errors import TrackingError
 from gpumemnet.mlflow_store import MlflowStore
+from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB
 from models.cli import main

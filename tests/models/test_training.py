@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from models.answers import REGRESSIONS, commonest_bin, regression_answers
 from models.bounds import COVERAGES, conformal_multiples, grouped_multiples

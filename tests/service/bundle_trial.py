@@ -9,10 +9,10 @@ import resource
 import sys
 import traceback
 
-from gpumemnet.bundle import load_bundle
 from gpumemnet.errors import BundleError
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import load_bundle
+from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.examples import EXAMPLE_JOBS
 
 

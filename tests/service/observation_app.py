@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.endpoint import JsonEndpoint
 from service.limits import BodyLimit

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from gpumemnet.bundle import CARD_FILE, MODEL_FILE, SUMS_FILE, shipped_bundles
+from gpumemnet.predict.bundle import CARD_FILE, MODEL_FILE, SUMS_FILE, shipped_bundles
 from tests.fuzzing import fuzzed, spoilt_bytes, spoilt_json
 
 PATIENCE_SECONDS = 120

@@ -63,7 +63,7 @@ def make_store(address):
 
 @pytest.fixture(scope="module")
 def estimate():
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.predictor import Predictor
 
     return Predictor.default().predict(job_from_dict(EXAMPLE_JOBS["mlp"]))
 

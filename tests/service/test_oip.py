@@ -16,9 +16,9 @@ from openapi_spec_validator import validate
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 
-from gpumemnet.bins import bins_of_width
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.predict.bins import bins_of_width
+from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS

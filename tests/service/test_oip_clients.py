@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.job.json_codec import job_from_json
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from referencing.jsonschema import DRAFT202012
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.app import create_app
 from service.examples import refused_example
 from service.openapi import EXAMPLE_ID

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpumemnet.errors import FieldError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.plain_batches import read_plain_batch
 from service.questions import read_question

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.fits import Fit, fits, target
-from gpumemnet.inverse import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
+from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.units import MIB, ceil_mib
 from service.answers import Answerer
 

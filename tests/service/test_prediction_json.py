@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
 from service.prediction_id import prediction_ids

@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.predict.model import BundleModel
 from service.app import create_app
 from service.problems import PROBLEM_KINDS
 from service.settings import Settings

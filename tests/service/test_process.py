@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gpumemnet.bundle import MODEL_FILE, shipped_bundles
+from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
 
 MAX_RESIDENT_MIB = 200
 HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")

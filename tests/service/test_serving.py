@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpumemnet.bundle import MODEL_FILE
+from gpumemnet.predict.bundle import MODEL_FILE
 from gpumemnet.registry import SHIPPED, Registry
 from service.examples import EXAMPLE_JOBS
 from service.serving.admin import admin_routes

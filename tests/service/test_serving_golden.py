@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from gpumemnet.bundle_model import BundleModel
 from gpumemnet.errors import BundleError
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.predictor import Predictor
 from service.serving.golden import check_golden
 from tests.jobs import small_job
 from tests.registries import other_bundle, shipped

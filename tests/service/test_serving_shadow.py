@@ -5,7 +5,7 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.records import PredictionRecord
 from service.serving.shadow import QUEUE_LENGTH, Shadow
 from tests.jobs import small_job

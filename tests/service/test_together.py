@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gpumemnet.errors import FieldError, InvalidJobError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
 from service.limits import LEAST_TOGETHER

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumemnet import trace
-from gpumemnet.bins import BinScheme, bins_of_width
 from gpumemnet.calibration import calibrate
 from gpumemnet.dataset import read_dataset, write_dataset
-from gpumemnet.distribution import MemoryDistribution
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.packing.reading import read_trace
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import BinScheme, bins_of_width
+from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site_rows import read_site_rows
 from gpumemnet.trace import Questions
 from gpumemnet.units import GIB, MIB

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.bins import BinScheme
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.estimate import Estimate
 from gpumemnet.gpu.fits import Target, catalogue_targets, target
-from gpumemnet.inverse import batch_grid, batch_sizes, smallest_gpu
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import logistic
 
-from gpumemnet.bins import BinScheme
-from gpumemnet.distribution import MemoryDistribution
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.units import GIB, MIB
 
 

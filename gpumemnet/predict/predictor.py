@@ -1,7 +1,7 @@
 """Predicts the memory of jobs in process, from bundles.  Loads numpy and onnxruntime, never torch.
 
-A predictor chooses the bundles of the job's family and asks them in turn (:mod:`gpumemnet.bundle_model`) for an
-:class:`~gpumemnet.estimate.Estimate`.  It holds no state that changes and may be shared by threads.
+A predictor chooses the bundles of the job's family and asks them in turn (:mod:`gpumemnet.predict.model`) for an
+:class:`~gpumemnet.predict.estimate.Estimate`.  It holds no state that changes and may be shared by threads.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.bins import BinScheme
-from gpumemnet.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
-from gpumemnet.bundle_model import BundleModel, Looked, load_session
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
-from gpumemnet.estimate import DEFAULT_COVERAGE, Estimate
-from gpumemnet.estimates import Part, in_order
 from gpumemnet.features.vector import total_matrix, with_layers
 from gpumemnet.job.job_batch import JobBatch, layer_counts, some_of
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.reasons import outside_rows
-from gpumemnet.support import against_batch
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.predict.estimates import Part, in_order
+from gpumemnet.predict.model import BundleModel, Looked, load_session
+from gpumemnet.predict.reasons import outside_rows
+from gpumemnet.predict.support import against_batch
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""

@@ -1,6 +1,6 @@
 """One bundle, ready to run: from features through its graph to estimates, for jobs that it is asked about on any GPU.
 
-Which bundle answers for a job is :mod:`gpumemnet.predictor`'s affair.
+Which bundle answers for a job is :mod:`gpumemnet.predict.predictor`'s affair.
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from gpumemnet.bins import BinScheme, bins_of_width
-from gpumemnet.bundle import COMMON, GRAPH_OUTPUTS, Bundle
-from gpumemnet.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.errors import BundleError, InvalidRequestError
-from gpumemnet.estimate import Estimate
-from gpumemnet.estimates import Estimates
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import context, device_profile
@@ -27,9 +22,14 @@ from gpumemnet.job.job_batch import Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import added_by_replicas
-from gpumemnet.reasons import Reasons, outside_rows
-from gpumemnet.site_calibration import SiteCalibration
-from gpumemnet.support import Against, Support, option_reasons
+from gpumemnet.predict.bins import BinScheme, bins_of_width
+from gpumemnet.predict.bundle import COMMON, GRAPH_OUTPUTS, Bundle
+from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.estimates import Estimates
+from gpumemnet.predict.reasons import Reasons, outside_rows
+from gpumemnet.predict.site_calibration import SiteCalibration
+from gpumemnet.predict.support import Against, Support, option_reasons
 from gpumemnet.units import GIB
 
 Array = NDArray[np.floating[Any]]

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bins import BinScheme
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.bins import BinScheme
 
 DEFAULT_COVERAGE: Final = 0.99
 

@@ -12,17 +12,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from gpumemnet.bins import PUBLISHED_BINS, bins_of_width
-from gpumemnet.bundle import save_bundle, shipped_bundles
 from gpumemnet.dataset import read_dataset
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
-from gpumemnet.estimate import Estimate
 from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
 from gpumemnet.job.json_codec import job_from_json, job_to_dict
 from gpumemnet.job.json_columns import read_jobs
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
+from gpumemnet.predict.bundle import save_bundle, shipped_bundles
+from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs, mlp, small_job
 from tests.registries import shipped

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bundle import BundleCard
 from gpumemnet.features.vector import FEATURE_NAMES, TOTAL_COLUMNS
 from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, Indices, JobBatch
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.saved_tensors import ALIASES, alike
-from gpumemnet.reasons import Reasons
+from gpumemnet.predict.bundle import BundleCard
+from gpumemnet.predict.reasons import Reasons
 from gpumemnet.units import format_bytes
 
 RANGE_TOLERANCE: Final = 1.05
@@ -75,7 +75,7 @@ class Support:
         self.is_about_totals = set(card.ranges) <= {column.name for column in TOTAL_COLUMNS}
         """Whether the columns :data:`gpumemnet.features.vector.TOTAL_COLUMNS` are all that it looks at."""
         self.takes_batches = card.options.keys() <= _BATCH_FIELDS
-        """Whether it answers batches with :class:`~gpumemnet.reasons.Reasons`."""
+        """Whether it answers batches with :class:`~gpumemnet.predict.reasons.Reasons`."""
         self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
         self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
         self._bounds = list(zip(columns, self._low.tolist(), self._high.tolist(), strict=True))
@@ -86,7 +86,7 @@ class Support:
         """What speaks against the model's answers.
 
         Args:
-            jobs: ``B`` jobs; those of a batch have :class:`~gpumemnet.reasons.Reasons`.
+            jobs: ``B`` jobs; those of a batch have :class:`~gpumemnet.predict.reasons.Reasons`.
             features: their feature vectors, shape ``[B, F]``; where :attr:`is_about_totals`, the first columns are enough.
         """
         values = features.take(self._columns, axis=1)

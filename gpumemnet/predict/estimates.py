@@ -10,16 +10,16 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bins import BinScheme
-from gpumemnet.distribution import Indices, MemoryDistribution
-from gpumemnet.estimate import Estimate
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import Indices, MemoryDistribution
+from gpumemnet.predict.estimate import Estimate
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Estimates(Sequence[Estimate]):
-    """What one model answers for ``B`` jobs; see :class:`~gpumemnet.estimate.Estimate`.
+    """What one model answers for ``B`` jobs; see :class:`~gpumemnet.predict.estimate.Estimate`.
 
     Attributes:
         expected_bytes: whole numbers, shape ``[B]``.

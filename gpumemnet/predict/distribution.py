@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.bin_shares import IS_COMPILED, REACH, fill_shares
+from gpumemnet.predict.bin_shares import IS_COMPILED, REACH, fill_shares
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

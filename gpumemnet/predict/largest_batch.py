@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.estimate import DEFAULT_COVERAGE
 from gpumemnet.gpu.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memory_of, verdict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
-    from gpumemnet.predictor import Predictor
+    from gpumemnet.predict.predictor import Predictor
 
 DEFAULT_MAX_BATCH: Final = 65_536
 _FINE_STEPS: Final = 16
@@ -112,7 +112,7 @@ def batch_sizes(
         max_batch: the largest batch size to look at.
 
     Raises:
-        InvalidRequestError: on an impossible ``max_batch``, and as :meth:`gpumemnet.predictor.Predictor.predict`.
+        InvalidRequestError: on an impossible ``max_batch``, and as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
         UnsupportedJobError: when no bundle is loaded for the job's family.
     """
     if type(max_batch) is not int or not 1 <= max_batch <= MAX_BATCH_SIZE:
@@ -157,7 +157,7 @@ def smallest_gpu(
     limit where there is one on all of them.  A job with a traced peak is answered from that peak alone.
 
     Raises:
-        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predictor.Predictor.predict`.
+        InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
     wanted = sorted(catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib)
     if job.traced_peak_bytes is not None:

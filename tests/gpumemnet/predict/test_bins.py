@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.units import GIB, MIB
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.bundle import CARD_FILE, MODEL_FILE, SUMS_FILE, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.errors import BundleError
-from gpumemnet.predictor import Predictor
+from gpumemnet.predict.bundle import CARD_FILE, MODEL_FILE, SUMS_FILE, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.predictor import Predictor
 
 ONE = next(bundle for bundle in shipped_bundles() if bundle.card.name == "cnn-h200-traced")
 SHIPPED = Path(ONE.source)

@@ -37,7 +37,7 @@ from typing import Any, Final
 from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES, JOB_FIELDS
-from gpumemnet.site_calibration import SiteCalibration, site_calibration_from_card
+from gpumemnet.predict.site_calibration import SiteCalibration, site_calibration_from_card
 
 FORMAT_VERSION: Final = 2
 MODEL_FILE: Final = "model.onnx"

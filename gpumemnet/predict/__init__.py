@@ -1,0 +1,1 @@
+"""Predictions: bundles, distributions over memory, support, and the predictor that puts them together."""
