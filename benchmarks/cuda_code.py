@@ -31,10 +31,10 @@ sys.path.insert(0, str(ROOT))
 from dataset_builder.compare.subjects import subject  # noqa: E402
 from dataset_builder.journal import read_journal  # noqa: E402
 from dataset_builder.traced import traced_run  # noqa: E402
+from gpumemnet.data.measurement import Measurement  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
-from gpumemnet.measurement import Measurement  # noqa: E402
 from gpumemnet.trace import convolution_scratch  # noqa: E402
 from gpumemnet.trace.platform import Platform  # noqa: E402
 from gpumemnet.trace.scratch import Scratch  # noqa: E402

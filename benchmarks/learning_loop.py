@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpumemnet.client import Client
-from gpumemnet.dataset import read_dataset
+from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 from models.retrain.holdout import is_held_out

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dataset_builder.published_real_models import REAL_MODELS, build, traced_memory
+from gpumemnet.data.measurement import PUBLISHED_GPU
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import PUBLISHED_GPU
 from gpumemnet.units import MIB
 
 

@@ -27,11 +27,11 @@ from dataset_builder.planned import PlannedJob, training_job  # noqa: E402
 from dataset_builder.recipe import load_recipe  # noqa: E402
 from dataset_builder.sampling import sample_jobs  # noqa: E402
 from dataset_builder.traced import traced_run  # noqa: E402
-from gpumemnet.dataset import read_dataset  # noqa: E402
+from gpumemnet.data.dataset import read_dataset  # noqa: E402
+from gpumemnet.data.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu.catalogue import context, device_profile  # noqa: E402
 from gpumemnet.job.training_job import TrainingJob  # noqa: E402
-from gpumemnet.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes  # noqa: E402
 from gpumemnet.predict.bundle import shipped_bundles  # noqa: E402
 from gpumemnet.predict.predictor import Predictor  # noqa: E402

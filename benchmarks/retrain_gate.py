@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.job.layers import Layer
-from gpumemnet.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry import Registry

@@ -20,7 +20,7 @@ from dataset_builder.nvml import Meter
 from dataset_builder.planned import PlannedJob
 from dataset_builder.pool import HISTORY_FOLDER, Pool, Record, RunSettings
 from dataset_builder.probe import probe
-from gpumemnet.measurement import Measurement
+from gpumemnet.data.measurement import Measurement
 
 SAMPLE_SECONDS: Final = 0.02
 _MAX_GRACE_SECONDS: Final = 20.0

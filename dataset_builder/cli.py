@@ -123,7 +123,7 @@ def collect(
 
 
 def _collect(folder: Path, out: Path) -> None:
-    from gpumemnet.dataset import write_dataset
+    from gpumemnet.data.dataset import write_dataset
 
     rows = list(read_journal(folder))
     if any(row.provenance == "stand_in" for row in rows):
@@ -159,8 +159,8 @@ def merge(
 @app.command()
 def validate(dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")]) -> None:
     """Look for rows that cannot be true, one line each; exit code 0 without findings, 3 with, 2 for no readable dataset."""
-    from gpumemnet import validation
-    from gpumemnet.dataset import read_dataset
+    from gpumemnet.data import validation
+    from gpumemnet.data.dataset import read_dataset
 
     measurements = read_dataset(dataset)
     findings = validation.validate(measurements)
@@ -180,7 +180,7 @@ def split(
 ) -> None:
     """Put every architecture into a fold; folds stay as they are when rows are added, and real models belong to none."""
     from dataset_builder.split import split_by_architecture, write_split
-    from gpumemnet.dataset import read_dataset
+    from gpumemnet.data.dataset import read_dataset
 
     chosen = split_by_architecture(read_dataset(dataset), folds, seed)
     write_split(chosen, out)

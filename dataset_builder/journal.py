@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataset_builder.planned import PlannedJob, parse_planned
+from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.measurement import Measurement, measurement_from_dict, measurement_to_dict
 
 _JOURNAL: Final = "journal.jsonl"
 _PLAN: Final = "plan.json"

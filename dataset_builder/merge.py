@@ -14,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import STATUSES, Measurement, identity
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import STATUSES, Measurement, identity
 from gpumemnet.units import MIB, format_bytes
 
 LABEL_TOLERANCE_BYTES: Final = 2 * MIB
@@ -90,7 +90,7 @@ class ConflictError(DatasetError):
 def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None) -> Merged:
     """Write the rows of ``sources`` to ``out``, in their order; ``out`` may be one of them, and holds the old file or the new.
 
-    Rows of the same job, GPU model and software (:func:`~gpumemnet.measurement.identity`) contradict each other when their
+    Rows of the same job, GPU model and software (:func:`~gpumemnet.data.measurement.identity`) contradict each other when their
     labels are more than 2 MiB apart, or when one ran out of memory where another needed less.
 
     Args:

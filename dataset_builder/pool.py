@@ -23,8 +23,8 @@ from dataset_builder.forkserver import ForkServer
 from dataset_builder.nvml import Meter
 from dataset_builder.planned import PROTOCOL, PlannedJob, training_job
 from dataset_builder.probe import Trust, recognise
+from gpumemnet.data.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import Measurement, Phase
 from gpumemnet.units import MIB
 
 ADMISSION_MARGIN: Final = 1.25

@@ -7,7 +7,7 @@ import time
 from typing import Final, TextIO
 
 from dataset_builder.campaign import Tally
-from gpumemnet.measurement import STATUSES
+from gpumemnet.data.measurement import STATUSES
 
 _TERMINAL_SECONDS: Final = 0.2
 _LOG_SECONDS: Final = 10.0

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from dataset_builder.families import mlp
-from gpumemnet.dataset import write_dataset
+from gpumemnet.data.dataset import write_dataset
+from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.units import MIB
 
 PUBLISHED_CAPACITY_BYTES: Final = 40_960 * MIB

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataset_builder.families import TensorSpec
 from dataset_builder.published import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS, LeftOutError
+from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
-from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from dataset_builder.families import TensorSpec
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from dataset_builder.published import PUBLISHED_CAPACITY_BYTES
-from gpumemnet.dataset import write_dataset
+from gpumemnet.data.dataset import write_dataset
+from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.trace.memory import Memory, steady_memory
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions, record

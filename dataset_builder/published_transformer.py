@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dataset_builder.families import Network, TensorSpec
 from dataset_builder.published import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS
+from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:

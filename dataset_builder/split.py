@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 
 TEST_ONLY_RECIPES: Final = frozenset({"zoo"})
 SPLIT_VERSION: Final = 1

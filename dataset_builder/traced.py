@@ -20,11 +20,11 @@ from dataset_builder.planned import PlannedJob, parse_planned, training_job
 from dataset_builder.progress import ProgressLine
 from dataset_builder.recipe import Recipe
 from dataset_builder.sampling import sample_jobs
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
-from gpumemnet.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.trace.memory import steady_memory
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.replayed import Replayed

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.conformal import Centre, conformal_quantiles, weighted_centre
+from gpumemnet.data.measurement import TRACED, architecture_key
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import TRACED, architecture_key
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle

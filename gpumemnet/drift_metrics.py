@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.drift import DriftReport, Finding
-from gpumemnet.durable import replace_file
 from gpumemnet.errors import InvalidRequestError
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.durable import replace_file
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.errors import BundleError, RegistryError, TrackingError, UnknownReleaseError
 from gpumemnet.mlflow_store import MlflowStore
 from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle

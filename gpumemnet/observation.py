@@ -17,12 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.json_codec import job_from_dict, job_to_dict
-from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
-from gpumemnet.measurement import (
+from gpumemnet.data.measurement import (
     DEVICE_SOURCES,
     LABEL_SOURCES,
     PROCESS_SOURCES,
@@ -30,6 +25,11 @@ from gpumemnet.measurement import (
     SITE_PROCESS_SOURCES,
     TRACED,
 )
+from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import FIELD_DEFAULTS, TrainingJob
 from gpumemnet.units import GIB, MIB
 
 SOURCES: Final[Mapping[str, str]] = {

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.durable import STAGING_PREFIX, locked, replace_file, sync_folder, write_file
+from gpumemnet.data.atomic_files import STAGING_PREFIX, locked, replace_file, sync_folder, write_file
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle, shipped_bundles

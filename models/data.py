@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.dataset import read_dataset
+from gpumemnet.data.dataset import read_dataset
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
-from gpumemnet.measurement import Measurement
 from gpumemnet.predict.bundle import ALL_FAMILIES
 from gpumemnet.units import MIB
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gpumemnet.data.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS
 from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
-from gpumemnet.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.training_reference import reference_document, training_reference
 from models.data import LabelledJobs

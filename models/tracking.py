@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.durable import locked, replace_file
+from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import TrackingError
 from gpumemnet.mlflow_releases import push
 from gpumemnet.mlflow_store import MlflowStore

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.measurement import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
         DatasetError: when the dataset cannot be read or is empty, or the folder cannot be written.
     """
     from dataset_builder.card import coverage, figures, text
-    from gpumemnet.dataset import read_dataset
+    from gpumemnet.data.dataset import read_dataset
 
     measurements = read_dataset(dataset)
     if not measurements:

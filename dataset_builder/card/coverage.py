@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset_builder.options import FEATURES as OPTIONS
-from gpumemnet.measurement import Measurement
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
 TENTHS: Final = 10

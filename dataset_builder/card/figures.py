@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dataset_builder.card.coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread
 from dataset_builder.card.embedding import principal_components, standardised_features, tsne
-from gpumemnet.measurement import Measurement
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.data.validation import training_state_bytes
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.units import GIB, MIB
-from gpumemnet.validation import training_state_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,9 +19,9 @@ from dataset_builder.card.coverage import (
 )
 from dataset_builder.card.figures import MAP_ROWS
 from dataset_builder.split import TEST_ONLY_RECIPES
-from gpumemnet.measurement import STATUSES, Measurement
+from gpumemnet.data.measurement import STATUSES, Measurement
+from gpumemnet.data.validation import validate
 from gpumemnet.units import format_bytes
-from gpumemnet.validation import validate
 
 Families = Mapping[str, Sequence[Measurement]]
 

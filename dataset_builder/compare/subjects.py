@@ -14,9 +14,9 @@ from dataset_builder.options import parse_options
 from dataset_builder.planned import PlannedJob
 from dataset_builder.published_networks import Rebuilds, published_family
 from dataset_builder.training import laid_out
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.measurement import Measurement
 from gpumemnet.trace.losses import TargetLoss
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.step import TraceOptions

@@ -14,7 +14,7 @@ from gpumemnet.batch.inputs import is_url, local_path, store
 from gpumemnet.batch.lines import csv_header
 from gpumemnet.batch.plan import PART_ROWS, Part
 from gpumemnet.batch.scratch import Scratch, no_room
-from gpumemnet.durable import sync_folder
+from gpumemnet.data.atomic_files import sync_folder
 from gpumemnet.errors import DatasetError
 
 if TYPE_CHECKING:

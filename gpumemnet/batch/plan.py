@@ -16,7 +16,7 @@ import numpy as np
 
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.opening import csv_header, open_parquet, reading
-from gpumemnet.dataset import DATASET_VERSION, VERSION_KEY
+from gpumemnet.data.dataset import DATASET_VERSION, VERSION_KEY
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.arrow_codec import check_columns
 

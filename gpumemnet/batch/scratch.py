@@ -22,7 +22,7 @@ from gpumemnet.batch.answers import Rejected
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
 from gpumemnet.batch.question import Names, Question
-from gpumemnet.durable import locked, replace_file
+from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import DatasetError, InvalidRequestError
 
 _VERSION: Final = 1

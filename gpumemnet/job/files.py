@@ -29,7 +29,7 @@ def read_jobs_file(path: Path) -> Iterator[list[TrainingJob]]:
     if not path.is_file():
         raise InvalidRequestError(f"{path} does not exist", "jobs")
     if path.suffix == ".parquet":
-        from gpumemnet.dataset import read_jobs
+        from gpumemnet.data.dataset import read_jobs
 
         return read_jobs(path, JOBS_PER_BATCH)
     if path.suffix == ".json":

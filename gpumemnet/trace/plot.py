@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpumemnet.durable import replace_file
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
 from gpumemnet.job.layers import describe
 from gpumemnet.trace.answer import TraceAnswer

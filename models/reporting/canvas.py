@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpumemnet.durable import replace_file
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
 from models.reporting.candidate_figures import GIB_BINS, CandidateFigures

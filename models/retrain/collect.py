@@ -1,6 +1,6 @@
 """Collects what can be learnt from: rows of datasets and of exported observations, each once, and none that cannot be true.
 
-A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.validation`, :mod:`.columns_check`).  Where a
+A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.data.validation`, :mod:`.columns_check`).  Where a
 file has many such rows of a family, or all of them are off by the ratio of two units, something is wrong with the file, and the
 family is left out.
 """
@@ -16,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from gpumemnet.dataset import read_dataset
+from gpumemnet.data.dataset import read_dataset
+from gpumemnet.data.measurement import OBSERVED, Measurement, identity
+from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.measurement import OBSERVED, Measurement, identity
 from gpumemnet.physics.replicas import WITH_OTHERS
-from gpumemnet.validation import validate
 from models.data import ZOO
 from models.retrain.columns_check import SWAPPED, is_swapped
 from models.retrain.units_check import unit_error
@@ -32,7 +32,7 @@ REFUSING: Final = frozenset(
         *("above-capacity", "device-far-from-process", "oom-without-capacity"),
     }
 )
-"""Rules of :func:`gpumemnet.validation.validate` whose breach rules a row out; not ``below-floor``, which compares a row with
+"""Rules of :func:`gpumemnet.data.validation.validate` whose breach rules a row out; not ``below-floor``, which compares a row with
 others and would take the smallest jobs away."""
 MOST_REFUSED: Final = 0.1
 """Where more of a file's rows of one family are refused, the others are not trusted either."""

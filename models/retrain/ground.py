@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumemnet.measurement import OBSERVED
+from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import TRUST
 from models.retrain.holdout import HELD_OUT_RULE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.durable import replace_file
+from gpumemnet.data.atomic_files import replace_file
 from models.retrain.gate import MEASURES
 
 _HEADINGS: Final = ("part", "jobs", *MEASURES)

@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
+from gpumemnet.data.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.measurement import OBSERVED, TRACED, Measurement
 from gpumemnet.predict.predictor import TRUST
 from gpumemnet.units import MIB
 from models.data import LabelledJobs, features_on, labelled_jobs

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpumemnet.measurement import OBSERVED, Measurement
+from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, save_bundle
 from models.data import LabelledJobs, labelled_jobs
 from models.export import save_classifier

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from gpumemnet.measurement import Measurement
+from gpumemnet.data.measurement import Measurement
 
 if TYPE_CHECKING:
     from models.physics_line import PhysicsLine

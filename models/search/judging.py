@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import OBSERVED
 from models.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
 from models.network import float_tensor
 from models.plans import Plan

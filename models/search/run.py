@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.durable import locked
+from gpumemnet.data.atomic_files import locked
 from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError, MissingExtraError
 from models.plans import Plan, mlp_plan, transformer_plan
 from models.retrain.holdout import HELD_OUT_RULE

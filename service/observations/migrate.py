@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
-from gpumemnet.durable import locked
+from gpumemnet.data.atomic_files import locked
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.orphans import end_with_starter
 from service.observations import migrations

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.published import WHERE_TO_GET_IT
+from gpumemnet.data.measurement import Measurement, Phase
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import Measurement, Phase
 from gpumemnet.units import GIB, MIB
 
 PUBLISHED = Path(os.environ.get("GPUMEMNET_PUBLISHED_CSV") or Path(__file__).parents[3] / "shared/data/published_mlp_a100.csv")

@@ -22,9 +22,9 @@ from dataset_builder.journal import Journal, Settings, read_journal
 from dataset_builder.planned import PlannedJob
 from dataset_builder.recipe import load_recipe
 from dataset_builder.sampling import sample_jobs
-from gpumemnet.dataset import write_dataset
+from gpumemnet.data.dataset import write_dataset
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
 REHEARSAL = Path(__file__).with_name("rehearsal")

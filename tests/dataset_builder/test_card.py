@@ -27,9 +27,9 @@ from dataset_builder.planned import training_job
 from dataset_builder.published import read_published
 from dataset_builder.recipe import load_recipe
 from dataset_builder.sampling import sample_jobs
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ import pytest
 
 from dataset_builder.journal import Journal
 from dataset_builder.nvml import visible_meters
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import MeasurementError
-from gpumemnet.measurement import Measurement
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,10 +19,10 @@ from dataset_builder.compare.subjects import subject
 from dataset_builder.families import mlp
 from dataset_builder.options import Options
 from dataset_builder.planned import PlannedJob, training_job
-from gpumemnet.dataset import write_dataset
+from gpumemnet.data.dataset import write_dataset
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.measurement import Measurement
 from gpumemnet.trace.step import record
 from gpumemnet.units import MIB
 

@@ -15,11 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.dataset import DATASET_VERSION, VERSION_KEY, dataset_schema, read_dataset, read_jobs, write_dataset, write_jobs
+from gpumemnet.data.dataset import (
+    DATASET_VERSION,
+    VERSION_KEY,
+    dataset_schema,
+    read_dataset,
+    read_jobs,
+    write_dataset,
+    write_jobs,
+)
+from gpumemnet.data.measurement import Measurement, architecture_key, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.measurement import Measurement, architecture_key, measurement_from_dict, measurement_to_dict
 
 ROOT = Path(__file__).parents[2]
 

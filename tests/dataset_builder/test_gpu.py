@@ -12,12 +12,12 @@ import pytest
 
 from dataset_builder.journal import read_journal
 from dataset_builder.nvml import visible_meters
-from gpumemnet.dataset import read_dataset
+from gpumemnet.data.dataset import read_dataset
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.data.validation import validate
 from gpumemnet.errors import MeasurementError
-from gpumemnet.measurement import Measurement
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.units import MIB
-from gpumemnet.validation import validate
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]

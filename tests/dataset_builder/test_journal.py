@@ -12,8 +12,8 @@ import pytest
 from dataset_builder.journal import Journal, Settings, read_journal
 from dataset_builder.recipe import load_recipe
 from dataset_builder.sampling import sample_jobs
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 from gpumemnet.units import GIB
 
 SETTINGS = Settings("mlp", "digest", 0, 5)

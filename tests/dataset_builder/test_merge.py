@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.merge import ConflictError, Keep, merge_datasets
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 from gpumemnet.units import GIB, MIB
-from gpumemnet.validation import validate
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from dataset_builder.journal import read_journal
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 from tests.dataset_builder.null_gpu.build import NullGpu, build, environment, toolkit_headers
 
@@ -91,7 +91,7 @@ def test_a_full_card_is_out_of_memory(libraries: Path, tmp_path: Path, family: s
 
 
 def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
-    from gpumemnet.dataset import write_dataset
+    from gpumemnet.data.dataset import write_dataset
 
     rows = campaign(libraries, tmp_path / "c", "mlp", NullGpu(), 2)
     with pytest.raises(DatasetError):

@@ -14,12 +14,12 @@ from dataset_builder import cli
 from dataset_builder.published_networks import published_family
 from dataset_builder.published_real_models import REAL_MODELS, Reading, RealModel, import_real_models, measurement_of_reading
 from dataset_builder.split import split_by_architecture
-from gpumemnet.dataset import read_dataset
+from gpumemnet.data.dataset import read_dataset
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
-from gpumemnet.measurement import Measurement
 from gpumemnet.units import MIB
-from gpumemnet.validation import validate
 
 COMMITTED = Path(__file__).parents[2] / "dataset_builder/datasets/published_real_models_a100.parquet"
 

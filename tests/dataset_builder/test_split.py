@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset_builder.split import fold_of, split_by_architecture, write_split
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import Measurement
 
 
 def sized(measurement: Measurement, width: int, batch_size: int = 8, recipe: str = "mlp") -> Measurement:

@@ -13,10 +13,10 @@ from dataset_builder.families import mlp
 from dataset_builder.options import Options
 from dataset_builder.planned import PlannedJob
 from dataset_builder.traced import traced_measurement
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.measurement import measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
-from gpumemnet.measurement import measurement_from_dict, measurement_to_dict
 from gpumemnet.units import MIB
 
 ROOT = Path(__file__).parents[2]

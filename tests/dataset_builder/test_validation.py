@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.published import read_published
-from gpumemnet.measurement import Measurement
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.data.validation import training_state_bytes, validate
 from gpumemnet.units import GIB, MIB
-from gpumemnet.validation import training_state_bytes, validate
 
 TINY = {"peak_device_bytes": None, "peak_reserved_bytes": 900, "peak_allocated_bytes": 800}
 

@@ -15,7 +15,7 @@ import pytest
 from gpumemnet.batch.question import Question
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
-from gpumemnet.dataset import VERSION_KEY, write_jobs
+from gpumemnet.data.dataset import VERSION_KEY, write_jobs
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.arrow_codec import read_arrow_jobs
 from gpumemnet.job.json_codec import job_to_dict

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.batch.chunks import _job
-from gpumemnet.dataset import job_schema
+from gpumemnet.data.dataset import job_schema
 from gpumemnet.errors import DatasetError, InvalidJobError
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs, row_documents
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict

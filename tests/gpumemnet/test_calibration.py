@@ -14,11 +14,11 @@ import pytest
 
 from gpumemnet.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
 from gpumemnet.calibration_cards import calibrated_cards, profile_document
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, load_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import Measurement
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.predict.site_calibration import site_calibration_from_card

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.dataset import write_jobs
+from gpumemnet.data.dataset import write_jobs
 from gpumemnet.job.json_codec import job_to_dict, job_to_json
 from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.dataset import write_jobs
+from gpumemnet.data.dataset import write_jobs
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.drift import ALPHA, DriftReport, find_drift
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.measurement import Measurement
 from gpumemnet.observation import SOURCES
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.predictor import Predictor

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.dataset import VERSION_KEY, dataset_schema
-from gpumemnet.durable import locked
+from gpumemnet.data.atomic_files import locked
+from gpumemnet.data.dataset import VERSION_KEY, dataset_schema
 from gpumemnet.predict.bundle import load_bundle, save_bundle
 from gpumemnet.registry import Registry
 from gpumemnet.units import MIB

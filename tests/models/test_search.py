@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.durable import locked
+from gpumemnet.data.atomic_files import locked
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB

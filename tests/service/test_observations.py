@@ -18,7 +18,7 @@ import httpx
 import psycopg
 import pytest
 
-from gpumemnet.dataset import read_dataset
+from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.examples import EXAMPLE_JOBS
 from service.observations.description import ObservationResults, ObservationSummary, StoredObservation, observation_paths

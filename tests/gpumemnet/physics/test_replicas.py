@@ -17,7 +17,8 @@ from torch import nn
 
 from gpumemnet import trace
 from gpumemnet.calibration import calibrate
-from gpumemnet.dataset import read_dataset, write_dataset
+from gpumemnet.data.dataset import read_dataset, write_dataset
+from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
@@ -29,7 +30,6 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site_rows import read_site_rows
 from gpumemnet.trace import Questions
 from gpumemnet.units import GIB, MIB
-from gpumemnet.validation import validate
 from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from
 from models.retrain.collect import collect
 from tests.jobs import jobs, mlp

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.data.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
-from gpumemnet.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.measurement import DEVICE_SOURCES, Measurement, identity
+from gpumemnet.data.measurement import DEVICE_SOURCES, Measurement, identity
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.units import MIB, format_bytes
 

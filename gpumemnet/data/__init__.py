@@ -1,0 +1,1 @@
+"""Measurements and the dataset that holds them."""
