@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.calibration import calibrate
-from gpumemnet.calibration_cards import calibrated_cards
-from gpumemnet.drift import find_drift
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site_rows import SiteRow, SiteRows, read_site_rows
-from gpumemnet.training_reference import training_reference
+from gpumemnet.site.calibration import calibrate
+from gpumemnet.site.calibration_cards import calibrated_cards
+from gpumemnet.site.drift import find_drift
+from gpumemnet.site.rows import SiteRow, SiteRows, read_site_rows
+from gpumemnet.site.training_reference import training_reference
 from gpumemnet.units import MIB
 
 DATASET: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"

@@ -62,7 +62,7 @@ class Device(TypedDict, total=False):
 
 
 class Observed(TypedDict, total=False):
-    """What one run of a job really took; :mod:`gpumemnet.observation` says what each may hold.
+    """What one run of a job really took; :mod:`gpumemnet.site.observation` says what each may hold.
 
     Attributes:
         prediction_id: id of the prediction that the job was scheduled with.

@@ -17,7 +17,7 @@ from gpumemnet.features.sequence import SEQUENCE_COLUMNS
 from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
-from gpumemnet.training_reference import reference_document, training_reference
+from gpumemnet.site.training_reference import reference_document, training_reference
 from models.data import LabelledJobs
 from models.graph_export import export_graph
 from models.network import float_tensor

@@ -12,15 +12,15 @@ import typer
 from rich.console import Console
 
 from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
-from gpumemnet.conformal import rows_needed
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.registry import Registry
-from gpumemnet.site_rows import read_site_rows
+from gpumemnet.site.conformal import rows_needed
+from gpumemnet.site.rows import read_site_rows
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
-    from gpumemnet.calibration import Calibration, CoverageFigures, Figures, ModelCalibration
+    from gpumemnet.site.calibration import Calibration, CoverageFigures, Figures, ModelCalibration
 
 _SHOWN_COVERAGES: Final = (0.9, 0.95, 0.99)
 
@@ -56,8 +56,8 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")] = False,
 ) -> None:
     """Calibrate bundles to a site, and show what they are worth there before and after; without --out or --release only show."""
-    from gpumemnet.calibration import calibrate as calibrate_bundles  # loads onnxruntime
-    from gpumemnet.calibration_cards import calibrated_cards, calibration_document, profile_document
+    from gpumemnet.site.calibration import calibrate as calibrate_bundles  # loads onnxruntime
+    from gpumemnet.site.calibration_cards import calibrated_cards, calibration_document, profile_document
 
     store = _store(registry, release, parent, bundle)
     base = parent or (store.aliases().champion if store else None)
@@ -109,7 +109,7 @@ def _saved(folder: Path, model: bytes, card: dict[str, Any]) -> Bundle:
 
 
 def _release(store: Registry, release: str, parent: str, made: Calibration, document: dict[str, Any]) -> None:
-    from gpumemnet.calibration_cards import calibrated_cards
+    from gpumemnet.site.calibration_cards import calibrated_cards
 
     hashes = []
     with tempfile.TemporaryDirectory(prefix="gpumemnet-calibrate-") as folder:

@@ -16,11 +16,11 @@ from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.estimate import DEFAULT_COVERAGE
-from gpumemnet.site_rows import read_site_rows
+from gpumemnet.site.rows import read_site_rows
 
 if TYPE_CHECKING:
-    from gpumemnet.drift import DriftReport, Finding
-    from gpumemnet.training_reference import TrainingReference
+    from gpumemnet.site.drift import DriftReport, Finding
+    from gpumemnet.site.training_reference import TrainingReference
 
 DRIFT_EXIT_CODE: Final = 10
 _SHOWN: Final = 8
@@ -58,10 +58,10 @@ def drift(
     ] = None,
 ) -> None:
     """Test recent jobs for drift: exit code 10 when a retraining is due, 0 when not, 2 when it cannot be said."""
-    from gpumemnet.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
-    from gpumemnet.drift_metrics import write_drift_metrics
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.registry import Registry
+    from gpumemnet.site.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
+    from gpumemnet.site.drift_metrics import write_drift_metrics
 
     if metrics is not None and metrics.suffix != ".prom":
         raise InvalidRequestError(f"{metrics} must end in .prom: the textfile collector reads no other files", "metrics")
@@ -100,7 +100,7 @@ def drift(
 
 
 def _references(paths: Sequence[Path]) -> dict[str, TrainingReference]:
-    from gpumemnet.training_reference import training_reference
+    from gpumemnet.site.training_reference import training_reference
 
     jobs: dict[str, list[TrainingJob]] = defaultdict(list)
     for row in read_site_rows(paths).rows:

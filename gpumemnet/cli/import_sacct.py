@@ -16,8 +16,8 @@ import typer
 
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
-from gpumemnet.observation import Observation, observation_to_dict
-from gpumemnet.sacct import MIN_SECONDS, SACCT_FIELDS, Skipped, observation_lines, read_known_jobs, read_sacct
+from gpumemnet.site.observation import Observation, observation_to_dict
+from gpumemnet.site.slurm_accounting import MIN_SECONDS, SACCT_FIELDS, Skipped, observation_lines, read_known_jobs, read_sacct
 
 KEY_VARIABLE: Final = "GPUMEMNET_API_KEY"
 _PER_REQUEST: Final = 200

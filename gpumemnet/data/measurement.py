@@ -27,7 +27,7 @@ DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
 SITE_PROCESS_SOURCES: Final = ("slurm_gpumem",)
 """What schedulers and monitors read of the process every few seconds, so that a short peak may be missed."""
 SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
-"""The same of the whole device, neighbours included: see :data:`gpumemnet.observation.SOURCES`."""
+"""The same of the whole device, neighbours included: see :data:`gpumemnet.site.observation.SOURCES`."""
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
 """Provenance of what a finished job of a site really used, as its scheduler reported it."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.observation import MAX_BYTES, MAX_KEY_LENGTH, MAX_TEXT_LENGTH, MIN_BYTES, SOURCES
+from gpumemnet.site.observation import MAX_BYTES, MAX_KEY_LENGTH, MAX_TEXT_LENGTH, MIN_BYTES, SOURCES
 from gpumemnet.units import MIB
 from service.examples import EXAMPLE_JOBS
 from service.observations.routes import DEFAULT_DAYS, MAX_DAYS, MAX_OBSERVATIONS

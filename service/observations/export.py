@@ -23,7 +23,7 @@ from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.observation import PROCESS_OBSERVATIONS
+from gpumemnet.site.observation import PROCESS_OBSERVATIONS
 from service.observations.database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown
 from service.observations.schema import HEAD, JOBS, OBSERVATIONS
 

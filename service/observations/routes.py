@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
-from gpumemnet.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
+from gpumemnet.site.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
 from service.endpoint import JSON, read_json_body, send_answer
 from service.limits import INLINE_BODY_BYTES
 from service.observations.store import Answer, ObservationStore

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.errors import FieldError
 from gpumemnet.job.job_batch import layer_counts
-from gpumemnet.observation import Observation, content_hash
+from gpumemnet.site.observation import Observation, content_hash
 from service.observations.database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
 from service.observations.metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
 from service.observations.summary import SECONDS_PER_DAY, read_alarms, read_summary

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Table, delete, exists, select, text
 
 from gpumemnet.errors import FieldError
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.observation import Observation, check_capacity
+from gpumemnet.site.observation import Observation, check_capacity
 from service.observations.job_documents import job_document, job_documents
 from service.observations.schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 from service.records import PredictionRecord, RecordBatch

@@ -17,9 +17,9 @@ import httpx
 import pytest
 import yaml
 
-from gpumemnet.drift import DriftReport, Finding
-from gpumemnet.drift_metrics import drift_metrics
 from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.site.drift import DriftReport, Finding
+from gpumemnet.site.drift_metrics import drift_metrics
 from tests.sites import site_rows
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "retraining"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.observation import Observation
+from gpumemnet.site.observation import Observation
 from service.examples import EXAMPLE_JOBS
 from service.observations import migrations, store
 from service.observations.alarm import Outcome, alarm, interval, miss_probability

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumemnet import trace
-from gpumemnet.calibration import calibrate
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
@@ -27,7 +26,8 @@ from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site_rows import read_site_rows
+from gpumemnet.site.calibration import calibrate
+from gpumemnet.site.rows import read_site_rows
 from gpumemnet.trace import Questions
 from gpumemnet.units import GIB, MIB
 from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from

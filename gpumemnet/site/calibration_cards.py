@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.calibration import Calibration, Figures, ModelCalibration
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION, device_profile
 from gpumemnet.predict.bundle import ALL_FAMILIES, Bundle
+from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
 from gpumemnet.units import MIB
 
 GUARANTEE: Final = (

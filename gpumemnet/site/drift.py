@@ -21,9 +21,9 @@ from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
-from gpumemnet.site_rows import SiteRow
-from gpumemnet.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card
+from gpumemnet.site.rows import SiteRow
+from gpumemnet.site.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
+from gpumemnet.site.training_reference import OPTIONS, TrainingReference, job_amounts, reference_from_card
 
 KINDS: Final = ("error", "coverage", "support", "features")
 ALPHA: Final = 0.01

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.conformal import conformal_quantiles, conformal_rank, rows_needed, weighted_centre
+from gpumemnet.site.conformal import conformal_quantiles, conformal_rank, rows_needed, weighted_centre
 
 coverages = st.floats(0.01, 0.999)
 scores = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300).map(np.array)

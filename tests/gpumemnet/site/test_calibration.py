@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpumemnet.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
-from gpumemnet.calibration_cards import calibrated_cards, profile_document
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, load_profile
@@ -23,7 +21,9 @@ from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_b
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.predict.site_calibration import site_calibration_from_card
 from gpumemnet.registry import Registry
-from gpumemnet.site_rows import read_site_rows
+from gpumemnet.site.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
+from gpumemnet.site.calibration_cards import calibrated_cards, profile_document
+from gpumemnet.site.rows import read_site_rows
 from gpumemnet.units import MIB
 from tests.jobs import small_job
 from tests.registries import shipped

@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.conformal import Centre, conformal_quantiles, weighted_centre
 from gpumemnet.data.measurement import TRACED, architecture_key
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
@@ -30,7 +29,8 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.predict.site_calibration import SiteCalibration, spread_unit, unit_levels
-from gpumemnet.site_rows import SiteRow, SiteRows
+from gpumemnet.site.conformal import Centre, conformal_quantiles, weighted_centre
+from gpumemnet.site.rows import SiteRow, SiteRows
 from gpumemnet.units import MIB
 
 Array = NDArray[np.float64]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gpumemnet.cli import main
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.observation import Observation, observation_from_dict
-from gpumemnet.sacct import Known, Skipped, parse_amount, read_known_jobs, read_sacct, usage_bytes
+from gpumemnet.site.observation import Observation, observation_from_dict
+from gpumemnet.site.slurm_accounting import Known, Skipped, parse_amount, read_known_jobs, read_sacct, usage_bytes
 from tests.jobs import small_job
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "sacct"

@@ -20,7 +20,7 @@ from gpumemnet.errors import DatasetError, GpumemnetError, InvalidJobError, Inva
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.observation import Observation, observation_from_dict
+from gpumemnet.site.observation import Observation, observation_from_dict
 
 _LINES: Final = (".jsonl", ".ndjson")
 _HASH_BYTES: Final = 2**20

@@ -20,7 +20,7 @@ from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.observation import Observation, observation_from_dict, observation_to_dict
+from gpumemnet.site.observation import Observation, observation_from_dict, observation_to_dict
 
 SACCT_FIELDS: Final = "JobID,State,Cluster,End,ElapsedRaw,NTasks,AllocTRES,TRESUsageInMax,Comment,AdminComment"
 """What to ask ``sacct -P -o`` for; all but JobID, State and TRESUsageInMax may be missing."""

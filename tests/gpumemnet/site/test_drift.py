@@ -14,16 +14,16 @@ import pytest
 
 from gpumemnet.data.dataset import write_jobs
 from gpumemnet.data.measurement import Measurement
-from gpumemnet.drift import ALPHA, DriftReport, find_drift
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.observation import SOURCES
 from gpumemnet.predict.bundle import save_bundle
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.site_rows import SiteRow, read_site_rows
-from gpumemnet.training_reference import TrainingReference, reference_document, reference_from_card, training_reference
+from gpumemnet.site.drift import ALPHA, DriftReport, find_drift
+from gpumemnet.site.observation import SOURCES
+from gpumemnet.site.rows import SiteRow, read_site_rows
+from gpumemnet.site.training_reference import TrainingReference, reference_document, reference_from_card, training_reference
 from gpumemnet.units import MIB
 from tests.registries import other_bundle, shipped
 from tests.sites import A100, DATASETS, published, site_rows, write_rows

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
+from gpumemnet.site.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
 
 probabilities = st.floats(0.0, 1.0)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpumemnet.data.atomic_files import replace_file
-from gpumemnet.drift import DriftReport, Finding
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.site.drift import DriftReport, Finding
 
 
 def write_drift_metrics(path: Path, report: DriftReport) -> None:
