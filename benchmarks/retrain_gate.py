@@ -27,7 +27,7 @@ from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.job.layers import Layer
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from gpumemnet.units import MIB
 from models.data import load_labelled_jobs
 from models.export import save_classifier

@@ -309,7 +309,7 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
         return None
     if tracking != "mlflow":
         raise InvalidRequestError(f"must be mlflow, not '{tracking}'", "tracking")
-    from gpumemnet.mlflow_store import check_name, check_store
+    from gpumemnet.registry.mlflow_store import check_name, check_store
     from models.tracking import default_store
 
     uri = uri or default_store(work)

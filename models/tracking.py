@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import TrackingError
-from gpumemnet.mlflow_releases import push
-from gpumemnet.mlflow_store import MlflowStore
-from gpumemnet.registry import Registry
+from gpumemnet.registry.mlflow_releases import push
+from gpumemnet.registry.mlflow_store import MlflowStore
+from gpumemnet.registry.registry import Registry
 from models.retrain.gate import MEASURES
 from models.retrain.release import lineage
 from models.retrain.request import PROMOTED, Outcome, Request

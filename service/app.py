@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from service.answers import Answerer
 from service.limits import BodyLimit
 from service.observations.database import DatabaseAwayError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.mlflow_store import MlflowStore
+from gpumemnet.registry.mlflow_store import MlflowStore
 
 needs_mlflow = pytest.mark.skipif(
     importlib.util.find_spec("mlflow") is None, reason="MLflow is not installed: pip install 'gpumemnet[mlflow]'"

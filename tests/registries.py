@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 
 
 def shipped(name: str = "cnn-h200-traced") -> Bundle:

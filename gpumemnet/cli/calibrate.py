@@ -14,7 +14,7 @@ from rich.console import Console
 from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from gpumemnet.site.conformal import rows_needed
 from gpumemnet.site.rows import read_site_rows
 from gpumemnet.units import MIB

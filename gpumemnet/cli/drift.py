@@ -59,7 +59,7 @@ def drift(
 ) -> None:
     """Test recent jobs for drift: exit code 10 when a retraining is due, 0 when not, 2 when it cannot be said."""
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.registry import Registry
+    from gpumemnet.registry.registry import Registry
     from gpumemnet.site.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
     from gpumemnet.site.drift_metrics import write_drift_metrics
 

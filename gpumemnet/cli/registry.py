@@ -15,7 +15,7 @@ from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.cli.registry_mlflow import Folder, pull, push
 from gpumemnet.errors import RegistryError
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry import SHIPPED, Aliases, Registry
+from gpumemnet.registry.registry import SHIPPED, Aliases, Registry
 
 registry: Final = typer.Typer(no_args_is_help=True)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from gpumemnet.errors import BundleError, InvalidRequestError, TrackingError
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 
 ROLES: Final = ("champion", "challenger")
 
@@ -26,8 +26,8 @@ Model = Annotated[str, typer.Option("--model", help="Name of the registered mode
 
 def push(registry: Folder, mlflow: Store, model: Model = "gpumemnet") -> None:
     """Let champion and challenger of a model in MLflow be what they are in the registry."""
-    from gpumemnet.mlflow_releases import push as push_releases
-    from gpumemnet.mlflow_store import MlflowStore
+    from gpumemnet.registry.mlflow_releases import push as push_releases
+    from gpumemnet.registry.mlflow_store import MlflowStore
 
     moved = push_releases(Registry(registry), MlflowStore(mlflow, model))
     for alias, version in moved.items():
@@ -51,8 +51,8 @@ def pull(
 
     Bundles are checked before the registry hears of them. What was taken back here stays so, until the alias is moved again.
     """
-    from gpumemnet.mlflow_releases import pull as pull_release
-    from gpumemnet.mlflow_store import MlflowStore, check_alias, check_store
+    from gpumemnet.registry.mlflow_releases import pull as pull_release
+    from gpumemnet.registry.mlflow_store import MlflowStore, check_alias, check_store
 
     role = role or (alias if alias in ROLES else ROLES[0])
     if role not in ROLES:

@@ -17,7 +17,7 @@ from typing import Any
 from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
-from gpumemnet.registry import SHIPPED, Registry
+from gpumemnet.registry.registry import SHIPPED, Registry
 from models.retrain.collect import collect
 from models.retrain.gate import RULE
 from models.retrain.ground import learnt_until, origins

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry import Aliases, Change, Registry
+from gpumemnet.registry.registry import Aliases, Change, Registry
 from models.retrain.request import NOTHING_BETTER, PROMOTED, Outcome, Request
 
 BY = "models retrain"

@@ -28,7 +28,7 @@ from gpumemnet.errors import (
 )
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
-from gpumemnet.registry import NAME_RULE, Registry, Release, is_release_name
+from gpumemnet.registry.registry import NAME_RULE, Registry, Release, is_release_name
 from service.endpoint import JSON, read_json_body, send_answer
 from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from service.serving.champion import Serving

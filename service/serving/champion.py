@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from gpumemnet.errors import BundleError, RegistryError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry import SHIPPED, Aliases, Registry, release_digest
+from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_digest
 from service.answers import Answerer
 from service.heap import give_memory_back
 from service.serving.golden import check_golden

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpumemnet.registry import SHIPPED
+from gpumemnet.registry.registry import SHIPPED
 from service.endpoint import JSON
 from service.problems import MEDIA_TYPE
 from service.schemas import reference

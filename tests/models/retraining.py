@@ -13,7 +13,7 @@ import numpy as np
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.features.vector import FEATURE_NAMES
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from gpumemnet.units import GIB, MIB
 from models.data import features_on, load_labelled_jobs
 from models.export import save_classifier

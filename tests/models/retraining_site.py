@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpumemnet.errors import BundleError
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from tests.models.retraining import EPOCHS
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpumemnet.errors import TrackingError
-from gpumemnet.mlflow_store import MlflowStore
 from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry import Registry
+from gpumemnet.registry.mlflow_store import MlflowStore
+from gpumemnet.registry.registry import Registry
 from gpumemnet.units import MIB
 from models.cli import main
 from models.plan_file import document_of
@@ -218,7 +218,7 @@ def test_what_cannot_be_tracked_is_refused_before_any_work(
 def test_without_mlflow_it_says_so_before_any_work(
     place: Path, retrain: Retrain, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpumemnet.mlflow_store.find_spec", lambda name: None)
+    monkeypatch.setattr("gpumemnet.registry.mlflow_store.find_spec", lambda name: None)
     assert retrain() == 2
     assert "pip install 'gpumemnet[mlflow]'" in capsys.readouterr().err
     assert champion(place) == "first"

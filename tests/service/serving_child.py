@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from service.answers import Answerer
 from service.endpoint import JsonEndpoint
 from service.problems import install_problem_handlers

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gpumemnet.predict.bundle import MODEL_FILE
-from gpumemnet.registry import SHIPPED, Registry
+from gpumemnet.registry.registry import SHIPPED, Registry
 from service.examples import EXAMPLE_JOBS
 from service.serving.admin import admin_routes
 from service.serving.description import AdminModels, admin_paths

@@ -20,7 +20,7 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.predict.site_calibration import site_calibration_from_card
-from gpumemnet.registry import Registry
+from gpumemnet.registry.registry import Registry
 from gpumemnet.site.calibration import MIN_JOBS, Calibration, ModelCalibration, calibrate
 from gpumemnet.site.calibration_cards import calibrated_cards, profile_document
 from gpumemnet.site.rows import read_site_rows

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.errors import BundleError, RegistryError, TrackingError, UnknownReleaseError
-from gpumemnet.mlflow_store import MlflowStore
 from gpumemnet.predict.bundle import BUNDLE_FILES, MAX_FILE_BYTES, Bundle, load_bundle
-from gpumemnet.registry import SHIPPED, Registry, Release, is_bundle_hash, is_release_name, release_digest
+from gpumemnet.registry.mlflow_store import MlflowStore
+from gpumemnet.registry.registry import SHIPPED, Registry, Release, is_bundle_hash, is_release_name, release_digest
 
 CHAMPION: Final = "champion"
 CHALLENGER: Final = "challenger"

@@ -20,7 +20,7 @@ from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.registry import SHIPPED, Registry, release_digest
+from gpumemnet.registry.registry import SHIPPED, Registry, release_digest
 from tests.registries import add_release, other_bundle, shipped
 
 
@@ -244,7 +244,7 @@ def test_many_writers_lose_nothing(registry: Registry, tmp_path: Path) -> None:
 
 WRITER = """
     import sys
-    from gpumemnet.registry import Registry
+    from gpumemnet.registry.registry import Registry
     registry = Registry(sys.argv[1])
     for number in range(1000):
         if number == 1:  # a slow machine has seen champions come, too

@@ -1,0 +1,1 @@
+"""Releases of bundles: which models there are, and which of them answer."""
