@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gpumemnet.client import Client
+from gpumemnet.client.client import Client
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpumemnet.client import AsyncClient, Client
+    from gpumemnet.client.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
     from gpumemnet.features.vector import FEATURE_COLUMNS, feature_matrix
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"),
     **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
-    **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client"),
+    **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
     **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.predict.estimate"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),

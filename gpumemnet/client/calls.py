@@ -27,7 +27,7 @@ class Prediction(Estimate):
     """An estimate as a service gives it.
 
     Attributes:
-        prediction_id: its id; give it back with what the job really took (:meth:`gpumemnet.client.Client.observe`).
+        prediction_id: its id; give it back with what the job really took (:meth:`gpumemnet.client.client.Client.observe`).
         request_mib: what to pack by: the expected memory in MiB, rounded up.
         limit_mib: what to cap at: the safe memory in MiB, rounded up; ``None`` outside the model's support.
         release: the release that answered.
@@ -109,7 +109,7 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class PredictionOptions:
-    """How a prediction is wanted; see :meth:`gpumemnet.client.Client.predict`."""
+    """How a prediction is wanted; see :meth:`gpumemnet.client.client.Client.predict`."""
 
     bins: BinScheme | None
     coverage: float
@@ -126,13 +126,13 @@ class PredictionOptions:
 
 
 def predict_call(job: TrainingJob, options: PredictionOptions) -> Call[Prediction]:
-    """See :meth:`gpumemnet.client.Client.predict`."""
+    """See :meth:`gpumemnet.client.client.Client.predict`."""
     body = {"job": job_to_dict(job), **options.members()}
     return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
 
 
 def predict_many_call(jobs: Sequence[TrainingJob], options: PredictionOptions) -> Call[list[Prediction | ServiceError]]:
-    """See :meth:`gpumemnet.client.Client.predict_many`."""
+    """See :meth:`gpumemnet.client.client.Client.predict_many`."""
     body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
 
     def read(document: Any) -> list[Prediction | ServiceError]:
@@ -145,7 +145,7 @@ def predict_many_call(jobs: Sequence[TrainingJob], options: PredictionOptions) -
 
 
 def batch_sizes_call(job: TrainingJob, **options: Any) -> Call[BatchSizes]:
-    """See :meth:`gpumemnet.client.Client.batch_sizes`, whose ``options`` these are."""
+    """See :meth:`gpumemnet.client.client.Client.batch_sizes`, whose ``options`` these are."""
 
     def read(document: Any) -> BatchSizes:
         fields = ("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch")
@@ -162,7 +162,7 @@ def batch_sizes_call(job: TrainingJob, **options: Any) -> Call[BatchSizes]:
 def smallest_gpu_call(
     job: TrainingJob, coverage: float, gpus: Sequence[str] | None, devices: Sequence[Device] | None, encoder: str | None
 ) -> Call[SmallestGpu]:
-    """See :meth:`gpumemnet.client.Client.smallest_gpu`."""
+    """See :meth:`gpumemnet.client.client.Client.smallest_gpu`."""
 
     def read(document: Any) -> SmallestGpu:
         safe, likely = (None if document[name] is None else Fit(**document[name]) for name in ("safe", "likely"))
@@ -173,7 +173,7 @@ def smallest_gpu_call(
 
 
 def observe_call(observed: Observed) -> Call[dict[str, Any]]:
-    """See :meth:`gpumemnet.client.Client.observe`."""
+    """See :meth:`gpumemnet.client.client.Client.observe`."""
     members: dict[str, Any] = {**observed}
     if observed.get("job") is not None:
         members["job"] = job_to_dict(observed["job"])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.client import AsyncClient, Client, Device
+from gpumemnet.client.client import AsyncClient, Client, Device
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
@@ -326,7 +326,7 @@ def test_a_server_that_is_no_service(job, status, content):
 def test_without_httpx_the_extra_is_named():
     script = (
         "import sys; sys.modules['httpx'] = None\n"
-        "from gpumemnet.client import Client\n"
+        "from gpumemnet.client.client import Client\n"
         "from gpumemnet.errors import MissingExtraError\n"
         "try: Client()\n"
         "except MissingExtraError as error: print(error)\n"

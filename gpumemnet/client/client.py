@@ -1,6 +1,6 @@
 """Asks a running service for predictions, from a scheduler or a script, and answers as the in-process predictor does.
 
-:class:`Client` and :class:`AsyncClient` only send: requests are written and answers read by :mod:`gpumemnet.client_calls`.  The
+:class:`Client` and :class:`AsyncClient` only send: requests are written and answers read by :mod:`gpumemnet.client.calls`.  The
 time-out is short, because a scheduler goes on without an answer rather than wait.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
-from gpumemnet.client_calls import (
+from gpumemnet.client.calls import (
     GPUS,
     HEALTH,
     MODELS,
