@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob
+    from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
     from gpumemnet.predict.estimate import Estimate, Estimator
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.ray_shares import RayResources, ray_resources
     from gpumemnet.trace.answer import TraceAnswer
     from gpumemnet.trace.tracing import trace_model as trace
 
@@ -39,7 +39,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.predict.estimate"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
-    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.ray_shares"),
+    **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "GpumemnetError": "gpumemnet.errors",
     "Layer": "gpumemnet.job.layers",
