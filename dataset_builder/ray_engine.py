@@ -23,9 +23,9 @@ from dataset_builder.forkserver import CHILD
 from dataset_builder.nvml import visible_meters
 from dataset_builder.planned import PlannedJob, parse_planned
 from dataset_builder.pool import Record, RunSettings
+from gpumemnet.batch.ray_loading import load_ray
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
-from gpumemnet.ray_loading import load_ray
 
 _START_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2

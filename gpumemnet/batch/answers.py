@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.batch.chunks import Chunk
-from gpumemnet.batch.question import Names, Question
+from gpumemnet.batch.options import Names, Question
 from gpumemnet.errors import FieldError, InvalidJobError
 from gpumemnet.job.job_batch import Indices
 from gpumemnet.job.training_job import TrainingJob

@@ -15,9 +15,9 @@ from itertools import groupby
 from typing import Any, Final
 
 from gpumemnet.batch.chunks import PartReader
+from gpumemnet.batch.job_part import Work, answer_part, keep_part
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
-from gpumemnet.batch.work import Work, answer_part, keep_part
 from gpumemnet.batch.worker import work_document
 from gpumemnet.errors import DatasetError
 from gpumemnet.predict.predictor import Predictor

@@ -16,11 +16,11 @@ from typing import Any, Final
 import gpumemnet
 from gpumemnet.batch.answers import Rejected, answer_schema
 from gpumemnet.batch.chunks import PartReader
+from gpumemnet.batch.job_part import Work, answer_part, keep_batches
 from gpumemnet.batch.plan import Part
+from gpumemnet.batch.ray_loading import load_ray
 from gpumemnet.batch.scratch import Scratch, Tally
-from gpumemnet.batch.work import Work, answer_part, keep_batches
 from gpumemnet.errors import DatasetError, GpumemnetError
-from gpumemnet.ray_loading import load_ray
 
 _PART_FIELDS: Final = ("file", "first_row", "row_count", "start", "stop", "run")
 

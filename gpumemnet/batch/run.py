@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from gpumemnet.batch.inputs import InputFile, find_inputs, format_of, is_url, local_path
+from gpumemnet.batch.job_part import Work
 from gpumemnet.batch.local_engine import answer_here, answer_in_processes
 from gpumemnet.batch.opening import require_pyarrow
+from gpumemnet.batch.options import Question, checked_names
 from gpumemnet.batch.outputs import Output, check_writable, rejected_location
 from gpumemnet.batch.plan import Part, check_input, plan
 from gpumemnet.batch.progress import Meter
-from gpumemnet.batch.question import Question, checked_names
 from gpumemnet.batch.scratch import Scratch, Tally, batch_key, scratch_of
-from gpumemnet.batch.work import Work
 from gpumemnet.errors import DatasetError, InvalidRequestError
 
 ENGINES: Final = ("local", "ray")

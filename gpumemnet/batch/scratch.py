@@ -20,8 +20,8 @@ from typing import IO, Final
 
 from gpumemnet.batch.answers import Rejected
 from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.options import Names, Question
 from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
-from gpumemnet.batch.question import Names, Question
 from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import DatasetError, InvalidRequestError
 

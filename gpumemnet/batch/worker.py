@@ -16,10 +16,10 @@ from typing import Any
 
 from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.inputs import InputFile
+from gpumemnet.batch.job_part import Work, answer_part, keep_part
+from gpumemnet.batch.options import Names, Question
 from gpumemnet.batch.plan import Part
-from gpumemnet.batch.question import Names, Question
 from gpumemnet.batch.scratch import Scratch
-from gpumemnet.batch.work import Work, answer_part, keep_part
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.predict.bins import BinScheme
 

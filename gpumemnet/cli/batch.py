@@ -24,7 +24,7 @@ def predict_into_file(
     workers: int | None,
 ) -> None:
     """Answer the jobs into ``out``, and say on standard error what became of them."""
-    from gpumemnet.batch.question import Question
+    from gpumemnet.batch.options import Question
     from gpumemnet.batch.run import predict_files
 
     question = Question(

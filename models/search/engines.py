@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 
 import gpumemnet
 import models
+from gpumemnet.batch.ray_loading import load_ray
 from gpumemnet.errors import DatasetError
-from gpumemnet.ray_loading import load_ray
 from models.plans import Plan
 from models.search.judging import Question, fold_loss
 

@@ -10,10 +10,10 @@ from typing import IO, TYPE_CHECKING
 from gpumemnet.batch.answers import Answered, Rejected, answer, answer_schema
 from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.inputs import InputFile
-from gpumemnet.batch.lines import LINES
+from gpumemnet.batch.options import Names, Question
 from gpumemnet.batch.plan import Part
-from gpumemnet.batch.question import Names, Question
 from gpumemnet.batch.scratch import Scratch, Tally
+from gpumemnet.batch.text_formats import LINES
 from gpumemnet.predict.predictor import Predictor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch.question import Question
+from gpumemnet.batch.options import Question
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.data.dataset import VERSION_KEY, write_jobs
@@ -21,7 +21,7 @@ from gpumemnet.job.arrow_codec import read_arrow_jobs
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib
-from tests.gpumemnet.batch_files import answers, refused, rejected, run, totals, write, write_lines
+from tests.gpumemnet.batch.batch_files import answers, refused, rejected, run, totals, write, write_lines
 from tests.jobs import small_job
 
 PREDICTOR = Predictor.default()

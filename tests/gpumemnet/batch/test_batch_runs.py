@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpumemnet.batch import progress
+from gpumemnet.batch.options import Question
 from gpumemnet.batch.plan import CHUNK_ROWS
-from gpumemnet.batch.question import Question
 from gpumemnet.batch.run import predict_files
-from tests.gpumemnet.batch_files import COMMAND, refused, run, totals, write
+from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write
 
 ROWS = 60_000
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.batch.question import Question
+from gpumemnet.batch.options import Question
 from gpumemnet.batch.run import predict_files
-from tests.gpumemnet.batch_files import refused, rejected, run, totals, write, write_lines
+from tests.gpumemnet.batch.batch_files import refused, rejected, run, totals, write, write_lines
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
