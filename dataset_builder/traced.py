@@ -25,12 +25,12 @@ from gpumemnet.data.measurement import TRACED, Measurement, measurement_from_dic
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.sandbox.worker_pool import in_processes
 from gpumemnet.trace.memory import steady_memory
 from gpumemnet.trace.platform import Platform
 from gpumemnet.trace.replayed import Replayed
 from gpumemnet.trace.step import TraceOptions, record
 from gpumemnet.trace.timeline import STEADY_STEPS
-from gpumemnet.worker_pool import in_processes
 
 PROTOCOL: Final = "trace-3"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),

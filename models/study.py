@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.worker_pool import worker_pool
+from gpumemnet.sandbox.worker_pool import worker_pool
 from models.answers import Answers
 from models.candidates import (
     COMMON,

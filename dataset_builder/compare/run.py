@@ -23,7 +23,7 @@ from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
-from gpumemnet.worker_pool import in_processes
+from gpumemnet.sandbox.worker_pool import in_processes
 
 _PROGRESS_SECONDS: Final = 5.0
 

@@ -23,7 +23,7 @@ from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
     from gpumemnet.gpu.catalogue import DeviceProfile
-    from gpumemnet.isolation.parent import Progress
+    from gpumemnet.sandbox.parent import Progress
     from gpumemnet.trace.answer import TraceAnswer
 
 _MODEL: Final = "The model"

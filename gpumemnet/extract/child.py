@@ -6,7 +6,7 @@ from typing import Any
 
 from gpumemnet.extract.result import extraction_to_dict
 from gpumemnet.extract.source import build, source_code
-from gpumemnet.isolation.child import serve
+from gpumemnet.sandbox.child import serve
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Unpack
 from gpumemnet.extract.options import JobOptions, check_options
 from gpumemnet.extract.result import Extraction, extraction_from_dict
 from gpumemnet.extract.source import factory_question
-from gpumemnet.isolation.parent import Child, ask
+from gpumemnet.sandbox.parent import Child, ask
 
 DEADLINE_SECONDS: Final = 120.0
 _CHILD: Final = Child(module="gpumemnet.extract.child", wanted="a model", purpose="extracting a job from a model")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.extract.source import build, source_code
-from gpumemnet.isolation.child import serve
+from gpumemnet.sandbox.child import serve
 from gpumemnet.trace.answer import TraceAnswer, answer_to_dict
 from gpumemnet.trace.question import Asked, asked_from_dict
 

@@ -10,7 +10,7 @@ from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.source import factory_question
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.isolation.parent import Child, Progress, ask
+from gpumemnet.sandbox.parent import Child, Progress, ask
 from gpumemnet.trace.answer import TraceAnswer, answer_from_dict
 from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, Questions, TraceSettings
 from gpumemnet.trace.parallel.plan import check_ranks

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.data.atomic_files import locked
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.orphans import end_with_starter
+from gpumemnet.sandbox.child_lifetime import end_with_starter
 from service.observations import migrations
 from service.observations.database import (
     MIGRATION_LOCK,

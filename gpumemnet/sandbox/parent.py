@@ -38,7 +38,7 @@ class Child:
     """A kind of child process.
 
     Attributes:
-        module: what ``python -m`` runs; it calls :func:`gpumemnet.isolation.child.serve`.
+        module: what ``python -m`` runs; it calls :func:`gpumemnet.sandbox.child.serve`.
         wanted: what the child is to come up with, in words; for a sentence on its death.
         purpose: what torch is needed for; for a sentence on its absence.
     """

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Final
 
-from gpumemnet.orphans import end_with_parent
+from gpumemnet.sandbox.child_lifetime import end_with_parent
 
 _CHUNK: Final = 4
 """Tasks that a process takes at once: short enough that all end together, long enough that the pipe costs nothing."""

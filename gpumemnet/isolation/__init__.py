@@ -1,3 +1,0 @@
-"""Runs a user's code in a child process of its own: :mod:`~gpumemnet.isolation.parent` asks, :mod:`~gpumemnet.isolation.child`
-answers, and whatever goes wrong between them is one sentence.  Extraction and trace are two such children.
-"""
