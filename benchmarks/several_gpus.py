@@ -40,9 +40,9 @@ from dataset_builder.recipe import load_recipe  # noqa: E402
 from dataset_builder.sampling import sample_jobs  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
-from gpumemnet.trace.checkpointing import blocks  # noqa: E402
-from gpumemnet.trace.parallel.rank import gathered_in  # noqa: E402
-from gpumemnet.trace.step import AUTOCAST  # noqa: E402
+from gpumemnet.tracing.checkpointing import blocks  # noqa: E402
+from gpumemnet.tracing.parallel.rank import gathered_in  # noqa: E402
+from gpumemnet.tracing.step import AUTOCAST  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer")
 WAYS = (("ddp", 8), ("fsdp", 8), ("fsdp_zero2", 4), ("ddp", 2), ("fsdp", 6), ("fsdp", 64))

@@ -23,11 +23,11 @@ from rich.table import Table
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.trace.batches import affine_sizes
-from gpumemnet.trace.memory import memory_of
-from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.step import TraceOptions, record
-from gpumemnet.trace.timeline import repeated
+from gpumemnet.tracing.batch_sizes import affine_sizes
+from gpumemnet.tracing.memory import memory_of
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.timeline import repeated
 
 EXAMPLES = Path(__file__).parents[1] / "tests/gpumemnet/extract/examples"
 RUNS = 3

@@ -27,9 +27,9 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.trace.memory import Memory, steady_memory
-from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.step import TraceOptions, record
+from gpumemnet.tracing.memory import Memory, steady_memory
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.step import TraceOptions, record
 from gpumemnet.units import MIB
 
 RECIPE: Final = "zoo"

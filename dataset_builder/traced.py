@@ -26,11 +26,11 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
-from gpumemnet.trace.memory import steady_memory
-from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.replayed import Replayed
-from gpumemnet.trace.step import TraceOptions, record
-from gpumemnet.trace.timeline import STEADY_STEPS
+from gpumemnet.tracing.memory import steady_memory
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.replay import Replayed
+from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.timeline import STEADY_STEPS
 
 PROTOCOL: Final = "trace-3"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
     from gpumemnet.predict.estimate import Estimate, Estimator
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.trace.answer import TraceAnswer
-    from gpumemnet.trace.tracing import trace_model as trace
+    from gpumemnet.tracing.model_trace import trace_model as trace
+    from gpumemnet.tracing.report.answer import TraceAnswer
 
 _MODULE_OF = {
     **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"),
@@ -44,7 +44,7 @@ _MODULE_OF = {
     "GpumemnetError": "gpumemnet.errors",
     "Layer": "gpumemnet.job.layers",
     "Predictor": "gpumemnet.predict.predictor",
-    "TraceAnswer": "gpumemnet.trace.answer",
+    "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
 }
 
@@ -85,7 +85,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "trace":
-        return importlib.import_module("gpumemnet.trace")  # the package is itself the function
+        return importlib.import_module("gpumemnet.tracing")  # the package is itself the function
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gpumemnet' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from dataset_builder.compare.subjects import Subject
 from gpumemnet.gpu.catalogue import DeviceProfile, context
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
-from gpumemnet.trace.memory import steady_memory
-from gpumemnet.trace.step import record
-from gpumemnet.trace.timeline import peak_of
+from gpumemnet.tracing.memory import steady_memory
+from gpumemnet.tracing.step import record
+from gpumemnet.tracing.timeline import peak_of
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99

@@ -17,9 +17,9 @@ from dataset_builder.training import laid_out
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.trace.losses import TargetLoss
-from gpumemnet.trace.platform import Platform
-from gpumemnet.trace.step import TraceOptions
+from gpumemnet.tracing.losses import TargetLoss
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.step import TraceOptions
 
 PUBLISHED_OPTIONS: Final[dict[str, Any]] = {"optimizer": "adam", "precision": "fp32"}
 """What GPUMemNet held fixed (arXiv 2602.17817, section 4.1)."""

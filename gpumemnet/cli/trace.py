@@ -18,13 +18,13 @@ from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
-from gpumemnet.trace.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARALLEL, ZERO_GRAD, Questions, TraceSettings
+from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARALLEL, ZERO_GRAD, Questions, TraceSettings
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
     from gpumemnet.gpu.catalogue import DeviceProfile
     from gpumemnet.sandbox.parent import Progress
-    from gpumemnet.trace.answer import TraceAnswer
+    from gpumemnet.tracing.report.answer import TraceAnswer
 
 _MODEL: Final = "The model"
 _TRAINING: Final = "How it is trained"
@@ -166,7 +166,7 @@ def trace(
     """Say how much GPU memory training a model takes, and for what: the step is traced, no GPU is used, nothing is allocated."""
     from gpumemnet.allocator.settings import parse_settings
     from gpumemnet.cli.trace_report import show_trace
-    from gpumemnet.trace.process import trace_file, trace_script
+    from gpumemnet.tracing.process import trace_file, trace_script
 
     if plot is not None and plot.suffix not in _PLOTS:
         raise InvalidRequestError(f"must end in {' or '.join(_PLOTS)}, not {describe(plot.name)}", "plot")
@@ -224,7 +224,7 @@ def trace(
             )
     _write(answer, plot, job_out)
     if as_json:
-        from gpumemnet.trace.answer import answer_to_dict
+        from gpumemnet.tracing.report.answer import answer_to_dict
 
         typer.echo(json.dumps(answer_to_dict(answer)))
         return
@@ -287,6 +287,6 @@ def _write(answer: TraceAnswer, plot: Path | None, job_out: Path | None) -> None
 
         write_atomically(job_out, job_to_json(job_from_dict(answer.job)), "job-out")
     if plot is not None:
-        from gpumemnet.trace.plot import plot as draw
+        from gpumemnet.tracing.report.plot import plot as draw
 
         draw(answer, plot)

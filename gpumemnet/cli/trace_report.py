@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.cli.output import print_facts
-from gpumemnet.trace.parts import PART_NAMES, shown_mib
+from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.trace.answer import TraceAnswer
+    from gpumemnet.tracing.report.answer import TraceAnswer
 
 _TOP_MODULES: Final = 10
 _WIDE: Final = 110

@@ -380,7 +380,7 @@ def _layout_copies(
 ) -> float:
     """Bytes of the copies that a tensor-core convolution makes of operands that lie otherwise than it reads them.
 
-    Those of :func:`gpumemnet.trace.convolution_workspace.layout_copies`, as far as a layer list tells them: channels last lies
+    Those of :func:`gpumemnet.tracing.workspaces.cudnn.layout_copies`, as far as a layer list tells them: channels last lies
     right, but for a first layer's image; half types add the weight's gradient up in fp32; TF32 takes no first layer, of three
     channels.  Other algorithms than these kernels (FFT, Winograd), and GPUs without them, no layer list tells.
     """

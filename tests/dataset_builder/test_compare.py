@@ -23,7 +23,7 @@ from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.trace.step import record
+from gpumemnet.tracing.step import record
 from gpumemnet.units import MIB
 
 GPU = "NVIDIA A100-SXM4-40GB"

@@ -17,9 +17,9 @@ from rich.console import Console
 from gpumemnet.cli import main
 from gpumemnet.cli.trace_report import show_trace
 from gpumemnet.job.json_codec import job_from_json
-from gpumemnet.trace.answer import BatchPoint, GpuFit, TraceAnswer, answer_from_dict
-from gpumemnet.trace.parts import shown_mib
-from gpumemnet.trace.replayed import Peak
+from gpumemnet.tracing.replay import Peak
+from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer, answer_from_dict
+from gpumemnet.tracing.report.parts import shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 EXAMPLES = Path(__file__).parent / "trace" / "examples"

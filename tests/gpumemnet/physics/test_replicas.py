@@ -28,7 +28,7 @@ from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.rows import read_site_rows
-from gpumemnet.trace import Questions
+from gpumemnet.tracing import Questions
 from gpumemnet.units import GIB, MIB
 from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from
 from models.retrain.collect import collect

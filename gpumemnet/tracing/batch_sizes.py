@@ -1,0 +1,168 @@
+"""A job's memory at other batch sizes, from two traces: every storage is affine in the batch, as long as the run is the same.
+
+Two traces give each size as ``a + b·batch``; a third guards it, and every answer that matters is traced again.  Scratch memory
+of libraries is no such function; between two traces it is taken as the line through them, never below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpumemnet.tracing.timeline import Timeline
+
+Trace = Callable[[int], Timeline]
+"""The timeline at a batch size."""
+
+Line = tuple[int, float]
+"""Bytes at one batch size, and bytes per further sample."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AffineSizes:
+    """Sizes as functions of the batch size.
+
+    Attributes:
+        timeline: the run at the larger of the two batch sizes.
+        batch_size: that batch size.
+        sizes, bounds: the line of each of its storages, expected and at most.
+    """
+
+    timeline: Timeline
+    batch_size: int
+    sizes: tuple[Line, ...]
+    bounds: tuple[Line, ...]
+
+    def at(self, batch_size: int) -> tuple[list[int], list[int]]:
+        """Expected and largest bytes of every storage at ``batch_size``."""
+        further = batch_size - self.batch_size
+        expected, most = ([max(0, round(a + b * further)) for a, b in lines] for lines in (self.sizes, self.bounds))
+        return expected, most
+
+    def agrees_with(self, batch_size: int, timeline: Timeline) -> bool:
+        """Whether a trace at ``batch_size`` is the one that the lines foretell, scratch memory aside."""
+        if skeleton(self.timeline) != skeleton(timeline):
+            return False
+        foretold, _ = self.at(batch_size)
+        tensors = [size for size, storage in zip(foretold, self.timeline.storages, strict=True) if not storage.is_scratch]
+        return tensors == [storage.size_bytes for storage in timeline.storages if not storage.is_scratch]
+
+
+def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]:
+    """What a run did, whatever the sizes: its events and its storages without scratch memory, which comes and goes with sizes."""
+    numbers: dict[int, int] = {}
+    roles: list[tuple[str, str, str]] = []
+    for index, storage in enumerate(timeline.storages):
+        if not storage.is_scratch:
+            numbers[index] = len(roles)
+            roles.append((storage.memory_class, storage.operator, storage.module))
+    events = []
+    for event in timeline.events:
+        index = event if event >= 0 else ~event
+        if index in numbers:
+            events.append(numbers[index] if event >= 0 else ~numbers[index])
+    return events, roles
+
+
+def affine_sizes(first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineSizes | None:
+    """The lines through two traces, ``None`` where the two runs are not the same.
+
+    Scratch memory that only one of them has is taken to be proportional to the batch.
+    """
+    (low, lower), (high, upper) = sorted((first, second), key=lambda pair: pair[0])
+    if low == high or skeleton(lower) != skeleton(upper):
+        return None
+    same = len(lower.storages) == len(upper.storages)
+    before = iter([storage for storage in lower.storages if same or not storage.is_scratch])
+    sizes: list[Line] = []
+    bounds: list[Line] = []
+    for storage in upper.storages:
+        if storage.is_scratch and not same:
+            sizes.append((storage.size_bytes, storage.size_bytes / high))
+            bounds.append((storage.bound_bytes, storage.bound_bytes / high))
+        else:
+            other = next(before)
+            sizes.append((storage.size_bytes, (storage.size_bytes - other.size_bytes) / (high - low)))
+            bounds.append((storage.bound_bytes, (storage.bound_bytes - other.bound_bytes) / (high - low)))
+    return AffineSizes(upper, high, tuple(sizes), tuple(bounds))
+
+
+class BatchTraces:
+    """Timelines at any batch size: foretold from the two traces around it where the run is the same, traced where not.
+
+    Args:
+        trace: traces at a batch size.
+        batch_size: the job's own.
+    """
+
+    def __init__(self, trace: Trace, batch_size: int) -> None:
+        self._trace = trace
+        self._own = max(2, batch_size)  # at batch size 1 strides are ambiguous, and some operators take another way
+        self._traced: dict[int, Timeline] = {}
+        self._lines: dict[tuple[int, int], AffineSizes | None] = {}
+        self._foretells: bool | None = None
+
+    @property
+    def traced(self) -> tuple[int, ...]:
+        """The batch sizes that were traced."""
+        return tuple(sorted(self._traced))
+
+    def exact(self, batch_size: int) -> Timeline:
+        """The traced run at ``batch_size``."""
+        if batch_size not in self._traced:
+            self._traced[batch_size] = self._trace(batch_size)
+        return self._traced[batch_size]
+
+    def sizes(self, batch_size: int) -> tuple[Timeline, list[int], list[int]]:
+        """A timeline with the expected and the largest bytes of its storages at ``batch_size``."""
+        lines = None
+        if batch_size > 1 and batch_size not in self._traced and self._can_foretell():
+            lines = self._lines_around(batch_size)
+        if lines is None:
+            timeline = self.exact(batch_size)
+            return timeline, timeline.sizes, timeline.bounds
+        return lines.timeline, *lines.at(batch_size)
+
+    def _can_foretell(self) -> bool:
+        if self._foretells is None:
+            lines = affine_sizes((self._own, self.exact(self._own)), (self._own + 1, self.exact(self._own + 1)))
+            guard = 2 * self._own + 1
+            self._foretells = lines is not None and lines.agrees_with(guard, self.exact(guard))
+        return self._foretells
+
+    def _lines_around(self, batch_size: int) -> AffineSizes | None:
+        known = [size for size in self.traced if size > 1]
+        below, above = [size for size in known if size < batch_size], [size for size in known if size > batch_size]
+        pair = (below[-1], above[0]) if below and above else (below[-2], below[-1]) if below else (above[0], above[1])
+        if pair not in self._lines:
+            self._lines[pair] = affine_sizes((pair[0], self._traced[pair[0]]), (pair[1], self._traced[pair[1]]))
+        return self._lines[pair]
+
+
+MAX_BATCH_SIZE: Final = 2**20
+"""Where the search for the largest batch ends."""
+
+
+def largest_batch(traces: BatchTraces, fits: Callable[[int], bool]) -> int:
+    """The largest batch size that ``fits``, 0 if none does; the answer and the one above it are traced, not foretold.
+
+    Args:
+        traces: where ``fits`` looks.
+        fits: whether a batch size fits, by :meth:`BatchTraces.sizes`.
+    """
+    while True:
+        low, high = 0, 1
+        while high <= MAX_BATCH_SIZE and fits(high):
+            low, high = high, 2 * high
+        high = min(high, MAX_BATCH_SIZE + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        news = [batch for batch in (low, high) if 1 <= batch <= MAX_BATCH_SIZE and batch not in traces.traced]
+        if not news:
+            return low
+        for batch in news:
+            traces.exact(batch)
+        if (low == 0 or fits(low)) and (high > MAX_BATCH_SIZE or not fits(high)):
+            return low

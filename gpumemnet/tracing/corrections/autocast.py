@@ -1,0 +1,201 @@
+"""Autocast for CUDA on meta tensors: every cast of its policies, ahead of autograd, with the cache of casted weights.
+
+The lists and the rules are those of ``aten/src/ATen/autocast_mode.h`` and ``autocast_mode.cpp``, whose kernels look for
+tensors on a GPU.  Whether a region is entered, with which type, is PyTorch's own thread-local state, which
+:func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` lets ``torch.autocast("cuda")`` set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gpumemnet.tracing.corrections.overrides import Override
+
+LOWER_PRECISION: Final = (
+    *("_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d"),
+    *("conv_transpose2d.input", "conv_transpose3d.input", "convolution", "cudnn_convolution", "cudnn_convolution_transpose"),
+    *("prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm"),
+    *("chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell"),
+    *("rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"),
+)
+"""Operators whose tensors are cast to the type of the region."""
+
+FLOAT32: Final = (
+    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan"),
+    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "rms_norm"),
+    *("group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "poisson_nll_loss"),
+    *("cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss"),
+    *("huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss"),
+    *("multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp"),
+    *("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
+    *("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa"),
+    *("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"),
+)
+"""Operators whose tensors are cast to float32."""
+
+FLOAT32_RESULT: Final = (
+    *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm"),
+    *("linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList"),
+)
+"""Operators with a result type of their own, which becomes float32 where the call gives none."""
+
+FLOAT32_APPENDED: Final = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""Operators without a result type, and what runs instead, with one."""
+
+PROMOTE: Final = (
+    *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"),
+)
+"""Operators whose tensors are cast to the widest type among them."""
+
+BANNED: Final = ("binary_cross_entropy",)
+"""Operators that raise."""
+
+_CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+_casts: Final[MutableMapping[Tensor, Tensor]] = WeakTensorKeyDictionary()
+"""The copies of float32 leaves made since the outermost region was entered, by leaf."""
+
+
+def forget_casts() -> None:
+    """Empty the cache; PyTorch does so where the outermost region ends."""
+    _casts.clear()
+
+
+def autocast_overrides() -> tuple[Override, ...]:
+    """Overrides of this module; of operators that this version of PyTorch lacks, none."""
+    return (
+        *_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
+        *_overrides(FLOAT32, lambda operator: _float32),
+        *_overrides(FLOAT32_RESULT, lambda operator: partial(_float32_result, _dtype_position(operator))),
+        *_overrides(FLOAT32_APPENDED, lambda operator: partial(_float32_appended, _operator(FLOAT32_APPENDED[_name(operator)]))),
+        *_overrides(PROMOTE, lambda operator: _promote),
+        *_overrides(BANNED, lambda operator: _banned),
+    )
+
+
+def _overrides(names: Iterable[str], kernel_of: Callable[[Any], Callable[..., Any]]) -> Iterator[Override]:
+    for name in names:
+        operator = _operator(name)
+        if operator is not None:
+            yield Override(operator, _in_region(kernel_of(operator)))
+
+
+def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` inside a region of autocast, and there with autocast off for what it calls; the operator itself elsewhere."""
+
+    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_autocast_enabled("cuda"):
+            return original(*args, **kwargs)
+        torch.set_autocast_enabled("cuda", False)
+        try:
+            return kernel(original, *args, **kwargs)
+        finally:
+            torch.set_autocast_enabled("cuda", True)
+
+    return run
+
+
+def _lower_precision(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _with_casts(original, torch.get_autocast_dtype("cuda"), args, kwargs)
+
+
+def _float32(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _with_casts(original, torch.float32, args, kwargs)
+
+
+def _promote(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    lower = torch.get_autocast_dtype("cuda")
+    widest = lower
+    for tensor in _tensors((*args, *kwargs.values())):
+        if tensor.dtype == torch.float32:
+            widest = torch.float32
+        elif tensor.is_floating_point() and tensor.dtype not in (lower, torch.float64):
+            raise RuntimeError(f"autocast to {lower} cannot promote {tensor.dtype}")
+    return _with_casts(original, widest, args, kwargs)
+
+
+def _float32_result(position: int | None, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if _is_castable(args[0]):
+        if position is not None and len(args) > position:
+            args = (*args[:position], torch.float32 if args[position] is None else args[position], *args[position + 1 :])
+        elif kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+    return original(*args, **kwargs)
+
+
+def _float32_appended(with_dtype: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    defaults = (2,) if len(args) == 1 else ()
+    return with_dtype(*args, *defaults, **kwargs, dtype=torch.float32 if _is_castable(args[0]) else args[0].dtype)
+
+
+def _banned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("binary_cross_entropy is unsafe under autocast: use binary_cross_entropy_with_logits, without the sigmoid")
+
+
+def _with_casts(original: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call with its tensors cast: the last argument first, as compiled by GCC, and freed the first one first."""
+    named = [_cast(value, dtype) for value in reversed(kwargs.values())]
+    placed = [_cast(value, dtype) for value in reversed(args)]
+    return original(*reversed(placed), **dict(zip(kwargs, reversed(named), strict=True)))
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        if value.dtype == dtype or not _is_castable(value):
+            return value
+        if not _is_cached(value, dtype):
+            return value.to(dtype)
+        cast = _casts.get(value)
+        if cast is None:
+            cast = _casts[value] = value.to(dtype)
+        return cast
+    if isinstance(value, list | tuple):
+        return [_cast(entry, dtype) for entry in value]
+    return value
+
+
+def _is_castable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta and value.dtype in _CASTABLE
+
+
+def _is_cached(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        tensor.dtype == torch.float32
+        and dtype == torch.get_autocast_dtype("cuda")
+        and tensor.requires_grad
+        and tensor.is_leaf
+        and not tensor._is_view()
+        and torch.is_autocast_cache_enabled()
+    )
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _tensors(value)
+        elif _is_castable(value):
+            yield value
+
+
+def _dtype_position(operator: Any) -> int | None:
+    """Where ``dtype`` stands among the positional arguments; ``None`` if it has to be named."""
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dtype":
+            return None if argument.kwarg_only else position
+    raise AssertionError(f"{operator} has no dtype")
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    operator = getattr(torch.ops.aten, packet, None)
+    return None if operator is None else getattr(operator, overload or "default", None)
+
+
+def _name(operator: Any) -> str:
+    return str(operator).removeprefix("aten.").removesuffix(".default")

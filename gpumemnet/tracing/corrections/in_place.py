@@ -1,0 +1,114 @@
+"""Sums that PyTorch forms in place, except on meta tensors.
+
+Code that must also work on tensors without memory of their own asks ``at::isTensorSubclassLike`` and then takes a detour that
+allocates; meta tensors always answer yes, watched or not.  In a training step this happens where the gradients of several
+consumers of one tensor are added up (``torch/csrc/autograd/input_buffer.cpp``), in the bias of a linear layer whose input is
+not contiguous, in the mask of the math attention kernel, and in the backward formulas of indexing, which write into zeros of
+their own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import torch
+import torch.autograd.graph
+from torch import Tensor
+
+from gpumemnet.tracing.corrections.overrides import Override
+
+aten = torch.ops.aten
+
+_ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
+
+_HELD_ONCE: Final = (3, 2)
+"""References to a tensor and to its storage that a kernel sees, of a tensor that only its caller in C++ holds."""
+
+
+class _Depth(threading.local):
+    adding = 0
+
+
+_depth = _Depth()
+
+
+@contextmanager
+def adding_in_place() -> Iterator[None]:
+    """Context for a composite that adds to a tensor of its own: ``add`` is ``add_`` in it."""
+    _depth.adding += 1
+    try:
+        yield
+    finally:
+        _depth.adding -= 1
+
+
+def _add(original: Callable[..., Tensor], self: Tensor, other: Tensor | complex, *, alpha: complex = 1) -> Tensor:
+    if not isinstance(other, Tensor):  # a number, which PyTorch wraps into a tensor for the kernel and unwraps for Python
+        output: Tensor = aten.add.Scalar(self, other, alpha)
+        return output
+    if _depth.adding or (_called_by_engine() and _is_held_once(self)):
+        return self.add_(other, alpha=alpha)
+    return original(self, other, alpha=alpha)
+
+
+def _linear(original: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is None or input.dim() == 2:
+        return original(input, weight, bias)
+    with adding_in_place():
+        return original(input, weight, bias)
+
+
+def _index_put(
+    original: Callable[..., Tensor], self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    if _called_by_engine():
+        return self.index_put_(indices, values, accumulate)  # type: ignore[arg-type]
+    return original(self, indices, values, accumulate)
+
+
+def _scatter_add(original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return self.scatter_add_(dim, index, src) if _called_by_engine() else original(self, dim, index, src)
+
+
+def _scatter(original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    return self.scatter_(dim, index, src) if _called_by_engine() else original(self, dim, index, src)
+
+
+def _index_add(
+    original: Callable[..., Tensor], self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Tensor:
+    if _called_by_engine():
+        return self.index_add_(dim, index, source, alpha=alpha)
+    return original(self, dim, index, source, alpha=alpha)
+
+
+def _called_by_engine() -> bool:
+    """Whether a backward pass that records no gradients runs, and no Python code called since it started."""
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__package__") == __package__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _ENGINE
+
+
+def _is_held_once(tensor: Tensor) -> bool:
+    """``can_accumulate_inplace`` of ``input_buffer.cpp``."""
+    references = tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return references == _HELD_ONCE and bool(aten.is_non_overlapping_and_dense.default(tensor))
+
+
+IN_PLACE: Final = (
+    Override(aten.add.Tensor, _add),
+    Override(aten.linear.default, _linear),
+    Override(aten.index_put.default, _index_put),
+    Override(aten.scatter_add.default, _scatter_add),
+    Override(aten.scatter.src, _scatter),
+    Override(aten.index_add.default, _index_add),
+)
+"""Overrides of this module."""

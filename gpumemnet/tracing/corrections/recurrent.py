@@ -1,0 +1,250 @@
+"""LSTM and GRU: cuDNN runs a whole stack of layers at once, a fused kernel runs a single cell; the composite does neither.
+
+cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space.  Its size is what ``cudnnGetRNNTempSpaceSizes``
+says, of which no formula is published.  The one used here is read off two sizes reported in PyTorch's issue 2895 (cuDNN 7, Tesla
+P100: 736,000,000 bytes for an LSTM and 864,000,000 bytes for a GRU with four layers of 320): per layer, step and hidden unit five
+values for an LSTM and six for a GRU, and the outputs of all layers but the last.  Not in it: masks of dropout between layers.
+
+The rest follows ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
+``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers and of LSTM layers with a projection stay as they are on meta
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.corrections.overrides import Override
+
+aten = torch.ops.aten
+
+RESERVED_PER_UNIT: Final = {"lstm": 5, "gru": 6}
+"""Values per layer, direction, step, sample and hidden unit in the reserve space."""
+
+_GRU_WORKSPACE: Final = 5
+"""``GRU_WORKSPACE_MULTIPLIER`` of ``aten/src/ATen/native/cuda/RNN.cu``."""
+
+_CUDNN_TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def reserve_elements(kind: str, *, steps: int, batch: int, hidden: int, layers: int, directions: int) -> int:
+    """Elements of the reserve space, see the module's text."""
+    return steps * batch * hidden * directions * (RESERVED_PER_UNIT[kind] * layers + layers - 1)
+
+
+def _lstm(
+    original: Callable[..., Any],
+    input: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    if not _cudnn_takes(input) or hx[0].shape[2] != hx[1].shape[2]:
+        return original(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    batch, steps = input.shape[:2] if batch_first else input.shape[1::-1]
+    return _run("lstm", input, hx, params, num_layers, train, bidirectional, batch_first, steps, batch)
+
+
+def _lstm_packed(
+    original: Callable[..., Any],
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Any:
+    if not _cudnn_takes(data) or hx[0].shape[2] != hx[1].shape[2]:
+        return original(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+    return _run("lstm", data, hx, params, num_layers, train, bidirectional, False, batch_sizes.shape[0], hx[0].shape[1])
+
+
+def _gru(
+    original: Callable[..., Any],
+    input: Tensor,
+    hx: Tensor,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    if not _cudnn_takes(input):
+        return original(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    batch, steps = input.shape[:2] if batch_first else input.shape[1::-1]
+    return _run("gru", input, (hx,), params, num_layers, train, bidirectional, batch_first, steps, batch)
+
+
+def _gru_packed(
+    original: Callable[..., Any],
+    data: Tensor,
+    batch_sizes: Tensor,
+    hx: Tensor,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Any:
+    if not _cudnn_takes(data):
+        return original(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+    return _run("gru", data, (hx,), params, num_layers, train, bidirectional, False, batch_sizes.shape[0], hx.shape[1])
+
+
+def _cudnn_takes(input: Tensor) -> bool:
+    return torch.backends.cudnn.enabled and input.dtype in _CUDNN_TYPES and input.numel() > 0
+
+
+def _run(
+    kind: str,
+    input: Tensor,
+    hidden: Sequence[Tensor],
+    params: Sequence[Tensor],
+    layers: int,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    steps: int,
+    batch: int,
+) -> tuple[Tensor, ...]:
+    directions = 2 if bidirectional else 1
+    units = hidden[0].shape[2]
+    weights_dtype = None
+    if torch.is_autocast_enabled("cuda"):
+        weights_dtype = torch.get_autocast_dtype("cuda")
+        input, *hidden = (tensor.to(weights_dtype) for tensor in (input, *hidden))
+    reserve = reserve_elements(kind, steps=steps, batch=batch, hidden=units, layers=layers, directions=directions) if train else 0
+    plan = _Plan(batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype)
+    outputs: tuple[Tensor, ...] = _CudnnRnn.apply(plan, input, *hidden, *params)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+class _Plan(NamedTuple):
+    batch_first: bool
+    states: int
+    width: int
+    reserve_bytes: int
+    weights_dtype: torch.dtype | None
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """``tensor`` with the steps in front and without gaps, which is how cuDNN reads it."""
+        return (tensor.transpose(0, 1) if self.batch_first else tensor).contiguous()
+
+
+class _CudnnRnn(torch.autograd.Function):
+    """``_cudnn_rnn``: keeps input, weights, initial states, output and the reserve space."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        hidden, weights = tensors[: plan.states], tensors[plan.states :]
+        # Under autocast the weights are copied into a flat buffer of the lower type; else they lie in one already.
+        elements = sum(weight.numel() for weight in weights)
+        flat = None if plan.weights_dtype is None else input.new_empty(elements, dtype=plan.weights_dtype)
+        dense = plan.dense(input)
+        output = dense.new_empty((*input.shape[:-1], plan.width))
+        last = [state.new_empty(state.shape) for state in hidden]
+        space = input.new_empty(plan.reserve_bytes, dtype=torch.uint8)
+        ctx.plan = plan
+        ctx.save_for_backward(input, *hidden, *weights, output, space, flat)
+        return output, *last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        plan: _Plan = ctx.plan
+        input, *rest = ctx.saved_tensors
+        hidden, weights, flat = rest[: plan.states], rest[plan.states : -3], rest[-1]
+        needed = ctx.needs_input_grad[1:]
+        found = [*_input_gradients(plan, input, hidden, gradients[0])]
+        if any(needed[len(found) :]):
+            found += _weight_gradients(plan, input, weights, weights[0] if flat is None else flat)
+        return None, *(grad if wanted else None for grad, wanted in zip_longest(found, needed))
+
+
+def _input_gradients(plan: _Plan, input: Tensor, hidden: Sequence[Tensor], gradient: Tensor) -> Iterator[Tensor]:
+    copies = plan.dense(input), plan.dense(gradient)
+    yield input.new_empty(input.shape)
+    for state in hidden:
+        yield state.new_empty(state.shape)
+    del copies
+
+
+def _weight_gradients(plan: _Plan, input: Tensor, weights: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    copy = plan.dense(input)
+    sizes = [weight.numel() for weight in weights]
+    pieces = torch.split(like.new_zeros(sum(sizes)), sizes)
+    del copy
+    return [piece.view(weight.shape).to(weight.dtype) for piece, weight in zip(pieces, weights, strict=True)]
+
+
+def _lstm_cell(
+    original: Callable[..., Any],
+    input: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    gates = aten.matmul(input, w_ih.t()), aten.matmul(hx[0], w_hh.t())
+    hy, cy, _ = aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)
+    return hy, cy
+
+
+def _gru_cell(
+    original: Callable[..., Any],
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    gates = aten.matmul(input, w_ih.t()), aten.matmul(hx, w_hh.t())
+    output: Tensor = _FusedGruCell.apply(*gates, hx, b_ih, b_hh)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _FusedGruCell(torch.autograd.Function):
+    """``_thnn_fused_gru_cell``, which has no shapes for meta tensors in PyTorch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
+    ) -> Tensor:
+        workspace = hx.new_empty((hx.shape[0], _GRU_WORKSPACE * hx.shape[1]))
+        ctx.save_for_backward(input_gates, hidden_gates, hx, b_ih, b_hh, workspace)
+        return torch.empty_like(hx)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        input_gates, hidden_gates, hx, b_ih, b_hh, _ = ctx.saved_tensors
+        of_input, of_hidden = torch.empty_like(input_gates), torch.empty_like(hidden_gates)
+        of_biases = [None if bias is None else gates.sum(0) for bias, gates in ((b_ih, of_input), (b_hh, of_hidden))]
+        return of_input, of_hidden, torch.empty_like(hx), *of_biases
+
+
+RECURRENT: Final = (
+    Override(aten.lstm.input, _lstm),
+    Override(aten.lstm.data, _lstm_packed),
+    Override(aten.gru.input, _gru),
+    Override(aten.gru.data, _gru_packed),
+    Override(aten.lstm_cell.default, _lstm_cell),
+    Override(aten.gru_cell.default, _gru_cell),
+)
+"""Overrides of this module."""

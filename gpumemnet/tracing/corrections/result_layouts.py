@@ -1,0 +1,152 @@
+"""How a result lies as CUDA's kernels make it, where meta kernels make it otherwise: mostly its strides.
+
+They cost nothing themselves, but a later convolution or pooling takes its layout from them, and with it a copy or none.
+
+* Convolutions are contiguous on meta tensors, and the gradients of their weights lie as those; cuDNN's follow what they are
+  computed from (``aten/src/ATen/native/cudnn/ConvShared.cpp``).
+* Group norm, softmax and the gradient of a gated linear unit are contiguous on CUDA, whatever they are computed from, and the
+  gradient of a native batch norm's input lies as the input does (``aten/src/ATen/native/cuda/Normalization.cu``).
+* Elementwise gradients lie as their kernel's first operand, mostly the gradient of the result.  Some are taken apart on meta
+  tensors, and the parts end in the layout of the other operand.
+* An image of one pixel is contiguous and channels last at once.  Of elementwise operators ``TensorIteratorBase::fast_set_up``
+  (``aten/src/ATen/TensorIterator.cpp``) makes the result contiguous then; meta kernels keep the strides.
+* Some losses are formed element by element and summed into the same tensor, made small afterwards: its storage stays as large as
+  the output that is compared (``aten/src/ATen/native/BinaryOps.cpp``, ``Loss.cpp``, ``cuda/Loss.cu``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.workspaces.convolution import gradient_layouts, result_layout
+from gpumemnet.tracing.workspaces.layout_copies import laid_out, memory_format
+
+LayoutRule = Callable[[Sequence[Any], Any], Any]
+"""Arguments and result of an operator on meta tensors → the result as on CUDA."""
+
+_DIMENSIONS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
+"""Of the tensors that a layout is for."""
+_BINARY: Final = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "div", "fmod", "remainder", "copysign", "xlogy"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor"),
+        *("bitwise_left_shift", "bitwise_right_shift"),
+    }
+)
+"""Elementwise operators of which an operand may be a number, which the iterator takes for a tensor of another shape."""
+_KEEP_STRIDES: Final = frozenset(
+    {"clone", "hardtanh", "masked_fill", "native_dropout_backward", "nan_to_num", "_conj_physical", "deg2rad", "rad2deg"}
+)
+"""Said to be elementwise, but they fill a tensor that is made like their argument."""
+_UNTAGGED: Final = frozenset({"hardswish", "leaky_relu_backward", "mish_backward"})
+"""Elementwise operators that do not say so in their tags."""
+_TAKEN_APART: Final = frozenset(f"{name}_backward" for name in ("hardtanh", "elu", "hardswish", "hardsigmoid", "softplus"))
+"""Elementwise gradients that are several operators on meta tensors."""
+
+
+def layout_rule(operator: Any) -> LayoutRule | None:
+    """How the results of ``operator`` are laid out on CUDA; ``None`` where meta tensors tell."""
+    if operator in _RULES:
+        return _RULES[operator]
+    name = operator._opname
+    if name in _TAKEN_APART:
+        return _elementwise_gradient
+    if name in _UNTAGGED or (
+        torch.Tag.pointwise in operator.tags and name not in _KEEP_STRIDES and not name.startswith("special_")
+    ):
+        return _binary if name in _BINARY else _elementwise
+    return None
+
+
+def _convolution(arguments: Sequence[Any], result: Tensor) -> Tensor | None:
+    return _laid_out(result, result_layout(arguments[0], arguments[1]))
+
+
+def _convolution_gradients(arguments: Sequence[Any], gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    grad, given, weight = arguments[:3]
+    layouts = gradient_layouts(grad, given, weight, gradients[1] is not None)
+    return (_laid_out(gradients[0], layouts.of_input), _laid_out(gradients[1], layouts.of_weight), gradients[2])
+
+
+def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
+    if result is None or result.dim() != _DIMENSIONS.get(layout, result.dim()):
+        return result
+    return _with_strides_of(result, laid_out(result, layout))
+
+
+def _with_strides_of(result: Tensor, other: Tensor) -> Tensor:
+    return result if result.stride() == other.stride() else other
+
+
+def _contiguous(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    return _with_strides_of(result, laid_out(result))
+
+
+def _first_contiguous(arguments: Sequence[Any], results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (_contiguous(arguments, results[0]), *results[1:])
+
+
+def _batch_norm_gradients(arguments: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+    given: Tensor = arguments[1]
+    if results[0] is None:
+        return results
+    if not given.is_contiguous(memory_format=memory_format(given)):
+        return _first_contiguous(arguments, results)
+    return (_with_strides_of(results[0], torch.empty_like(given, device="meta")), *results[1:])
+
+
+def _binary(arguments: Sequence[Any], result: Any) -> Any:
+    return _elementwise(arguments, result) if all(isinstance(each, Tensor) for each in arguments[:2]) else result
+
+
+def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    grad, given = (each for each in arguments if isinstance(each, Tensor))
+    if grad.dim() in (4, 5) and grad.stride() != given.stride():
+        result = _with_strides_of(result, _ATEN.gelu_backward(grad, given))  # a gradient that meta tensors do not take apart
+    return result if _keeps_strides(arguments, result) else _contiguous(arguments, result)
+
+
+def _elementwise(arguments: Sequence[Any], result: Any) -> Any:
+    if not isinstance(result, Tensor) or _keeps_strides(arguments, result):
+        return result
+    return _contiguous(arguments, result)
+
+
+def _loss(arguments: Sequence[Any], result: Tensor) -> Tensor:
+    compared = torch.broadcast_shapes(*(each.shape for each in arguments[:2]))  # type: ignore[no-untyped-call]
+    if result.shape == compared:  # nothing was summed
+        return result
+    return torch.empty(compared, dtype=result.dtype, device="meta").resize_(result.shape)
+
+
+def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
+    """Whether an elementwise result lies as its operands do; else they are one shape, contiguous, and channels last besides."""
+    if result.dim() not in (4, 5) or result.stride(-1) == 1 or not result.is_contiguous():
+        return True
+    operands = [each for each in arguments if isinstance(each, Tensor)]
+    return any(each is result or each.shape != result.shape or not each.is_contiguous() for each in operands)
+
+
+_ATEN: Any = torch.ops.aten
+_RULES: Final[dict[Any, LayoutRule]] = {
+    _ATEN.convolution.default: _convolution,
+    _ATEN.convolution_backward.default: _convolution_gradients,
+    _ATEN.native_group_norm.default: _first_contiguous,
+    _ATEN._softmax.default: _contiguous,
+    _ATEN._softmax_backward_data.default: _contiguous,
+    _ATEN._log_softmax.default: _contiguous,
+    _ATEN._log_softmax_backward_data.default: _contiguous,
+    _ATEN.glu_backward.default: _contiguous,
+    _ATEN.native_batch_norm_backward.default: _batch_norm_gradients,
+    **dict.fromkeys(
+        (
+            *(_ATEN.mse_loss.default, _ATEN.smooth_l1_loss.default),
+            *(_ATEN.soft_margin_loss.default, _ATEN.binary_cross_entropy.default),
+        ),
+        _loss,
+    ),
+}

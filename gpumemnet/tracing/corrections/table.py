@@ -1,0 +1,181 @@
+"""The one list of what CUDA does otherwise than PyTorch on meta tensors, and of what is done about it.
+
+Every entry says what happens on CUDA, where in PyTorch that is written, and either the module that corrects it or what the trace
+gets wrong because nothing does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """One difference.
+
+    Attributes:
+        name: a few words.
+        on_cuda: what happens on CUDA and not on meta tensors.
+        corrected_in: module that corrects it; ``None`` for none.
+        effect: what is left wrong; empty if nothing is.
+        concerns: parts of the names of the operators that it is about; empty for all runs.
+        source: where PyTorch says so.
+    """
+
+    name: str
+    on_cuda: str
+    corrected_in: str | None = None
+    effect: str = ""
+    concerns: tuple[str, ...] = ()
+    source: str
+
+    def is_about(self, operators: Iterable[str]) -> bool:
+        """Whether a run of these ``operators`` is concerned."""
+        return not self.concerns or any(part in operator for operator in operators for part in self.concerns)
+
+
+_HERE: Final = "gpumemnet.tracing.corrections"
+
+CORRECTIONS: Final = (
+    Correction(
+        name="dropout",
+        on_cuda="keeps a mask of one byte per element instead of noise in the input's type",
+        corrected_in=f"{_HERE}.dropout",
+        source="aten/src/ATen/native/Dropout.cpp",
+    ),
+    Correction(
+        name="gradient of mish",
+        on_cuda="is one kernel",
+        corrected_in=f"{_HERE}.activations",
+        source="aten/src/ATen/native/Activation.cpp",
+    ),
+    Correction(
+        name="attention kernel",
+        on_cuda="runs the flash, memory-efficient or cuDNN kernel, by type, head size, mask and GPU, which keep no scores",
+        corrected_in=f"{_HERE}.attention",
+        source="aten/src/ATen/native/transformers/cuda/sdp_utils.cpp",
+    ),
+    Correction(
+        name="attention: random state",
+        on_cuda="keeps seed and offset of the memory-efficient kernel in host memory",
+        corrected_in="gpumemnet.tracing.recorder",
+        source="aten/src/ATen/native/transformers/cuda/attention.cu",
+    ),
+    Correction(
+        name="flex attention, nested tensors, attention from other packages",
+        on_cuda="runs kernels of their own",
+        effect="calls that have no shapes on meta tensors stop the trace; flex attention that is not compiled keeps all scores",
+        concerns=("flex_attention",),
+        source="torch/nn/attention/flex_attention.py",
+    ),
+    Correction(
+        name="autocast",
+        on_cuda="casts by its lists, keeps the casts of weights until the region ends, and enters regions again in checkpoints",
+        corrected_in=f"{_HERE}.autocast",
+        source="aten/src/ATen/autocast_mode.h",
+    ),
+    Correction(
+        name="gradient scaling",
+        on_cuda="scales the loss, and skips a step whose gradients overflow",
+        corrected_in=f"{_HERE}.amp",
+        effect="no step is ever skipped",
+        concerns=("_amp_",),
+        source="torch/amp/grad_scaler.py",
+    ),
+    Correction(
+        name="sums of gradients",
+        on_cuda="adds gradients of several consumers of a tensor in place",
+        corrected_in=f"{_HERE}.in_place",
+        source="torch/csrc/autograd/input_buffer.cpp",
+    ),
+    Correction(
+        name="in-place steps of composites",
+        on_cuda="adds biases, attention masks and gradients of indexing in place",
+        corrected_in=f"{_HERE}.in_place",
+        effect="other backward formulas with such a detour, those of norms for one, allocate one temporary tensor too many",
+        concerns=("norm.", "linalg_vector_norm"),
+        source="aten/src/ATen/TensorSubclassLikeUtils.h",
+    ),
+    Correction(
+        name="batch norm",
+        on_cuda="goes to cuDNN, which copies inputs that are not dense",
+        corrected_in=f"{_HERE}.normalization",
+        effect="cuDNN's workspace, and the reserve space that it keeps for channels-last inputs, are missing",
+        concerns=("batch_norm",),
+        source="aten/src/ATen/native/Normalization.cpp",
+    ),
+    Correction(
+        name="RMS norm",
+        on_cuda="runs one kernel that keeps its input and one value per row",
+        corrected_in=f"{_HERE}.normalization",
+        source="aten/src/ATen/native/layer_norm.cpp",
+    ),
+    Correction(
+        name="softmax of float16 to float32",
+        on_cuda="casts inside the kernel",
+        corrected_in=f"{_HERE}.normalization",
+        source="aten/src/ATen/native/SoftMax.cpp",
+    ),
+    Correction(
+        name="LSTM and GRU",
+        on_cuda="run in cuDNN, which keeps one reserve space",
+        corrected_in=f"{_HERE}.recurrent",
+        effect="the reserve space follows two sizes reported for cuDNN 7; workspaces and masks between layers are missing",
+        concerns=("_cudnn_rnn", "lstm", "gru"),
+        source="aten/src/ATen/native/cudnn/RNN.cpp",
+    ),
+    Correction(
+        name="LSTM and GRU cells",
+        on_cuda="run one fused kernel a step",
+        corrected_in=f"{_HERE}.recurrent",
+        source="aten/src/ATen/native/RNN.cpp",
+    ),
+    Correction(
+        name="plain RNN, LSTM with projection",
+        on_cuda="run in cuDNN, which keeps one reserve space",
+        effect="the tensors of every step are counted instead",
+        concerns=("rnn", "lstm"),
+        source="aten/src/ATen/native/cudnn/RNN.cpp",
+    ),
+    Correction(
+        name="weights of recurrent layers",
+        on_cuda="lie in one buffer",
+        effect="each is rounded up to an allocation of its own",
+        concerns=("_cudnn_rnn", "rnn", "lstm", "gru"),
+        source="torch/nn/modules/rnn.py",
+    ),
+    Correction(
+        name="CTC loss",
+        on_cuda="may run in cuDNN, which keeps the gradient",
+        effect="the native kernel's tensors are counted instead",
+        concerns=("ctc",),
+        source="aten/src/ATen/native/LossCTC.cpp",
+    ),
+    Correction(
+        name="layout of a convolution's result",
+        on_cuda="is channels last if that of the input or of the weight is, and so are its gradients",
+        corrected_in="gpumemnet.tracing.recorder",
+        source="aten/src/ATen/native/Convolution.cpp",
+    ),
+    Correction(
+        name="scratch memory inside kernels",
+        on_cuda="many kernels allocate and free while they run",
+        corrected_in="gpumemnet.tracing.workspaces.rules",
+        source="aten/src/ATen/native/cuda",
+    ),
+    Correction(
+        name="foreach and fused optimizers",
+        on_cuda="are picked by default",
+        corrected_in="gpumemnet.tracing.optimizers",
+        source="torch/optim/optimizer.py",
+    ),
+    Correction(
+        name="torch.compile",
+        on_cuda="fuses operators, and saves or recomputes what it chooses",
+        effect="the model is traced as if it were not compiled",
+        source="torch/_functorch/partitioners.py",
+    ),
+)
+"""All differences known."""

@@ -1,0 +1,146 @@
+"""The loss of a trace: a name, a user's function, a loss of ``torch.nn``, or what fits the model's output.
+
+A loss is a function of the model's output; where it needs targets it makes them as tensors of the batch, because a training loop
+has them on the GPU too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.extract.faults import definition
+from gpumemnet.extract.walk import tensors_in
+from gpumemnet.job.layers import describe
+from gpumemnet.tracing.options import LOSSES
+
+Target = Callable[[torch.Size, torch.dtype], Tensor]
+"""Gives the target of this shape and type, which came to the GPU with the batch."""
+
+Loss = Callable[[Any, Target], Tensor]
+"""Called as ``loss(output, target)``."""
+
+_OF_CLASSES: Final = (nn.CrossEntropyLoss, nn.NLLLoss)
+"""Losses of ``torch.nn`` whose target is a class for each output."""
+_OF_VALUES: Final = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss)
+"""Losses of ``torch.nn`` whose target is like the output."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetLoss:
+    """A loss of the output and of targets that lie on the GPU.
+
+    Attributes:
+        function: called as ``function(output, *targets)``.
+        targets: tensors of the batch; only shapes and dtypes matter.
+    """
+
+    function: Callable[..., Tensor]
+    targets: tuple[Tensor, ...]
+
+
+def loss_function(loss: object) -> Loss:
+    """The loss for what a caller gave: a name of :data:`LOSSES`, a loss of ``torch.nn``, or a function of the model's output.
+
+    Raises:
+        InvalidRequestError: when it is neither.
+    """
+    if isinstance(loss, TargetLoss):
+        return lambda output, target: scalar(loss.function(output, *[target(t.shape, t.dtype) for t in loss.targets]))
+    if isinstance(loss, nn.modules.loss._Loss):
+        return lambda output, target: scalar(_of_torch(loss, output, target))
+    if callable(loss):
+        return lambda output, target: scalar(loss(output), f"the loss {loss_name(loss, output)}{definition(loss)}")
+    if loss not in LOSSES:
+        names = ", ".join(LOSSES)
+        raise InvalidRequestError(f"must be one of {names}, or a function of the output, not {describe(loss)}", "loss")
+    return lambda output, target: _named(str(loss), output, target)
+
+
+def loss_name(loss: object, output: object) -> str:
+    """What :func:`loss_function` does with such an output, in words."""
+    if isinstance(loss, TargetLoss):
+        loss = loss.function
+    if callable(loss):
+        return str(getattr(loss, "__name__", type(loss).__name__))
+    return _settled(str(loss), output)
+
+
+def scalar(value: object, name: str = "the loss") -> Tensor:
+    """``value`` if it is a loss; ``name`` is for the sentence where it is none.
+
+    Raises:
+        ExtractError: when it is no tensor of one element with a gradient.
+    """
+    if not isinstance(value, Tensor):
+        raise ExtractError(f"{name} must be a tensor, not {describe(value)}")
+    if value.numel() != 1:
+        raise ExtractError(f"{name} must be a scalar, not a tensor of shape {'x'.join(map(str, value.shape))}: reduce it")
+    if not value.requires_grad:
+        raise ExtractError(f"{name} does not depend on any parameter that requires a gradient: nothing would be trained")
+    return value
+
+
+def _settled(name: str, output: object) -> str:
+    if name != "auto":
+        return name
+    if own_loss(output) is not None:
+        return "the model's own"
+    main = _main(output)
+    return "cross_entropy" if main.ndim >= 2 and main.shape[1 if main.ndim != 3 else -1] > 1 else "mean"
+
+
+def own_loss(output: object) -> Tensor | None:
+    """The loss that the model computes itself: ``output.loss`` or ``output["loss"]``, if there is one."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return found if isinstance(found, Tensor) and found.numel() == 1 else None
+
+
+def _named(name: str, output: object, target: Target) -> Tensor:
+    settled = _settled(name, output)
+    if settled == "the model's own":
+        return scalar(own_loss(output))
+    main = _main(output)
+    match settled:
+        case "cross_entropy":
+            return scalar(F.cross_entropy(*_with_classes(main, target)))
+        case "mse":
+            return scalar(F.mse_loss(main, target(main.shape, main.dtype)))
+        case "bce":
+            return scalar(F.binary_cross_entropy_with_logits(main, target(main.shape, main.dtype)))
+    return scalar(main.mean())
+
+
+def _of_torch(loss: nn.Module, output: object, target: Target) -> object:
+    main = _main(output)
+    if isinstance(loss, _OF_CLASSES):
+        return loss(*_with_classes(main, target))
+    if isinstance(loss, _OF_VALUES):
+        return loss(main, target(main.shape, main.dtype))
+    name = type(loss).__name__
+    raise ExtractError(f"what {name} compares the model's output with is not known: give a function of the output instead")
+
+
+def _with_classes(main: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    """Outputs by class, and a class for each of them."""
+    if main.ndim == 3:  # [batch, tokens, vocabulary], as language models put it
+        main = main.flatten(0, 1)
+    return main, target(torch.Size((main.shape[0], *main.shape[2:])), torch.long)
+
+
+def _main(output: object) -> Tensor:
+    """The first tensor of floating-point numbers that requires a gradient, else the first tensor.
+
+    Raises:
+        ExtractError: when there is none.
+    """
+    tensors = tensors_in(output)
+    if not tensors:
+        raise ExtractError("the model's output holds no tensor: give a loss function that makes one of it")
+    return next((tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()), tensors[0])

@@ -1,0 +1,291 @@
+"""From a model to its memory: record the steps, replay them through the allocator, add what lies outside.
+
+The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context (device profile).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import nn
+
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.extract.extraction import extract_from
+from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+from gpumemnet.extract.options import JobOptions, check_options
+from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles, find_profile
+from gpumemnet.job.json_codec import job_to_dict
+from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import OPTIMIZERS, TrainingJob
+from gpumemnet.physics.nccl import communicator_bytes
+from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
+from gpumemnet.tracing.best_effort import BestEffort
+from gpumemnet.tracing.corrections import CORRECTIONS
+from gpumemnet.tracing.memory import Memory, curve_of, memory_of, smallest_bytes
+from gpumemnet.tracing.non_allocator_memory import around
+from gpumemnet.tracing.options import DEFAULT_GPU, Questions
+from gpumemnet.tracing.parallel.plan import check_plan
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
+from gpumemnet.tracing.safe_bytes import safe_basis
+from gpumemnet.tracing.step import Recording, TraceOptions, record
+from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+def trace_model(
+    model: nn.Module,
+    inputs: object,
+    *,
+    loss: object = "auto",
+    optimizer: object = "adamw",
+    precision: str = "fp32",
+    batch_size: int | None = None,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    optimizer_implementation: str = "default",
+    checkpointing: str = "none",
+    channels_last: bool = False,
+    gradient_accumulation: int = 1,
+    zero_grad: str = "before_forward",
+    attention_kernel: str | None = None,
+    cudnn_benchmark: bool = False,
+    parallel: str = "none",
+    ranks: int = 1,
+    best_effort: bool = False,
+    allocator: AllocatorSettings | None = None,
+    questions: Questions | None = None,
+) -> TraceAnswer:
+    """The memory that training ``model`` takes on ``gpu``; nothing is run on a GPU, and the model is left as it was.
+
+    Args:
+        model: on any device, meta included; its weights are neither read nor copied.
+        inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
+            dtypes matter.  Or inputs that are ready, both kinds of arguments among them.
+        loss: a name of :data:`gpumemnet.tracing.options.LOSSES`, or a function from the model's output to a scalar tensor.
+        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a function from
+            parameters to an optimizer.
+        precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
+        batch_size: samples per step; the inputs' own unless given.
+        gpu: name or alias of a GPU of the catalogue, or a profile.
+        optimizer_implementation, checkpointing, channels_last, gradient_accumulation, attention_kernel, cudnn_benchmark: as in
+            :class:`~gpumemnet.job.training_job.TrainingJob`.
+        zero_grad: where the loop drops its gradients, see :data:`gpumemnet.tracing.options.ZERO_GRAD`.
+        parallel: how several GPUs are used, one of :data:`gpumemnet.tracing.options.PARALLEL`; the answer is for one of them.
+        ranks: how many GPUs; each has a batch of ``batch_size``.
+        best_effort: go on with a guess where values are needed that do not exist, and note it.
+        allocator: settings of the caching allocator; PyTorch's defaults unless given.
+        questions: what else is wanted.
+
+    Raises:
+        ExtractError: names the operator or the line of code that cannot be traced.
+        InvalidJobError, InvalidRequestError: when an option has no such value.
+    """
+    options: JobOptions = {
+        "optimizer": optimizer if isinstance(optimizer, str) else OPTIMIZERS[0],
+        "precision": precision,
+        "optimizer_implementation": optimizer_implementation,
+        "checkpointing": checkpointing,
+        "channels_last": channels_last,
+        "gradient_accumulation": gradient_accumulation,
+        "cudnn_benchmark": cudnn_benchmark,
+        "ranks": ranks if parallel == "ddp" else 1,
+    }
+    if attention_kernel is not None:
+        options["attention_kernel"] = attention_kernel
+    check_plan(parallel, ranks, precision, (questions or Questions()).job)
+    check_options(options, batch_size)
+    device = find_profile(gpu) if isinstance(gpu, str) else gpu
+    tracer = _Tracer(
+        model,
+        inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size),
+        TraceOptions(
+            optimizer=optimizer,
+            precision=precision,
+            optimizer_implementation=optimizer_implementation,
+            checkpointing=checkpointing,
+            channels_last=channels_last,
+            gradient_accumulation=gradient_accumulation,
+            zero_grad=zero_grad,
+            loss=loss,
+            parallel=parallel,
+            ranks=ranks,
+            best_effort=best_effort,
+        ),
+        Platform(device=device, attention_kernel=attention_kernel, cudnn_benchmark=cudnn_benchmark),
+        allocator or AllocatorSettings(),
+    )
+    return tracer.answer(questions or Questions(), options)
+
+
+def not_included(timeline: Timeline) -> tuple[str, ...]:
+    """What a training process of such a run may use beside what a trace shows, one clause each."""
+    operators = {storage.operator for storage in timeline.storages}
+    known = [each for each in CORRECTIONS if each.effect and each.is_about(operators)]
+    alone = () if timeline.groups else (_ONE_GPU,)
+    return (*(f"{each.name}: {each.effect}" for each in known), *_OUTSIDE, *alone)
+
+
+_OUTSIDE: Final = (
+    "prefetching: a second batch that is on the GPU while the first is worked on",
+    "an evaluation loop, metrics and logging that keep tensors on the GPU",
+    "CUDA graphs",
+)
+_ONE_GPU: Final = "several GPUs: what they exchange, and NCCL's buffers (some 0.7 GiB for each process group)"
+
+
+def answer_for(
+    run: LongRun,
+    timeline: Timeline,
+    device: DeviceProfile,
+    settings: AllocatorSettings,
+    *,
+    model: str,
+    batch_size: int,
+    loss: str,
+    notes: tuple[str, ...],
+    with_curve: bool,
+) -> TraceAnswer:
+    """The answer for one recorded run.
+
+    Args:
+        run: the run with its last step repeated.
+        timeline: the run as it was recorded.
+        device: the GPU.
+        settings: of the allocator.
+        model, batch_size, loss, notes: what the answer says of the job.
+        with_curve: whether the memory over a step is wanted.
+    """
+    memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
+    alone, outside = context(device), around(device, timeline.groups)
+    return TraceAnswer(
+        model=model,
+        gpu=device.name,
+        capacity_bytes=device.capacity_bytes,
+        batch_size=batch_size,
+        expected_bytes=memory.expected_bytes,
+        safe_bytes=memory.safe_bytes,
+        safe_basis=safe_basis(timeline.convolves, bool(timeline.groups)),
+        parts={**memory.run.parts, "context": alone.expected_bytes, "communicator": communicator_bytes(timeline.groups)},
+        reserved_bytes=memory.run.reserved_bytes,
+        allocated_bytes=memory.run.allocated_bytes,
+        requested_bytes=memory.run.requested_bytes,
+        context_bytes=alone.expected_bytes,
+        context_source=outside.source,
+        smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
+        peak=memory.run.peak,
+        loss=loss,
+        notes=notes,
+        not_included=not_included(timeline),
+        curve=curve_of(run, timeline.sizes, settings) if with_curve else None,
+        ranks=timeline.ranks,
+    )
+
+
+class _Tracer:
+    """Traces one model, and keeps what was traced."""
+
+    def __init__(
+        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, settings: AllocatorSettings
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._options = options
+        self._platform = platform
+        self._settings = settings
+        self._traces = BatchTraces(self._timeline, inputs.batch_size)
+        self._recording: Recording | None = None
+        self._runs: dict[int, tuple[Timeline, LongRun]] = {}
+
+    def answer(self, questions: Questions, options: JobOptions) -> TraceAnswer:
+        """The memory at the job's own batch size, and whatever else is asked."""
+        timeline = self._traces.exact(self._inputs.batch_size)
+        assert self._recording is not None
+        answer = answer_for(
+            self._long(timeline),
+            timeline,
+            self._platform.device,
+            self._settings,
+            model=type(self._model).__name__,
+            batch_size=self._inputs.batch_size,
+            loss=self._recording.loss,
+            notes=(*([self._inputs.note] if self._inputs.note else []), *self._recording.notes),
+            with_curve=questions.curve,
+        )
+        return replace(
+            answer,
+            batches=tuple(self._point(size) for size in questions.batches),
+            max_batch_size=self._max_batch() if questions.max_batch else None,
+            gpus=self._gpus() if questions.gpus else (),
+            job=job_to_dict(self._job(options, answer.reserved_bytes)) if questions.job else None,
+        )
+
+    def _timeline(self, batch_size: int) -> Timeline:
+        _LOG.info("tracing batch size %d", batch_size)
+        recording = record(self._model, self._inputs.resized(batch_size), self._options, self._platform)
+        self._recording = self._recording or recording
+        return recording.timeline
+
+    def _long(self, timeline: Timeline) -> LongRun:
+        if id(timeline) not in self._runs:
+            self._runs[id(timeline)] = (timeline, repeated(timeline))
+        return self._runs[id(timeline)][1]
+
+    def _memory_at(self, batch_size: int) -> Memory:
+        timeline, sizes, bounds = self._traces.sizes(batch_size)
+        return memory_of(self._long(timeline), sizes, bounds, self._platform.device, self._settings)
+
+    def _point(self, batch_size: int) -> BatchPoint:
+        if batch_size < 1:
+            raise InvalidRequestError(f"must be at least 1, not {describe(batch_size)}", "batches")
+        memory = self._memory_at(batch_size)
+        return BatchPoint(
+            batch_size=batch_size,
+            expected_bytes=memory.expected_bytes,
+            safe_bytes=memory.safe_bytes,
+            fits=memory.safe_bytes <= self._platform.device.capacity_bytes,
+            traced=batch_size in self._traces.traced,
+        )
+
+    def _max_batch(self) -> int:
+        capacity = self._platform.device.capacity_bytes
+        return largest_batch(self._traces, lambda batch: self._memory_at(batch).safe_bytes <= capacity)
+
+    def _gpus(self) -> tuple[GpuFit, ...]:
+        """The job on every GPU of the catalogue; GPUs that choose the same kernels share a trace."""
+        own = self._platform
+        timelines = {_kernels(own): self._traces.exact(self._inputs.batch_size)}
+        fits = []
+        for device in device_profiles():
+            platform = replace(own, device=device)
+            if _kernels(platform) not in timelines:
+                _LOG.info("tracing as on %s", device.name)
+                timelines[_kernels(platform)] = record(self._model, self._inputs, self._options, platform).timeline
+            timeline = timelines[_kernels(platform)]
+            memory = memory_of(self._long(timeline), timeline.sizes, timeline.bounds, device, self._settings)
+            fits.append(
+                GpuFit(
+                    gpu=device.name,
+                    capacity_bytes=device.capacity_bytes,
+                    expected_bytes=memory.expected_bytes,
+                    safe_bytes=memory.safe_bytes,
+                    fits=memory.safe_bytes <= device.capacity_bytes,
+                )
+            )
+        return tuple(fits)
+
+    def _job(self, options: JobOptions, reserved_bytes: int) -> TrainingJob:
+        unknowns = BestEffort() if self._options.best_effort else None
+        job = extract_from(self._model, self._inputs, options, unknowns).job
+        return replace(job, traced_peak_bytes=reserved_bytes)
+
+
+def _kernels(platform: Platform) -> tuple[Any, ...]:
+    """What of a GPU decides which operators run and what they keep.
+
+    GPUs that differ in the number of their multiprocessors alone share a trace: it moves the scratch memory of sums by little.
+    """
+    return (platform.compute_capability, platform.device.blas_workspace_bytes)

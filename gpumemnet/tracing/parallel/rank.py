@@ -1,0 +1,109 @@
+"""The model as one rank holds it: alone on its GPU, one of several replicas, or one shard of a model that is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.stand_ins import StandIns
+from gpumemnet.tracing.streams import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What a rank trains.
+
+    Attributes:
+        model: what is called.
+        parameters: the rank's own parameter for each of the model's, by the ``id`` of the latter.
+        owners: path of the module that owns a parameter or a buffer, by the ``id`` of the rank's own.
+        notes: one sentence on how the GPUs are used.
+    """
+
+    model: nn.Module
+    parameters: dict[int, nn.Parameter]
+    owners: dict[int, str]
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def on_rank(
+    model: nn.Module, stood_in: StandIns, recorder: Recorder, parallel: str, ranks: int, dtype: torch.dtype | None
+) -> Iterator[Rank]:
+    """Context in which ``model`` is on the GPU, as its rank holds it; enter it inside of the recorder's.
+
+    Args:
+        model: the model, stand-ins for its tensors in place.
+        stood_in: its stand-ins.
+        recorder: told of what comes to the GPU.
+        parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
+        ranks: how many ranks there are.
+        dtype: as :func:`gathered_in` says.
+
+    Raises:
+        ExtractError: when this process is part of a process group, or the model cannot be sharded.
+    """
+    owners = {id(tensor): path for tensor, path, _ in stood_in.moves}
+
+    def arrived(tensor: Tensor, is_parameter: bool) -> None:
+        recorder.arrived(tensor, "parameter" if is_parameter else "buffer", owners.get(id(tensor), ""))
+
+    if parallel in ("none", "ddp"):
+        for tensor, _, is_parameter in stood_in.moves:
+            arrived(tensor, is_parameter)
+    if parallel == "none":
+        yield Rank(model, stood_in.parameters, owners)
+        return
+    from torch.nn.parallel import DistributedDataParallel
+
+    from gpumemnet.tracing.parallel.process_group import process_group
+    from gpumemnet.tracing.parallel.replicas import replicas_on_meta
+    from gpumemnet.tracing.parallel.sharding import sharded, sharding_on_meta
+
+    recorder.one_of(ranks)
+    with ExitStack() as stack:
+        stack.enter_context(process_group(ranks, recorder.exchanged))
+        if parallel == "ddp":
+            note = f"each of {ranks:,} GPUs holds all of the model (DistributedDataParallel with its defaults) and its own batch"
+            stack.enter_context(replicas_on_meta(recorder))
+            yield Rank(DistributedDataParallel(model), stood_in.parameters, owners, (note,))
+            return
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        of_model = {key: names[id(parameter)] for key, parameter in stood_in.parameters.items()}
+        stack.enter_context(sharding_on_meta(recorder, Streams(recorder.on_stream), arrived))
+        groups = stack.enter_context(sharded(model, ranks, dtype, parallel == "fsdp"))
+        shards = dict(model.named_parameters())
+        for name, shard in shards.items():
+            owners[id(shard)] = name.rpartition(".")[0]
+            recorder.classify((local(shard),), "parameter", owners[id(shard)])
+        yield Rank(model, {key: shards[name] for key, name in of_model.items()}, owners, (_sharding_note(ranks, groups, dtype),))
+
+
+def gathered_in(model: nn.Module, parallel: str, autocast: torch.dtype | None) -> torch.dtype | None:
+    """The type that sharded parameters are gathered in and computed with, where it is not their own.
+
+    ``fully_shard`` takes the place of autocast, but not where batch norms keep statistics in fp32: they refuse other weights.
+
+    Args:
+        model: the model.
+        parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
+        autocast: what autocast would compute in, if it were used.
+    """
+    normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return autocast if parallel.startswith("fsdp") and not normalizes else None
+
+
+def _sharding_note(ranks: int, groups: int, dtype: torch.dtype | None) -> str:
+    gathered = "" if dtype is None else f", gathered in {str(dtype).removeprefix('torch.')}, gradients summed in float32"
+    return f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{gathered}"
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What of ``tensor`` is on this rank: all of it, unless it is sharded."""
+    held: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return held

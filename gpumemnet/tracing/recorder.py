@@ -1,0 +1,365 @@
+"""Records every storage on the GPU while PyTorch code runs on meta tensors: its birth, its death, its operator and its module.
+
+The recorder is a dispatch mode below autograd, so it sees each operator of the forward and of the backward pass once.  A storage
+is on the GPU when an operator made it from one that is, or when the code asked for it there; its death is the moment at which
+the last reference to it goes, which a weak reference tells (the way of ``torch/distributed/_tools/mem_tracker.py``).
+A module owns what its operators allocate; in the backward pass the autograd node that runs tells by its sequence number which
+module made it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.timeline import Phase, Storage, Timeline
+from gpumemnet.tracing.workspaces.rules import Scratch, blas_workspace, scratch, takes_scratch
+
+_UNKNOWN: Final = "temporary"
+_COMMUNICATION: Final = "communication"
+_HOST: Final = torch.device("cpu")
+_FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
+"""Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
+_LAST_OUTPUT_FIRST: Final = frozenset({torch.ops.aten.native_dropout.default})
+"""Operators that make their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
+
+_EFFICIENT_ATTENTION: Final = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2}
+"""How many of an operator's outputs are on the GPU, where the others are not: this one keeps its random state in host memory."""
+
+
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference that knows which storage it is of."""
+
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class _Open(NamedTuple):
+    """A storage before its class is settled."""
+
+    size_bytes: int
+    bound_bytes: int
+    operator: str
+    module: str
+    is_scratch: bool = False
+    stream: int = 0
+
+
+class Recorder(TorchDispatchMode):
+    """Collects storages and events while it is entered.
+
+    Args:
+        modules: which module is running.
+        platform: what the job will run on.
+    """
+
+    def __init__(self, modules: ModulePath, platform: Platform) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._modules = modules
+        self._platform = platform
+        self._kinds: dict[Any, bool] = {}
+        self._layouts: dict[Any, LayoutRule | None] = {}
+        self._live: dict[int, int] = {}
+        self._references: dict[int, _StorageRef] = {}
+        self._storages: list[_Open] = []
+        self._classes: list[str] = []
+        self._events: list[int] = []
+        self._phases: list[Phase] = []
+        self._step_starts: list[int] = []
+        self._handles: set[bool] = set()
+        self._met: set[tuple[bool, Hashable]] = set()
+        self._nodes: list[tuple[int, str]] = []
+        self._sequence_numbers: list[int] = []
+        self._recomputed: list[int] = []
+        self._backward = False
+        self._steps = 0
+        self._stream = 0
+        self._communicates = False
+        self._ranks = 1
+        self._groups: dict[str, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to tell Dynamo so would import it, which takes a second
+
+    # What the training loop tells.
+
+    def begin_step(self) -> None:
+        """A new optimizer step starts."""
+        self._step_starts.append(len(self._events))
+        self._steps += 1
+
+    def begin(self, phase: str) -> None:
+        """A phase starts, see :class:`~gpumemnet.tracing.timeline.Phase`."""
+        if self._phases and self._phases[-1].name == "forward":
+            self._keep_what_is_live()
+        self._settle_recomputed()
+        self._modules.forget()
+        self._backward = phase == "backward"
+        self._phases.append(Phase(phase, self._steps, len(self._events)))
+
+    def asked_for(self, tensor: Tensor, operator: str) -> None:
+        """The model's code asks for ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
+        if self._phases and tensor.untyped_storage()._cdata not in self._live:
+            self._birth(tensor.untyped_storage(), operator, self._modules.path)
+
+    def now(self) -> int:
+        """The number of events so far, for :meth:`arrived`."""
+        return len(self._events)
+
+    def arrived(self, tensor: Tensor, memory_class: str = _UNKNOWN, module: str | None = None, at: int | None = None) -> None:
+        """``tensor`` has come to the GPU, unless it was there; its class is settled if one is given.
+
+        Args:
+            tensor: what arrived.
+            memory_class: one of :data:`~gpumemnet.tracing.timeline.MEMORY_CLASSES`.
+            module: that it belongs to; the one that runs now if none is given.
+            at: before which event of the present phase, for what is only now known to have come then.
+        """
+        storage = tensor.untyped_storage()
+        index = self._live.get(storage._cdata)
+        if index is None:
+            index = self._birth(storage, "to", self._modules.path if module is None else module, at)
+        if memory_class != _UNKNOWN:
+            self._classes[index] = memory_class
+
+    def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
+        """Settle class and module of those of ``tensors`` that are on the GPU and have no class yet."""
+        for tensor in tensors:
+            index = self._live.get(tensor.untyped_storage()._cdata)
+            if index is not None and self._classes[index] in (_UNKNOWN, _COMMUNICATION):
+                self._classes[index] = memory_class
+                self._storages[index] = self._storages[index]._replace(module=module)
+
+    def runs_on(self, platform: Platform) -> None:
+        """From here on another platform is assumed."""
+        self._platform = platform
+
+    def one_of(self, ranks: int) -> None:
+        """The job runs on so many GPUs."""
+        self._ranks = ranks
+
+    def exchanged(self, group: str, ranks: int) -> None:
+        """There was a collective in a process group."""
+        self._groups[group] = ranks
+
+    def on_stream(self, number: int) -> None:
+        """From here on memory is asked for on another stream; 0 is the default one."""
+        self._stream = number
+
+    @contextmanager
+    def communicating(self) -> Iterator[None]:
+        """Context of code that exchanges with other ranks: what it makes on the meta device by itself is on the GPU, too."""
+        before, self._communicates = self._communicates, True
+        try:
+            yield
+        finally:
+            self._communicates = before
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """``storage`` was given up, or taken again, by its owner: :meth:`torch.UntypedStorage.resize_`."""
+        if storage.device.type != "meta":
+            return
+        index = self._live.get(storage._cdata)
+        if index is not None:
+            self._died(self._references[index])
+        if storage.nbytes():
+            self._birth(storage, "resize_", self._owner())
+
+    def emptied(self) -> None:
+        """The allocator's cache is emptied."""
+        self._events.append(EMPTY_CACHE)
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether anything is on the GPU."""
+        return bool(self._live)
+
+    def live_bytes(self) -> int:
+        """Bytes of all tensors that are on the GPU now."""
+        return sum(self._storages[index].size_bytes for index in self._live.values())
+
+    def entered_module(self, module: object) -> None:
+        """Callback for :class:`ModulePath`: nodes made from here on belong to the module that runs now."""
+        self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())
+        self._nodes.append((self._sequence_numbers[-1], self._modules.path))
+
+    def left_module(self, module: object, arguments: object, output: object) -> None:
+        """Callback for :class:`ModulePath`."""
+        self.entered_module(module)
+
+    def timeline(self) -> Timeline:
+        """What was recorded."""
+        storages = tuple(
+            Storage(
+                *(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module),
+                *(opened.is_scratch, opened.stream),
+            )
+            for opened, memory_class in zip(self._storages, self._classes, strict=True)
+        )
+        starts = (*self._step_starts, len(self._events))
+        groups = tuple(self._groups.values())
+        return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups)
+
+    def close(self) -> None:
+        """Look at deaths no longer."""
+        self._references.clear()
+        self._live.clear()
+
+    # What PyTorch tells.
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        watched = self._kinds.get(func)
+        if watched is None:
+            watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
+            self._layouts[func] = layout_rule(func)
+        if not watched:
+            return None if func._opname in _FUSED else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._recomputed and not torch.is_grad_enabled():
+            self._settle_recomputed()
+        result = func(*args, **kwargs)
+        outputs = _tensors(result)
+        # Real tensors are kept for their values, and subclasses know best how they lie.
+        if (layout := self._layouts[func]) is not None and all(type(t) is Tensor and t.is_meta for t in outputs):
+            with torch._C.DisableTorchFunction():  # what the rule makes nobody has asked for
+                result = layout(args, result)
+            outputs = _tensors(result)
+        fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if tensor.untyped_storage()._cdata not in self._live]
+        if func in _LAST_OUTPUT_FIRST:
+            fresh.reverse()
+        made_there = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
+        if made_there or self._any_live(args) or self._any_live(kwargs.values()):
+            with torch._C.DisableTorchFunction():
+                pieces = scratch(func, args, kwargs, outputs, self._platform)
+            self._allocate(func, fresh, pieces)
+        return result
+
+    # How it is kept.
+
+    def _allocate(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
+        """What ``func`` allocates: its new outputs, its scratch memory at its place among them, and cuBLAS's workspace."""
+        held: list[int] = []
+        for number, tensor in enumerate(fresh):
+            between: list[int] = []
+            self._take([piece for piece in pieces if piece.after == number], func, between if number else held)
+            self._events += [~index for index in reversed(between)]
+            if tensor.untyped_storage()._cdata not in self._live:  # outputs may share one
+                index = self._birth(tensor.untyped_storage(), func, self._owner())
+                if self._backward and torch.is_grad_enabled():
+                    self._recomputed.append(index)
+        self._take([piece for piece in pieces if piece.after is None or piece.after >= len(fresh)], func, held)
+        workspace = blas_workspace(func, self._platform)
+        if workspace is not None and self._backward not in self._handles:
+            self._handles.add(self._backward)
+            self._library_memory(workspace, workspace, func)
+        self._events += [~index for index in reversed(held)]
+
+    def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
+        index = len(self._storages)
+        size = storage.nbytes()
+        self._storages.append(_Open(size, size, _name(operator), module, stream=self._stream))
+        self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
+        self._events.insert(len(self._events) if at is None else at, index)
+        reference = _StorageRef(storage, self._died)
+        reference.index, reference.key = index, storage._cdata
+        self._references[index] = reference
+        self._live[reference.key] = index
+        return index
+
+    def _died(self, reference: _StorageRef) -> None:
+        if self._references.pop(reference.index, None) is not None:
+            self._events.append(~reference.index)
+            del self._live[reference.key]
+
+    def _take(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
+        """Take scratch memory and give it back, as :class:`~gpumemnet.tracing.workspaces.scratch.Scratch` says, but for what is ``held``."""
+        for piece in pieces:
+            if piece.once is not None:
+                if (self._backward, piece.once) in self._met:
+                    continue
+                self._met.add((self._backward, piece.once))
+            index = self._library_memory(piece.expected_bytes, piece.bound_bytes, operator, is_scratch=True)
+            if piece.held:
+                held.append(index)
+            else:
+                self._events.append(~index)
+            if piece.once is not None:
+                self._events.append(EMPTY_CACHE)
+
+    def _library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False) -> int:
+        index = len(self._storages)
+        self._events.append(index)
+        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, self._stream))
+        self._classes.append("workspace")
+        return index
+
+    def _any_live(self, values: Iterable[Any]) -> bool:
+        for value in values:
+            if isinstance(value, Tensor):
+                if value.untyped_storage()._cdata in self._live:
+                    return True
+            elif isinstance(value, list | tuple) and self._any_live(value):
+                return True
+        return False
+
+    def _owner(self) -> str:
+        """The module that the running operator belongs to."""
+        if not self._backward or torch.is_grad_enabled():  # with gradients in the backward pass: a recomputed forward pass
+            return self._modules.path
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        position = bisect_right(self._sequence_numbers, node._sequence_nr()) - 1
+        return self._nodes[position][1] if position >= 0 else ""
+
+    def _keep_what_is_live(self) -> None:
+        start = self._phases[-1].start
+        for index in {event for event in self._events[start:] if event >= 0} & self._references.keys():
+            if self._classes[index] == _UNKNOWN:
+                self._classes[index] = "saved_activation"
+
+    def _settle_recomputed(self) -> None:
+        for index in self._recomputed:
+            if index in self._references and self._classes[index] == _UNKNOWN:
+                self._classes[index] = "saved_activation"
+        self._recomputed.clear()
+
+
+def _allocates(func: Any) -> bool:
+    """Whether the operator may return memory of its own: not when all that it returns are views or what it wrote into."""
+    if func._opname in _FUSED:
+        return False
+    returns = func._schema.returns
+    return any(value.alias_info is None for value in returns) or func._opname in ("set_", "resize_")
+
+
+def _name(operator: Any) -> str:
+    return operator if isinstance(operator, str) else str(operator).rpartition(".")[0]
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for entry in value:
+            yield from _flat(entry)
+    else:
+        yield value

@@ -1,0 +1,1 @@
+"""What a trace answers: amounts by part, pictures and pages."""

@@ -1,0 +1,206 @@
+"""What a picture of a traced step shows, whatever it is drawn with: bands from the bottom up, phases, the peak, the lines above.
+
+Each phase keeps a least width, because an optimizer with fused kernels allocates a handful of times where a backward pass does
+thousands of times.  A long step is thinned to what an eye can see; of each stretch the fullest moment is kept, so that no maximum
+is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.tracing.report.answer import Curve, TraceAnswer
+from gpumemnet.tracing.report.parts import PART_NAMES
+from gpumemnet.units import GIB
+
+COLOURS: Final = {
+    "context": "#999999",
+    "communicator": "#BBBBBB",
+    "parameter": "#0072B2",
+    "buffer": "#000000",
+    "optimizer_state": "#009E73",
+    "gradient": "#E69F00",
+    "saved_activation": "#56B4E9",
+    "input": "#F0E442",
+    "temporary": "#D55E00",
+    "communication": "#661100",
+    "workspace": "#CC79A7",
+}
+"""Bands from the bottom up, what stays throughout first, in the colours of Okabe and Ito, made for colour-blind readers."""
+MAX_MOMENTS: Final = 1_200
+_LEAST_WIDTH: Final = 0.07
+_START: Final = "start"
+"""The stretch before the first phase: gradients are dropped, the batch arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One layer of the stack.
+
+    Attributes:
+        part: memory class, or ``context``.
+        name: for people.
+        colour: as ``#rrggbb``.
+        moments_bytes: its bytes at each moment of the picture.
+    """
+
+    part: str
+    name: str
+    colour: str
+    moments_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase, from ``start`` to ``end`` on an axis that is 1 wide."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The step as it is drawn; its moments are those of the curve's events that are kept.
+
+    Attributes:
+        bands: from the bottom up, the CUDA context first; classes that hold nothing over the step are left out.
+        reserved_bytes: reserved bytes and context at each moment, what ``nvidia-smi`` shows.
+        positions: where each moment begins, from 0 to 1; one more than moments, the last is 1.
+        events: index of each moment's event in the curve.
+        phases: in order, side by side from 0 to 1.
+        phase_of: for each moment the index of its phase.
+        peak: the marked moment.
+        is_run_peak: whether that is the run's peak, the one that the answer's parts are of.
+        capacity_bytes: the GPU's memory where it is near enough to be drawn.
+        top_bytes: the highest line.
+    """
+
+    bands: tuple[Band, ...]
+    reserved_bytes: tuple[int, ...]
+    positions: tuple[float, ...]
+    events: tuple[int, ...]
+    phases: tuple[Span, ...]
+    phase_of: tuple[int, ...]
+    peak: int
+    is_run_peak: bool
+    capacity_bytes: int | None
+    top_bytes: int
+
+    @property
+    def edges_bytes(self) -> list[list[int]]:
+        """The upper edge of each band, from the bottom up."""
+        edges: list[list[int]] = np.cumsum([band.moments_bytes for band in self.bands], axis=0).tolist()
+        return edges
+
+    @property
+    def unused_bytes(self) -> list[int]:
+        """Reserved bytes that nobody has asked for, at each moment."""
+        return [reserved - used for reserved, used in zip(self.reserved_bytes, self.edges_bytes[-1], strict=True)]
+
+    @property
+    def peak_position(self) -> float:
+        """Where the marked moment is: in the middle of its stretch."""
+        return (self.positions[self.peak] + self.positions[self.peak + 1]) / 2
+
+
+def picture_of(answer: TraceAnswer) -> Picture:
+    """The picture of an answer.
+
+    Raises:
+        InvalidRequestError: when the answer has no curve.
+    """
+    curve = answer.curve
+    if curve is None or not curve.reserved_bytes:
+        raise InvalidRequestError("this answer has no curve: ask for it with Questions(curve=True)", "plot")
+    amounts = np.array(curve.bytes_by_class, dtype=np.int64).reshape(len(curve.classes), -1)
+    totals = amounts.sum(axis=0)
+    marked, is_run_peak = _marked(answer, curve, amounts, totals)
+    names, bounds, edges = _phases(curve)
+    events, positions, phase_of = _moments(bounds, edges, totals, marked)
+    kept = amounts[:, events]
+    outside = {part: answer.parts[part] for part in ("context", "communicator") if answer.parts[part]}
+    rows = {part: [size] * len(events) for part, size in outside.items()}
+    rows |= {name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()}
+    reserved = tuple(curve.reserved_bytes[event] + sum(outside.values()) for event in events)
+    highest = max(*reserved, answer.expected_bytes, answer.safe_bytes)
+    capacity = answer.capacity_bytes if answer.capacity_bytes < 2 * highest else None
+    return Picture(
+        bands=tuple(
+            Band(part, PART_NAMES[part][0], colour, tuple(rows[part])) for part, colour in COLOURS.items() if part in rows
+        ),
+        reserved_bytes=reserved,
+        positions=tuple(positions),
+        events=tuple(events),
+        phases=tuple(Span(name, start, end) for name, (start, end) in zip(names, pairwise(edges), strict=True)),
+        phase_of=tuple(phase_of),
+        peak=events.index(marked),
+        is_run_peak=is_run_peak,
+        capacity_bytes=capacity,
+        top_bytes=max(highest, capacity or 0),
+    )
+
+
+def title_of(answer: TraceAnswer) -> str:
+    """What was traced, in a line."""
+    gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
+    return f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
+
+
+def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:
+    """What the marked moment is, and where it comes from."""
+    used = picture.edges_bytes[-1][picture.peak] / GIB
+    phase = picture.phases[picture.phase_of[picture.peak]].name
+    peak = answer.peak
+    if picture.is_run_peak:
+        module = f" in {peak.module}" if peak.module else ""
+        return f"peak: {used:,.2f} GiB in use, {phase}", f"{peak.operator}{module}"
+    step = f", step {peak.step}" if peak.step else ""
+    return f"most of this step: {used:,.2f} GiB in use, {phase}", f"the run's peak is elsewhere: {peak.phase}{step}"
+
+
+def _marked(answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> tuple[int, bool]:
+    """The event to mark, and whether it is the run's peak: the one at which each class holds what it holds there.
+
+    The run's peak may lie outside of a steady step, in a first step that sets up more than later ones keep, say; then the
+    step's own maximum is marked.
+    """
+    parts = np.array([answer.parts.get(name, 0) for name in curve.classes], dtype=np.int64)
+    alike = np.flatnonzero((amounts == parts[:, np.newaxis]).all(axis=0))
+    return (int(alike[0]), True) if alike.size else (int(totals.argmax()), False)
+
+
+def _phases(curve: Curve) -> tuple[list[str], list[int], list[float]]:
+    """Names of the phases that have events, the events between which they lie, and the places between which they are drawn."""
+    n_events = len(curve.reserved_bytes)
+    phases = [(_START, 0), *curve.phases]
+    ends = [*(start for _, start in curve.phases), n_events]
+    filled = [(name, start) for (name, start), end in zip(phases, ends, strict=True) if end > start]
+    names, bounds = [name for name, _ in filled], [*(start for _, start in filled), n_events]
+    widths = np.maximum(np.diff(bounds) / n_events, min(_LEAST_WIDTH, 0.5 / len(names)))
+    edges = [0.0, *np.cumsum(widths / widths.sum()).tolist()]
+    return names, bounds, [*edges[:-1], 1.0]
+
+
+def _moments(
+    bounds: Sequence[int], edges: Sequence[float], totals: npt.NDArray[np.int64], marked: int
+) -> tuple[list[int], list[float], list[int]]:
+    """The events that are kept, where each one's stretch begins, and the phase that it belongs to."""
+    events: list[int] = []
+    positions: list[float] = []
+    phase_of: list[int] = []
+    for phase, ((first, end), (left, right)) in enumerate(zip(pairwise(bounds), pairwise(edges), strict=True)):
+        stretches = max(1, min(end - first, int(MAX_MOMENTS * (right - left))))
+        cuts = [first + (end - first) * stretch // stretches for stretch in range(stretches + 1)]
+        for start, stop in pairwise(cuts):
+            events.append(marked if start <= marked < stop else start + int(totals[start:stop].argmax()))
+            positions.append(left + (right - left) * (start - first) / (end - first))
+            phase_of.append(phase)
+    return events, [*positions, 1.0], phase_of

@@ -1,0 +1,235 @@
+"""A trace as one static page: the picture as inline SVG with a read-out by pointer or arrow keys, tables, no other host.
+
+It follows the reader's light or dark mode and fits a phone: shapes are stretched to the width, words are set over them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from itertools import groupby
+from typing import Final
+
+from gpumemnet.tracing.report.answer import TOP_MODULES, TraceAnswer
+from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
+from gpumemnet.tracing.report.picture import COLOURS, Picture, peak_lines, title_of
+from gpumemnet.units import GIB, ceil_mib
+
+_WIDTH, _HEIGHT = 1000, 400
+"""Of the SVG's own coordinates."""
+_HEADROOM: Final = 1.06
+_LABELLED_WIDTH: Final = 0.05
+_NEAR: Final = 0.09
+"""Labels of the batch axis that are nearer than this would touch."""
+
+
+def page(answer: TraceAnswer, picture: Picture) -> str:
+    """The page of ``answer``, whose picture is ``picture``."""
+    heading = escape(title_of(answer))
+    style, script = (
+        resources.files("gpumemnet.tracing").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
+    )
+    colours = "".join(f"--{part.replace('_', '-')}: {colour};" for part, colour in COLOURS.items())
+    sections = [
+        f'<div class="together"><div>{_step_chart(answer, picture)}</div><div>{_breakdown(answer, picture)}</div></div>',
+        _modules(answer),
+        _batches(answer) if answer.batches else "",
+        _assumptions(answer),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{heading}</title><style>:root {{ {colours} }}\n{style}</style></head><body>\n"
+        f"<h1>{heading}</h1>\n<p>{escape(_verdict(answer))}</p>\n"
+        f"{chr(10).join(section for section in sections if section)}\n"
+        f'<script type="application/json" id="data">{_data(picture)}</script>\n'
+        f"<script>\n{script}</script></body></html>\n"
+    )
+
+
+def _verdict(answer: TraceAnswer) -> str:
+    word = "fits" if answer.fits else "may not fit" if answer.expected_bytes <= answer.capacity_bytes else "does not fit"
+    return f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe: {word} in {_mib(answer.capacity_bytes)}."
+
+
+def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
+    top = _HEADROOM * picture.top_bytes
+    shapes, words = _grid(top)
+    # from the top band down, each drawn to the floor: one edge instead of two, and no gaps between neighbours
+    for band, edge in reversed(list(zip(picture.bands, picture.edges_bytes, strict=True))):
+        shapes.append(
+            f'<path style="fill:var(--{band.part.replace("_", "-")})" d="M0 {_HEIGHT}{_stairs(picture, edge, top)}V{_HEIGHT}Z"/>'
+        )
+    reserved = _stairs(picture, picture.reserved_bytes, top)
+    shapes.insert(0, f'<path style="fill:var(--unused)" d="M0 {_HEIGHT}{reserved}V{_HEIGHT}Z"/>')
+    for phase in picture.phases:
+        if phase.start > 0:
+            shapes.append(_line("cut", phase.start, phase.start, 0, _HEIGHT))
+        if phase.end - phase.start >= _LABELLED_WIDTH:
+            place = f"left:{phase.start:.2%};width:{phase.end - phase.start:.2%}"
+            words.append(f'<span class="phase" style="{place}">{escape(phase.name)}</span>')
+    shapes.append(f'<path class="drawn" d="M0 {_y(picture.reserved_bytes[0], top)}{reserved}"/>')
+    lines = [("safe", answer.safe_bytes)]
+    if picture.capacity_bytes is not None:
+        lines.append(("capacity", picture.capacity_bytes))
+    for name, size in lines:
+        shapes.append(_line(name, 0, 1, _y(size, top), _y(size, top)))
+        words.append(f'<span class="line" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
+    x, used = picture.peak_position, picture.edges_bytes[-1][picture.peak]
+    side = f"left:{x:.2%};max-width:{1 - x:.2%}" if x < 0.5 else f"right:{1 - x:.2%};max-width:{x:.2%}"
+    what, source = (escape(line) for line in peak_lines(answer, picture))
+    words.append(f'<span class="callout" style="{side}" title="{source}">{what}<br>{source}</span>')
+    words.append('<span id="cursor" class="cursor"></span>')
+    words.append(f'<span class="dot" style="left:{x:.2%};top:{1 - used / top:.2%}"></span>')
+    return (
+        f'<div id="plot" class="chart" tabindex="0" role="slider" aria-valuemin="0" aria-valuemax="{len(picture.events) - 1}" '
+        f'aria-valuenow="{picture.peak}" aria-label="Memory over a training step; arrow keys move the read-out">'
+        f"{_svg(shapes)}{''.join(words)}</div>"
+        '<p class="quiet">GiB over the allocations and frees of one training step, in order; each phase to its own scale. '
+        "The upper edge is what nvidia-smi shows. Point at the picture, or use the arrow keys.</p>"
+    )
+
+
+def _breakdown(answer: TraceAnswer, picture: Picture) -> str:
+    """What the memory is made of, from the top down as in the picture: at the run's peak, and where the reader points."""
+    shown = {band.part for band in picture.bands}
+    parts = ["fragmentation", *(part for part in reversed(COLOURS) if answer.parts.get(part) or part in shown)]
+    amounts = [answer.parts.get(part, 0) for part in parts]
+    rows = []
+    for part, size, mib in zip(parts, amounts, shown_mib(amounts), strict=True):
+        name = PART_NAMES[part][0]
+        colour = "unused" if part == "fragmentation" else part.replace("_", "-")
+        here = f'<td data-row data-name="{name}"></td>' if part in shown or part == "fragmentation" else "<td>0</td>"
+        rows.append(
+            f'<tr title="{PART_NAMES[part][1]}"><td><i class="key" style="background:var(--{colour})"></i>{name}</td>'
+            f"<td>{mib:,}</td><td>{size / answer.expected_bytes:.1%}</td>{here}</tr>"
+        )
+    rows.append(
+        f'<tr class="sum"><td>in nvidia-smi</td><td>{ceil_mib(answer.expected_bytes):,}</td><td></td>'
+        '<td data-row data-name="in nvidia-smi"></td></tr>'
+    )
+    table = _table("Memory at the peak, MiB", ("", "peak", "share", "pointer"), rows)
+    return f'{table}<p class="quiet">Pointer: <span id="where"></span></p>'
+
+
+def _modules(answer: TraceAnswer) -> str:
+    rows = [
+        f"<tr><td>{escape(name or '(the model itself, loss)')}</td><td>{_mib(size)}</td>"
+        f"<td>{size / answer.expected_bytes:.1%}</td></tr>"
+        for name, size in answer.peak.modules[:TOP_MODULES]
+    ]
+    return _table("Modules that hold most at the peak", ("module", "memory", "share"), rows)
+
+
+def _batches(answer: TraceAnswer) -> str:
+    points = sorted(answer.batches, key=lambda point: point.batch_size)
+    most, largest = max(point.safe_bytes for point in points), points[-1].batch_size
+    drawn_capacity = answer.capacity_bytes < 2 * most
+    top = _HEADROOM * max(most, answer.capacity_bytes if drawn_capacity else 0)
+    shapes, words = _grid(top)
+    places = [point.batch_size / largest for point in points]
+    for name, sizes in (("drawn", [p.expected_bytes for p in points]), ("safe", [p.safe_bytes for p in points])):
+        corners = " ".join(f"{x * _WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True))
+        shapes.append(f'<polyline class="{name}" points="{corners}"/>')
+    if drawn_capacity:
+        shapes.append(_line("capacity", 0, 1, _y(answer.capacity_bytes, top), _y(answer.capacity_bytes, top)))
+        words.append(f'<span class="line" style="top:{1 - answer.capacity_bytes / top:.2%}">capacity</span>')
+    rows, free = [], 1.0 + _NEAR
+    for point, x in reversed(list(zip(points, places, strict=True))):
+        kind = "dot" if point.traced else "dot foretold"
+        words.append(f'<span class="{kind}" style="left:{x:.2%};top:{1 - point.expected_bytes / top:.2%}"></span>')
+        if free - x >= _NEAR:
+            words.append(f'<span class="x" style="left:{x:.2%}">{point.batch_size:,}</span>')
+            free = x
+        source = "traced" if point.traced else "foretold"
+        fits = "yes" if point.fits else "no"
+        rows.append(
+            f"<tr><td>{point.batch_size:,}</td><td>{_mib(point.expected_bytes)}</td><td>{_mib(point.safe_bytes)}</td>"
+            f"<td>{fits}</td><td>{source}</td></tr>"
+        )
+    table = _table("", ("batch size", "expected", "safe", "fits", ""), rows[::-1])
+    return (
+        '<h2>Other batch sizes</h2><div class="together"><div><div class="chart low" role="img" '
+        f'aria-label="Memory over batch size; the table says the same">{_svg(shapes)}{"".join(words)}</div>'
+        '<p class="quiet">GiB over batch size: line expected, dashes safe; a full dot was traced, '
+        f"a hollow one foretold from two others.</p></div><div>{table}</div></div>"
+    )
+
+
+def _assumptions(answer: TraceAnswer) -> str:
+    facts = [
+        f"Loss: {answer.loss}",
+        f"CUDA context: {answer.context_source}",
+        f"Safe: {answer.safe_basis}",
+        f"Least memory in which the job still runs: {_mib(answer.smallest_bytes)}",
+        *answer.notes,
+    ]
+    rest = f"<h2>Not included</h2>{_bullets(answer.not_included)}" if answer.not_included else ""
+    return f"<h2>What this rests on</h2>{_bullets(facts)}{rest}"
+
+
+def _data(picture: Picture) -> str:
+    """What the script reads; the rows in the order of the table of parts."""
+    document = {
+        "events": picture.events,
+        "positions": [round(position, 5) for position in picture.positions],
+        "phases": [phase.name for phase in picture.phases],
+        "phase_of": picture.phase_of,
+        "peak": picture.peak,
+        "rows": [picture.unused_bytes, *(band.moments_bytes for band in reversed(picture.bands))],
+    }
+    # "</" must not end the script element that carries the data, nor "<!--" begin a comment in it
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _grid(top_bytes: float) -> tuple[list[str], list[str]]:
+    """Lines and labels at round amounts."""
+    distance = next(step for step in _round_steps() if top_bytes / step <= 7)
+    shapes, words = [], []
+    for line in range(int(top_bytes / distance) + 1):
+        size = line * distance
+        shapes.append(_line("rule", 0, 1, _y(size, top_bytes), _y(size, top_bytes)))
+        words.append(f'<span class="y" style="top:{1 - size / top_bytes:.2%}">{size / GIB:g}</span>')
+    return shapes, words
+
+
+def _round_steps() -> Iterable[float]:
+    scale = 0.01
+    while True:
+        yield from (factor * scale * GIB for factor in (1, 2, 5))
+        scale *= 10
+
+
+def _stairs(picture: Picture, sizes: Sequence[int], top_bytes: float) -> str:
+    """Path commands along ``sizes``; moments alike are one stretch."""
+    moments = zip(picture.positions, (_y(size, top_bytes) for size in sizes), strict=False)
+    stairs = [(next(group)[0], y) for y, group in groupby(moments, key=lambda moment: moment[1])]
+    return "".join(f"H{x * _WIDTH:.1f}V{y}" for x, y in stairs) + f"H{_WIDTH}"
+
+
+def _y(size: float, top_bytes: float) -> str:
+    return f"{_HEIGHT * (1 - size / top_bytes):.1f}"
+
+
+def _line(kind: str, x1: float, x2: float, y1: float | str, y2: float | str) -> str:
+    return f'<line class="{kind}" x1="{x1 * _WIDTH:.1f}" x2="{x2 * _WIDTH:.1f}" y1="{y1}" y2="{y2}"/>'
+
+
+def _svg(shapes: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{"".join(shapes)}</svg>'
+
+
+def _table(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    above = f"<h2>{caption}</h2>" if caption else ""
+    return f"{above}<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _bullets(items: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+
+
+def _mib(size: int) -> str:
+    return f"{ceil_mib(size):,} MiB"

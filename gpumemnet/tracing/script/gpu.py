@@ -1,0 +1,372 @@
+"""A GPU that is not there: what a script asks of CUDA is answered, and its tensors on the GPU are meta tensors.
+
+Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the exception: PyTorch's own
+layers make theirs as meta tensors from the start, so that a model of any size can be built.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, NoReturn, Protocol
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.extract.faults import UnknownValueError, running_line
+from gpumemnet.extract.placement import Unknowns, is_meta
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.streams import Streams
+
+_TORCH: Final = str(Path(torch.__file__).parent)
+_LAYERS: Final = str(Path(torch.nn.modules.__file__).parent)
+_BETWEEN: Final = frozenset({__file__, f"{_TORCH}/overrides.py", f"{_TORCH}/utils/_device.py"})
+"""What lies between the code that calls PyTorch and a function mode; the last is ``with torch.device(…)``."""
+_GPU: Final = torch.device("cuda", 0)
+_META: Final = torch.device("meta")
+_HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
+_NO_EFFECT: Final = (
+    *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats"),
+    *("reset_max_memory_allocated", "set_per_process_memory_fraction"),
+)
+_STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
+_AMOUNTS: Final = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_MAX_VALUES: Final = 2**26
+"""Most elements that a copy to the host may have: they are real."""
+
+
+class Watcher(Protocol):
+    """Who is told what comes to the GPU."""
+
+    streams: Streams
+
+    def arrived(self, tensor: Tensor, operator: str) -> None:
+        """A tensor has come to the GPU."""
+        ...
+
+    def deferred(self, tensor: Tensor) -> None:
+        """A layer's weight was made on the meta device, because the script says so."""
+        ...
+
+    def module_arrived(self, module: nn.Module) -> None:
+        """A module goes to the GPU; its parameters and buffers follow."""
+        ...
+
+    def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
+        """A parameter or a buffer of ``owner`` has come."""
+        ...
+
+    def live_bytes(self) -> int:
+        """What is allocated now."""
+        ...
+
+    def emptied(self) -> None:
+        """The script has called ``torch.cuda.empty_cache()``."""
+        ...
+
+
+class Zeros(Unknowns):
+    """Values that are read from the GPU are zero, because scripts print and log them everywhere; each line that does is noted."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, str] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for each operator and line."""
+        return tuple(self._notes.values())
+
+    def note(self, what: str) -> None:
+        """Note ``what``, with the script's line that is running, once."""
+        where = running_line()
+        sentence = f"{where}: {what}." if where else f"{what}."
+        self._notes.setdefault(sentence, sentence)
+
+    def note_once(self, sentence: str) -> None:
+        """Note a sentence that belongs to no line."""
+        self._notes.setdefault(sentence, f"{sentence}.")
+
+    def value(self, function: str, tensor: Tensor) -> Any:
+        """Zero, or zeros."""
+        return self.on_host(function, tensor)
+
+    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
+        """Zero where a value is read; what has a shape that depends on values cannot be traced."""
+        if operator._schema.name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
+            self.note("a value read from the GPU was taken to be 0")
+            dtype = args[0].dtype
+            return (
+                False
+                if operator._opname != "_local_scalar_dense" or dtype == torch.bool
+                else 0.0
+                if dtype.is_floating_point
+                else 0
+            )
+        raise error
+
+    def on_host(self, function: str, tensor: Tensor) -> Tensor:
+        """A copy of ``tensor`` on the host, all zeros."""
+        if tensor.numel() > _MAX_VALUES:
+            raise UnknownValueError(function, f"copies {tensor.numel():,} elements to the host, and here no values are computed")
+        self.note(f"{function}: values read from the GPU were taken to be 0")
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+class GpuRequests(TorchFunctionMode):
+    """Puts on the GPU what the script asks for there, and gives it zeros of what it reads back."""
+
+    def __init__(self, watcher: Watcher, zeros: Zeros) -> None:
+        super().__init__()
+        self._watcher = watcher
+        self._zeros = zeros
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        if given is not None:
+            if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
+                return self._moved(func, given, args[1:], named)
+            if func is Tensor.pin_memory:
+                return given
+            if given.is_meta:
+                if getattr(func, "__name__", "") == "__get__":
+                    return self._attribute(func, args, named)
+                if func in _HOST_ARRAYS:
+                    return func(self._zeros.on_host(_name_of(func), given), *args[1:], **named)
+                if func is Tensor.__repr__:
+                    return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
+        wanted = named.get("device")
+        if func is torch.empty and (wanted is None or is_meta(wanted)) and _called_from(_LAYERS):
+            named["device"] = _META  # weights: they come to the GPU when their module does
+            result = func(*args, **named)
+            if wanted is not None:
+                self._watcher.deferred(result)
+            return result
+        if wanted is not None and _stands_for_gpu(wanted):
+            named["device"] = _META
+            named.pop("pin_memory", None)
+            result = func(*args, **named)
+            if isinstance(result, Tensor):
+                self._watcher.arrived(result, _name_of(func))
+            return result
+        named.pop("pin_memory", None)
+        return func(*args, **named)
+
+    def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """``tensor.device`` and ``tensor.is_cuda`` as the script would see them; PyTorch's own code sees the meta tensor."""
+        value = func(*args, **named)
+        if _called_from(_TORCH):
+            return value
+        if isinstance(value, torch.device):
+            return _GPU
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+        return {"is_cuda": True, "is_meta": False}.get(name, value)
+
+    def _moved(self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+        """``to``, ``cuda`` and ``cpu``: a new tensor when it changes its place or its type."""
+        if func is Tensor.cpu:
+            return self._zeros.on_host("Tensor.cpu", given) if given.is_meta else given
+        device, dtype, copies = (_GPU, None, False) if func is Tensor.cuda else _parsed(args, named)
+        converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
+        if device is None:
+            if converted is given and (copies or "memory_format" in named):
+                return given.to(given.dtype, copy=copies, memory_format=named.get("memory_format", torch.preserve_format))
+            return converted
+        if _stands_for_gpu(device):
+            if given.is_meta:
+                return converted
+            return self._to_gpu(converted)
+        return self._zeros.on_host("Tensor.to", converted) if converted.is_meta else converted
+
+    def _to_gpu(self, tensor: Tensor) -> Tensor:
+        arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        if tensor.requires_grad:
+            arrived.requires_grad_()
+        self._watcher.arrived(arrived, "to")
+        return arrived
+
+
+def move_module(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
+    """Put parameters and buffers of ``module`` on the GPU, in the order of ``Module._apply``, each in its own identity.
+
+    Args:
+        module: the module.
+        dtype: floating-point type to convert to, if any.
+        moved: told of each tensor that has come, of its module, and whether it is a parameter.
+    """
+    for child in module.children():
+        move_module(child, dtype, moved)
+    with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
+        _move_own(module, dtype, moved)
+
+
+def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        wanted = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+        if not parameter.is_meta:
+            swap_for_meta(parameter, wanted)
+        elif wanted != parameter.dtype:
+            parameter.data = torch.empty_like(parameter, dtype=wanted)
+        moved(parameter, module, True)
+    for name, buffer in module._buffers.items():
+        if buffer is None:
+            continue
+        wanted = dtype if dtype is not None and buffer.is_floating_point() else buffer.dtype
+        if not buffer.is_meta or wanted != buffer.dtype:
+            module._buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=wanted, device="meta")
+        moved(module._buffers[name], module, False)  # type: ignore[arg-type]
+
+
+def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Make ``tensor``, in its own identity, a meta tensor of that type."""
+    fresh = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device="meta")
+    put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
+    torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int = 1) -> Iterator[None]:
+    """Context in which ``torch.cuda`` answers for ``count`` of the platform's GPU, and modules go to the first of them."""
+    device = platform.device
+    major, minor = device.compute_capability
+
+    def properties(*args: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=device.name,
+            major=major,
+            minor=minor,
+            total_memory=device.capacity_bytes,
+            multi_processor_count=device.multiprocessors,
+        )
+
+    def unchanged(value: Any) -> Callable[..., Any]:
+        def same(first: Any = None, *args: object, **kwargs: object) -> Any:
+            zeros.note(f"{value} was left out")
+            return first
+
+        return same
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        target, dtype, _ = _parsed(args, kwargs)
+        if target is not None and _stands_for_gpu(target):
+            watcher.module_arrived(module)
+            move_module(module, dtype, watcher.module_tensor)
+            if kwargs.get("memory_format") is torch.channels_last:
+                zeros.note("Module.to(memory_format=torch.channels_last) was left out")
+            return module
+        if target is not None:
+            zeros.note("Module.to moved a module to the host; it was left where it is")
+            args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
+            kwargs.pop("device", None)
+            if not args and not kwargs:
+                return module
+        moved: nn.Module = original_to(module, *args, **kwargs)
+        return moved
+
+    def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        # From the meta device to a GPU a parameter becomes another one; PyTorch would keep it, for both are meta tensors here.
+        overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            emptied: nn.Module = original_to_empty(module, *args, **kwargs)
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
+        return emptied
+
+    original_to, original_to_empty = nn.Module.to, nn.Module.to_empty
+
+    def always(value: object) -> Callable[..., object]:
+        return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, know them by identity
+
+    def allocated() -> Callable[..., int]:
+        return lambda *args, **kwargs: watcher.live_bytes()
+
+    constants = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": count,
+        "current_device": 0,
+        "get_device_name": device.name,
+        "get_device_capability": (major, minor),
+        "is_current_stream_capturing": False,
+    }
+    functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
+    functions |= {name: always(None) for name in _NO_EFFECT}
+    functions |= {name: allocated() for name in _AMOUNTS}
+    functions |= {
+        "get_device_properties": properties,
+        "mem_get_info": lambda *args: (device.capacity_bytes - watcher.live_bytes(), device.capacity_bytes),
+        "empty_cache": lambda: watcher.emptied(),
+    }
+    functions |= {name: getattr(watcher.streams, name) for name in _STREAMS}
+    with ExitStack() as stack:
+        for name, function in functions.items():
+            stack.enter_context(patch.object(torch.cuda, name, function))
+        # Optimizers ask for it where PyTorch is built for GPUs.
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", watcher.streams.current_stream))
+        replicated = not_traced("DataParallel", "DistributedDataParallel with a process for each GPU")
+        stack.enter_context(patch.object(nn.DataParallel, "__init__", replicated))
+        stack.enter_context(patch.object(Tensor, "record_stream", lambda tensor, stream: None))
+        stack.enter_context(patch.object(nn.Module, "to", to))
+        stack.enter_context(patch.object(nn.Module, "to_empty", to_empty))
+        stack.enter_context(patch.object(nn.Module, "cuda", lambda module, device=None: to(module, _GPU)))
+        stack.enter_context(patch.object(torch, "compile", unchanged("torch.compile")))
+        stack.enter_context(patch.object(torch, "save", unchanged("torch.save")))
+        stack.enter_context(patch.object(torch, "set_default_device", unchanged("torch.set_default_device")))
+        yield
+
+
+def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
+    """A function in place of ``what``, which refuses it and names what to use."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise ExtractError(f"{what} is not traced: its successor is, {successor}")
+
+    return refuse
+
+
+def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
+    """Device, type and copy of a call of ``to``."""
+    device: Any = named.get("device")
+    dtype: torch.dtype | None = named.get("dtype")
+    for value in (*args, named.get("other")):
+        if isinstance(value, Tensor):
+            device, dtype = (_GPU if value.is_meta else torch.device("cpu")), value.dtype
+        elif isinstance(value, torch.dtype):
+            dtype = value
+        elif isinstance(value, str | torch.device) or (type(value) is int):
+            device = value
+    if type(device) is int:
+        device = _GPU
+    copies = bool(named.get("copy", False))
+    return (None if device is None else torch.device(device)), dtype, copies
+
+
+def _stands_for_gpu(device: object) -> bool:
+    return type(device) is int or torch.device(str(device)).type in ("cuda", "meta")
+
+
+def _called_from(folder: str) -> bool:
+    """Whether the code that calls PyTorch here lies in ``folder``."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code.co_filename.startswith(folder)
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", func)).removeprefix("torch.")

@@ -1,0 +1,102 @@
+"""A script that trains on several GPUs is run as the first of its ranks, as ``torchrun`` would start it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import device_mesh
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.tracing.parallel.process_group import process_group
+from gpumemnet.tracing.script.gpu import not_traced, swap_for_meta
+from gpumemnet.tracing.script.watch import Watch
+
+_HOST_GPUS: Final = 8
+
+
+def local_ranks(ranks: int) -> int:
+    """How many of ``ranks`` are on one host, if hosts have eight GPUs."""
+    return min(ranks, _HOST_GPUS)
+
+
+def environment(ranks: int) -> dict[str, str]:
+    """The variables that ``torchrun`` gives the first of ``ranks``."""
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": local_ranks(ranks)}
+    return {**{name: str(value) for name, value in alone.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@contextmanager
+def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
+    """Context in which a script may ask for a process group, and is its first rank.
+
+    Args:
+        ranks: how many GPUs the script is started on.
+        watch: of the script.
+        note: told how many ranks there are.
+    """
+    stack = ExitStack()
+
+    def begin(backend: object = None, *args: object, world_size: int = -1, **kwargs: object) -> None:
+        wanted = world_size if world_size > 0 else ranks
+        if wanted == 1 and world_size != 1:
+            raise ExtractError(
+                "the script asks for a process group (torch.distributed.init_process_group): say on how many GPUs, with --ranks"
+            )
+        if dist.is_initialized():
+            raise ExtractError("the script asks for a second default process group")
+        from gpumemnet.tracing.parallel.replicas import replicas_on_meta
+        from gpumemnet.tracing.parallel.sharding import sharding_on_meta
+
+        stack.enter_context(process_group(wanted, watch.recorder.exchanged))
+        stack.enter_context(replicas_on_meta(watch.recorder))
+        stack.enter_context(sharding_on_meta(watch.recorder, watch.streams, arrived))
+        name = str(backend or "nccl")
+        for home in (dist, dist.distributed_c10d):
+            stack.enter_context(patch.object(home, "get_backend", lambda *args, **kwargs: name))
+        sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
+        stack.enter_context(patch("torch.distributed.fsdp.FullyShardedDataParallel.__init__", sharded))
+        watch.recorder.one_of(wanted)
+        note(f"the first of {wanted:,} ranks")
+
+    def arrived(tensor: Tensor, is_parameter: bool) -> None:
+        with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
+            if not tensor.is_meta:
+                swap_for_meta(tensor, tensor.dtype)
+            watch.sharded_tensor(tensor, is_parameter)
+
+    def ended(*args: object, **kwargs: object) -> None:
+        """The group lives as long as what it has changed."""
+
+    with stack:
+        stack.enter_context(patch.dict(os.environ, environment(ranks) if ranks > 1 else {}))
+        for home in (dist, dist.distributed_c10d, device_mesh):
+            for name, function in (("init_process_group", begin), ("destroy_process_group", ended)):
+                if hasattr(home, name):
+                    stack.enter_context(patch.object(home, name, function))
+        stack.enter_context(patch("torch.multiprocessing.spawn", _first_alone))
+        try:
+            yield
+        finally:
+            if ranks > 1 and not dist.is_initialized():
+                note("the script has asked for no process group: this is its memory on one GPU")
+
+
+class _Ended:
+    """Processes that are started, and have ended."""
+
+    def join(self, *args: object, **kwargs: object) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+
+def _first_alone(function: Callable[..., object], args: tuple[object, ...] = (), *others: object, **kwargs: object) -> _Ended:
+    """``torch.multiprocessing.spawn`` of one process of several, in this one."""
+    function(0, *args)
+    return _Ended()

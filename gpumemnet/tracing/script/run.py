@@ -1,0 +1,127 @@
+"""Runs a training script up to its second optimizer step, and answers for what it did until then."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
+from gpumemnet.errors import ExtractError, GpumemnetError
+from gpumemnet.extract.factory import compile_file
+from gpumemnet.extract.faults import fault_sentence, user_location
+from gpumemnet.extract.placement import KnownValues
+from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
+from gpumemnet.tracing.corrections.overrides import overriding
+from gpumemnet.tracing.dynamo import without_dynamo
+from gpumemnet.tracing.model_trace import answer_for
+from gpumemnet.tracing.optimizers import gpu_optimizers
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.script.gpu import GpuRequests, Zeros, present_gpu
+from gpumemnet.tracing.script.ranks import local_ranks, one_of
+from gpumemnet.tracing.script.watch import EnoughSteps, Watch
+from gpumemnet.tracing.timeline import Timeline, repeated
+from gpumemnet.units import MIB
+
+
+def trace_script(
+    script: Path,
+    arguments: Sequence[str],
+    platform: Platform,
+    settings: AllocatorSettings,
+    *,
+    ranks: int = 1,
+    with_curve: bool = False,
+) -> TraceAnswer:
+    """The memory that ``script`` takes on the platform's GPU.
+
+    The script really runs, in this process: call it in a child process.  It is stopped after two optimizer steps (three where
+    it has several optimizers).
+
+    Args:
+        script: a file with a training loop, as it stands.
+        arguments: what follows the script's name on its command line.
+        platform: the GPU that it finds.
+        settings: of the allocator.
+        ranks: on how many GPUs the script is started; it is traced as the first of them.
+        with_curve: whether the memory over a step is wanted.
+
+    Raises:
+        ExtractError: names what cannot be traced and the line of the script.
+    """
+    watch, zeros = Watch(platform), Zeros()
+    watch.recorder.begin("build")
+    try:
+        _run(script, arguments, platform, ranks, watch, zeros)
+    except EnoughSteps:
+        pass
+    except GpumemnetError:
+        raise
+    except SystemExit as error:
+        raise ExtractError(
+            f"the script ended before its second optimizer step: {user_location(error)}: sys.exit({error.code!r})"
+        ) from None
+    except Exception as error:
+        raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
+    else:
+        raise ExtractError(
+            "the script ended before its second optimizer step: give it arguments that let it train for two steps on the GPU"
+        )
+    timeline = watch.recorder.timeline()
+    growth = grown_bytes(timeline)
+    if growth >= MIB:
+        zeros.note_once(f"what is on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps something")
+    names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
+    return answer_for(
+        repeated(timeline),
+        timeline,
+        platform.device,
+        settings,
+        model=f"{script.name} ({names})",
+        batch_size=watch.batch_size or 1,
+        loss=watch.loss,
+        notes=zeros.notes,
+        with_curve=with_curve,
+    )
+
+
+def _name(model: nn.Module) -> str:
+    """What a model is called, without what is around it on several GPUs."""
+    alone = model.module if isinstance(model, DistributedDataParallel) else model
+    return type(alone).__name__.removeprefix("FSDP")
+
+
+def grown_bytes(timeline: Timeline) -> int:
+    """By how much more is on the GPU at the end of the last step than at its beginning."""
+    grown = 0
+    for event in timeline.events[timeline.step_starts[-2] :]:
+        if event != EMPTY_CACHE:
+            grown += timeline.storages[event].size_bytes if event >= 0 else -timeline.storages[~event].size_bytes
+    return grown
+
+
+def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, zeros: Zeros) -> None:
+    code = compile_file(script)
+    module = ModuleType("__main__")
+    module.__file__ = str(script)
+    sys.modules["__main__"] = module
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    with ExitStack() as stack:
+        stack.enter_context(without_dynamo())
+        stack.enter_context(KnownValues(zeros, largest_real=None))
+        stack.enter_context(GpuRequests(watch, zeros))
+        stack.enter_context(cuda_autocast(platform))
+        stack.enter_context(gpu_optimizers())
+        stack.enter_context(overriding(cuda_overrides(platform)))
+        stack.enter_context(present_gpu(platform, watch, zeros, local_ranks(ranks)))
+        stack.enter_context(watch.watching())
+        stack.enter_context(watch.recorder)
+        stack.enter_context(one_of(ranks, watch, zeros.note_once))
+        exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

@@ -1,0 +1,213 @@
+"""Watches a script train: which modules run, where forward, backward and optimizer begin, and when two steps are done."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.walk import tensors_in
+from gpumemnet.tracing.parallel.rank import local
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.streams import Streams
+
+_STEPS: Final = 2
+
+
+class EnoughSteps(BaseException):
+    """Ends the script: what it would go on to do is what it has done."""
+
+
+class ScriptModules(ModulePath):
+    """The modules that a script runs, which nobody knows before: each outermost one is a model, called by its class.
+
+    Args:
+        starting: told before an outermost module runs.
+        entered, left: as for :class:`ModulePath`.
+    """
+
+    def __init__(
+        self, starting: Callable[[], None], entered: Callable[[nn.Module], None], left: Callable[[nn.Module, Any, Any], None]
+    ) -> None:
+        super().__init__(nn.Identity(), entered, left)
+        self._starting = starting
+        self._names.clear()
+        self.models: list[nn.Module] = []
+
+    def learn(self, module: nn.Module) -> None:
+        """``module`` is a model, unless it is known already as a part of one."""
+        if module in self._names:
+            return
+        self.models.append(module)
+        root = type(module).__name__
+        for name, child in module.named_modules():
+            self._names.setdefault(child, f"{root}.{name}" if name else root)
+
+    def _enter(self, module: nn.Module, args: object) -> None:
+        if not self._stack:
+            self._starting()
+            self.learn(module)
+        super()._enter(module, args)
+
+
+class Watch:
+    """What is known of a running script.
+
+    Args:
+        platform: the GPU that it believes in.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.modules = ScriptModules(self._model_starts, self._entered, self._left)
+        self.recorder = Recorder(self.modules, platform)
+        self.streams = Streams(self.recorder.on_stream)
+        self.batch_size: int | None = None
+        self.loss = "the script's own"
+        self._platform = platform
+        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
+        self._boundary: Optimizer | None = None
+        self._boundaries = 0
+        self._stepped: Counter[int] = Counter()
+        self._deferred: dict[int, torch.UntypedStorage] = {}
+        self._started = False
+
+    # What the GPU tells; see ``gpu.Watcher``.
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The outermost modules with parameters that ran or went to the GPU."""
+        return [model for model in self.modules.models if next(model.parameters(), None) is not None]
+
+    def arrived(self, tensor: Tensor, operator: str) -> None:
+        """An input from the host, or what is made on the GPU."""
+        tensor = local(tensor)
+        if operator == "to" and self.modules.running is None:
+            self.recorder.arrived(tensor, "input", "")
+            if self.batch_size is None and tensor.ndim and self._parameters:
+                self.batch_size = tensor.shape[0]
+        else:
+            self.recorder.asked_for(tensor, operator)
+
+    def module_arrived(self, module: nn.Module) -> None:
+        """A model, or a part of one, goes to the GPU."""
+        self.modules.learn(module)
+
+    def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
+        """A parameter or a buffer of ``owner`` has come."""
+        path = self.modules.path_of(owner)
+        if isinstance(tensor, nn.Parameter):
+            self._know(tensor, path)
+        self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
+
+    def deferred(self, tensor: Tensor) -> None:
+        """The script makes a weight on the meta device: it is nowhere until it is given a place."""
+        storage = tensor.untyped_storage()
+        self._deferred[storage._cdata] = storage
+
+    def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
+        """A parameter or a buffer has come whole, to be split among the ranks at once."""
+        if tensor.untyped_storage()._cdata not in self._deferred:
+            self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
+
+    def live_bytes(self) -> int:
+        """What is allocated now."""
+        return self.recorder.live_bytes()
+
+    def emptied(self) -> None:
+        """``torch.cuda.empty_cache()``."""
+        self.recorder.emptied()
+
+    # What PyTorch tells.
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Context in which backward passes and optimizer steps are noticed."""
+        backward = torch.autograd.backward
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            self._begin("backward")
+            backward(*args, **kwargs)
+            self._classify_gradients()
+            self._begin("forward")
+
+        handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
+        try:
+            with patch.object(torch.autograd, "backward", watched), self.modules:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _model_starts(self) -> None:
+        if not self._started and torch.is_grad_enabled() and self.recorder.holds_something:
+            self._started = True
+            self.recorder.begin_step()
+            self._begin("forward")
+
+    def _entered(self, module: nn.Module) -> None:
+        self.recorder.entered_module(module)
+
+    def _left(self, module: nn.Module, arguments: object, output: object) -> None:
+        self.recorder.left_module(module, arguments, output)
+        if self.batch_size is None and not self.modules.depth:  # the batch was made on the GPU
+            self.batch_size = next((tensor.shape[0] for tensor in tensors_in(arguments) if tensor.ndim), None)
+
+    def _begin(self, phase: str) -> None:
+        benchmark = torch.backends.cudnn.benchmark
+        self.recorder.runs_on(replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32))
+        if self._started:
+            self.recorder.begin(phase)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._begin("optimizer")
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._learn_shards(optimizer)
+        self._classify_gradients()
+        for parameter, state in optimizer.state.items():
+            owner = self._parameters.get(id(parameter), (None, ""))[1]
+            self.recorder.classify(map(local, tensors_in(state)), "optimizer_state", owner)
+        self._stepped[id(optimizer)] += 1
+        self._boundary = self._boundary or optimizer
+        if optimizer is self._boundary and self._started:
+            self._boundaries += 1
+            if self._boundaries >= _STEPS + (len(self._stepped) > 1):
+                self.recorder.close()
+                raise EnoughSteps
+            self.recorder.begin_step()
+        self._begin("forward")
+
+    def _learn_shards(self, optimizer: Optimizer) -> None:
+        """Parameters that never came to the GPU as a whole are known by their optimizer."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if self._know(parameter, ""):
+                    self.recorder.classify((local(parameter),), "parameter", "")
+
+    def _know(self, parameter: nn.Parameter, owner: str) -> bool:
+        """``parameter`` is on the GPU; returns whether that is news.
+
+        It is not kept alive, for its script may put another in its place.
+        """
+        known = self._parameters.get(id(parameter))
+        if known is not None and known[0]() is parameter:
+            return False
+        self._parameters[id(parameter)] = (weakref.ref(parameter), owner)
+        return True
+
+    def _classify_gradients(self) -> None:
+        for reference, owner in list(self._parameters.values()):
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                self.recorder.classify((local(parameter.grad),), "gradient", owner)

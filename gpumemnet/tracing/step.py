@@ -1,0 +1,342 @@
+"""The training loop that is traced: build, then steps of forward, loss, backward and optimizer, without a GPU.
+
+Its conventions are those of the dataset builder's measured loop: the batch comes from the host for every micro-batch; batch,
+output and loss keep their names until the step is over; gradients are dropped (``set_to_none``) where ``zero_grad`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.extract.faults import fault_sentence
+from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.placement import placement
+from gpumemnet.extract.walk import tensors_in
+from gpumemnet.job.layers import describe
+from gpumemnet.tracing.best_effort import BestEffort, NotedUnknowns
+from gpumemnet.tracing.checkpointing import checkpointed
+from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
+from gpumemnet.tracing.corrections.overrides import overriding
+from gpumemnet.tracing.dynamo import without_dynamo
+from gpumemnet.tracing.losses import Loss, TargetLoss, loss_function, loss_name
+from gpumemnet.tracing.optimizers import gpu_optimizers, optimizer_factory
+from gpumemnet.tracing.options import ZERO_GRAD
+from gpumemnet.tracing.parallel.rank import gathered_in, local, on_rank
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.stand_ins import StandIns, stand_ins
+from gpumemnet.tracing.timeline import Timeline
+
+AUTOCAST: Final = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+"""What autocast computes in, for the precisions that use it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """How the model is trained.
+
+    Attributes:
+        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a factory of one.
+        precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
+        optimizer_implementation: ``default`` (what PyTorch picks on CUDA), ``foreach``, ``fused`` or ``for_loop``.
+        checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
+        channels_last: whether model and images use the NHWC memory format.
+        gradient_accumulation: forward-backward passes per optimizer step.
+        zero_grad: where the loop drops its gradients, one of :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
+        loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, or a function of the model's output.
+        keeps_names: whether batch, output and loss of a step live until the next step has its own, as in a loop without a
+            function of its own.
+        last_batch_size: samples in the last batch of an epoch, where it is smaller: two steps more are run, one of that size and
+            one of the whole size again, because the allocator's cache holds blocks for both.
+        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`.
+        ranks: how many GPUs; each has the inputs' batch size, and each holds what is recorded.
+        forward_passes_first: forward passes in training mode before the optimizer exists, as a summary or a check of shapes runs.
+        best_effort: whether to go on with a guess where values are needed, see :class:`~gpumemnet.tracing.best_effort.BestEffort`.
+    """
+
+    optimizer: object = "adamw"
+    precision: str = "fp32"
+    optimizer_implementation: str = "default"
+    checkpointing: str = "none"
+    channels_last: bool = False
+    gradient_accumulation: int = 1
+    zero_grad: str = "before_forward"
+    loss: object = "auto"
+    keeps_names: bool = False
+    last_batch_size: int | None = None
+    parallel: str = "none"
+    ranks: int = 1
+    forward_passes_first: int = 0
+    best_effort: bool = False
+
+    def __post_init__(self) -> None:
+        if self.zero_grad not in ZERO_GRAD:
+            raise InvalidRequestError(f"must be one of {', '.join(ZERO_GRAD)}, not {describe(self.zero_grad)}", "zero_grad")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A traced run.
+
+    Attributes:
+        timeline: what was allocated and freed.
+        loss: the loss that was used, in words.
+        notes: one sentence for each thing that was settled by a rule.
+    """
+
+    timeline: Timeline
+    loss: str
+    notes: tuple[str, ...]
+
+
+def record(
+    model: nn.Module,
+    inputs: ModelInputs,
+    options: TraceOptions,
+    platform: Platform,
+    *,
+    steps: int = 2,
+    corrected: bool = True,
+) -> Recording:
+    """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage; the model is left as it was.
+
+    Args:
+        model: the model, on any device.
+        inputs: what it is called with.
+        options: how it is trained.
+        platform: what the job will run on.
+        steps: at least 2, so that the optimizer's state and the gradients of the step before are there.
+        corrected: whether to do what CUDA would do; without, the run is that of plain meta tensors, the baseline.
+
+    Raises:
+        ExtractError: names the operator or the line of code that cannot be traced.
+        InvalidRequestError: when an option has no such value.
+    """
+    modes = {module: module.training for module in model.modules()}
+    unknowns = BestEffort() if options.best_effort else NotedUnknowns()
+    run = _Run(model, inputs, options, platform, unknowns)
+    try:
+        with torch.enable_grad(), ExitStack() as stack:
+            stack.enter_context(placement(unknowns, on_gpu=run.recorder.asked_for))
+            stack.enter_context(without_dynamo())
+            if corrected:
+                stack.enter_context(cuda_autocast(platform))
+                stack.enter_context(gpu_optimizers())
+                stack.enter_context(overriding(cuda_overrides(platform)))
+            model.train()
+            if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+                run.phase = "the forward pass that settles lazy modules"
+                model(*inputs.args, **inputs.kwargs)
+            dtype = torch.bfloat16 if options.precision == "bf16" else None
+            stood_in = stack.enter_context(stand_ins(model, dtype, options.channels_last))
+            if options.checkpointing == "every_block":
+                stack.enter_context(checkpointed(model))
+            whole, last = inputs.batch_size, options.last_batch_size
+            run.go(stood_in, [whole] * steps + ([last, whole] if last else []))
+    except (ExtractError, InvalidRequestError):
+        raise
+    except Exception as error:
+        within = f" (in module '{run.path}')" if run.path else ""
+        shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)
+        raise ExtractError(f"{run.phase} fails on inputs of shape {shapes}: {fault_sentence(error)}{within}") from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return Recording(run.recorder.timeline(), run.loss_words, (*run.notes, *unknowns.notes))
+
+
+class _Run:
+    """The state of a run: where it is, and what it has learnt of the targets."""
+
+    def __init__(
+        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, unknowns: NotedUnknowns
+    ) -> None:
+        self._model = self._called = model
+        self._unknowns = unknowns
+        self._options = options
+        self._inputs = _cast(inputs, options)
+        self._loss: Loss = loss_function(options.loss)
+        self._targets: list[tuple[torch.Size, torch.dtype]] = []
+        self._made: list[Tensor] = []
+        self._arrived: list[Tensor] = []
+        self._batch_is_there = 0
+        self._owners: dict[int, str] = {}
+        self._names: dict[str, object] = {}
+        self._first_batch = self._inputs
+        self._gathered_in = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
+        modules = ModulePath(model, self._entered, self._left)
+        self._modules = modules
+        self.recorder = Recorder(modules, platform)
+        self.phase = "the model's construction"
+        self.loss_words = ""
+        self.notes: list[str] = []
+
+    @property
+    def path(self) -> str:
+        """Path of the innermost module that was running."""
+        return self._modules.path
+
+    def go(self, stood_in: StandIns, batch_sizes: Sequence[int]) -> None:
+        """Build, and train for one step with each of ``batch_sizes``."""
+        recorder, options = self.recorder, self._options
+        if not any(parameter.requires_grad for parameter in stood_in.parameters.values()):
+            raise ExtractError("the model has no parameter that requires a gradient: nothing would be trained")
+        recorder.begin("build")
+        on_gpu = on_rank(self._model, stood_in, recorder, options.parallel, options.ranks, self._gathered_in)
+        with self._modules, recorder, on_gpu as rank:
+            self._called, self._owners = rank.model, rank.owners
+            self.notes += rank.notes
+            factory = optimizer_factory(options.optimizer, options.optimizer_implementation, rank.parameters)
+            trained = [p for p in rank.parameters.values() if p.requires_grad]
+            scaler = _Scaler(recorder) if options.precision == "amp_fp16" else None
+            self._look(options.forward_passes_first)
+            optimizer = factory(trained)  # some have their state from the start
+            self._classify_state(optimizer)
+            for batch_size in batch_sizes:
+                recorder.begin_step()
+                self._step(optimizer, scaler, trained, batch_size)
+        recorder.close()
+        self._names.clear()
+
+    def _look(self, forward_passes: int) -> None:
+        """Forward passes on one batch, which stays."""
+        if forward_passes:
+            self._first_batch, _ = self._batch(self._inputs.batch_size)
+        for _ in range(forward_passes):
+            with self._autocast():
+                self._called(*self._first_batch.args, **self._first_batch.kwargs)
+
+    def _step(
+        self, optimizer: torch.optim.Optimizer, scaler: _Scaler | None, trained: list[nn.Parameter], batch_size: int
+    ) -> None:
+        options, recorder = self._options, self.recorder
+        if options.zero_grad == "before_forward":
+            optimizer.zero_grad(set_to_none=True)
+        for micro_batch in range(options.gradient_accumulation):
+            batch = targets = None
+            self._begin("forward", "the forward pass")
+            batch, targets = self._batch(batch_size)
+            self._keep("batch", (batch, targets))
+            self._made = list(targets)
+            self._batch_is_there = recorder.now()
+            with self._autocast():
+                output = self._called(*batch.args, **batch.kwargs)
+                self._keep("output", output)
+                self.phase = "the loss"
+                loss = self._loss(output, self._target)
+                if options.gradient_accumulation > 1 or isinstance(options.loss, TargetLoss):  # the builder's loop always does
+                    loss = loss / options.gradient_accumulation
+                self._keep("loss", loss)
+            targets += self._arrived
+            self._arrived.clear()
+            if not self.loss_words:
+                self.loss_words = loss_name(options.loss, output)
+            if options.zero_grad == "before_backward" and micro_batch == 0:
+                optimizer.zero_grad(set_to_none=True)
+            self._begin("backward", "the backward pass")
+            torch.autograd.backward(scaler.scale(loss) if scaler else loss)
+            for parameter in trained:
+                if parameter.grad is not None:
+                    recorder.classify((local(parameter.grad),), "gradient", self._owners[id(parameter)])
+        self._begin("optimizer", "the optimizer's step")
+        if scaler:
+            scaler.unscale(trained)
+        with self._unknowns.stepping(optimizer):
+            optimizer.step()
+        self._classify_state(optimizer)
+        if options.zero_grad == "after_step":
+            optimizer.zero_grad(set_to_none=True)
+
+    def _classify_state(self, optimizer: torch.optim.Optimizer) -> None:
+        for owner, state in optimizer.state.items():
+            self.recorder.classify(map(local, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
+
+    def _keep(self, name: str, value: object) -> None:
+        """Let ``name`` live until the next step has its own, where the loop is like that."""
+        if self._options.keeps_names:
+            self._names[name] = value
+
+    def _begin(self, phase: str, words: str) -> None:
+        self.recorder.begin(phase)
+        self.phase = words
+
+    def _batch(self, batch_size: int) -> tuple[ModelInputs, list[Tensor]]:
+        """Fresh inputs and targets on the GPU, ``batch_size`` samples of them."""
+        whole = self._inputs.batch_size
+
+        def arrive(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            layout = torch.channels_last if self._options.channels_last and len(shape) == 4 else torch.contiguous_format
+            fresh = torch.empty(shape, dtype=dtype, device="meta", memory_format=layout)
+            self.recorder.arrived(fresh, "input", "")
+            return fresh
+
+        inputs = self._inputs.resized(batch_size).mapped(lambda tensor: arrive(tensor.shape, tensor.dtype))
+        targets = []
+        for (first, *others), dtype in self._targets:  # [samples, …], or [samples · tokens, …]
+            targets.append(arrive(torch.Size((first * batch_size // whole, *others)), dtype))
+        return inputs, targets
+
+    def _target(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A target of the batch, which comes with the inputs, though in the first step nobody knows of it before the loss."""
+        if self._made:
+            return self._made.pop(0)
+        if dtype.is_floating_point and self._options.precision in AUTOCAST and not isinstance(self._options.loss, TargetLoss):
+            dtype = torch.float32  # the model's output, which the type is that of, is in another, the data are not
+        self._targets.append((shape, dtype))
+        with torch._C.DisableTorchFunction():  # the code does not ask for it now
+            target = torch.empty(shape, dtype=dtype, device="meta")
+        self.recorder.arrived(target, "input", "", self._batch_is_there)
+        self._batch_is_there += 1
+        self._arrived.append(target)
+        return target
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = AUTOCAST.get(self._options.precision)
+        return nullcontext() if dtype is None or self._gathered_in is not None else torch.autocast("cuda", dtype=dtype)
+
+    def _entered(self, module: nn.Module) -> None:
+        self.recorder.entered_module(module)
+
+    def _left(self, module: nn.Module, arguments: tuple[object, object], output: object) -> None:
+        self.recorder.left_module(module, arguments, output)
+
+
+class _Scaler:
+    """What ``torch.amp.GradScaler`` allocates: its scale, and a few scalars in each step (``torch/amp/grad_scaler.py``)."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._scale: Tensor | None = None
+        self._growth: Tensor | None = None
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The scaled loss."""
+        if self._scale is None:
+            self._scale, self._growth = (torch.empty((), dtype=t, device="meta") for t in (torch.float32, torch.int32))
+            for tensor in (self._scale, self._growth):
+                self._recorder.arrived(tensor, "optimizer_state", "")
+        return loss * self._scale
+
+    def unscale(self, trained: list[nn.Parameter]) -> None:
+        """Divide the gradients by the scale, in place."""
+        assert self._scale is not None
+        inverse = self._scale.double().reciprocal().float()
+        found = torch.empty((), device="meta")
+        self._recorder.arrived(found, "temporary", "")
+        torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in trained if p.grad is not None], found, inverse)
+
+
+def _cast(inputs: ModelInputs, options: TraceOptions) -> ModelInputs:
+    """``inputs`` in the precision of the model."""
+    if options.precision != "bf16":
+        return inputs
+    cast: Callable[[Tensor], Tensor] = lambda t: torch.empty_like(t, dtype=torch.bfloat16) if t.is_floating_point() else t  # noqa: E731
+    return inputs.mapped(cast)

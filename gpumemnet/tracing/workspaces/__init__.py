@@ -1,0 +1,1 @@
+"""Memory that operators take from the caching allocator beside their tensors."""

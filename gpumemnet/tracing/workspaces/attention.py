@@ -1,0 +1,173 @@
+"""Scratch of attention: fp32 sums that several thread blocks add to, and the search of the math kernel for masked rows.
+
+The three fused kernels accumulate the gradient of the query in fp32 in memory.  Sources: ``flash_api.cpp`` of FlashAttention 2 as
+PyTorch builds it (``mha_fwd``, ``mha_bwd``); ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` with
+``mem_eff_attention/kernel_backward.h`` (``workspace_size``) and ``kernels/cutlassB.h`` (which tiles); for cuDNN,
+``node/scaled_dot_product_flash_attention.h`` of its frontend.  Shapes below are ``[batch, heads, length, width]``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.workspaces.layout_copies import copy_bytes
+from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
+
+KIND: Final = "attention"
+LOCK_BYTES: Final = 16
+"""Lock and counter before each tile of the memory-efficient kernel's sums (``GradQTempStorage``)."""
+TILE: Final = 64
+LARGE_TILE: Final = 128
+LARGE_TILE_SHARED_MEMORY: Final = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
+"""Compute capabilities with the 160 KiB of shared memory per block that the tiles of 128 rows need."""
+KEY_SPLITS_LIMIT: Final = 200
+CUDNN_SCORES_LIMIT: Final = 256 * 2**20
+"""Up to this size cuDNN keeps the scores' gradients instead of the query's sums on compute capability 9.0 and up."""
+
+
+def _flash_forward(call: Call) -> tuple[Scratch, ...]:
+    """Partial outputs, where heads and rows are so few that the keys are split to fill the GPU (``set_params_splitkv``)."""
+    query, key = call.arguments["query"], call.arguments["key"]
+    if call.arguments["dropout_p"]:
+        return ()
+    batch, heads, rows, width = query.shape
+    splits = key_splits(batch * heads * ceil_div(rows, TILE), key.shape[2], width, call.platform)
+    if splits == 1:
+        return ()
+    return (
+        *exactly(splits * batch * heads * rows * 4, KIND, held=True),
+        *exactly(splits * batch * heads * rows * _rounded_width(width) * 4, KIND, held=True),
+    )
+
+
+def key_splits(blocks: int, keys: int, width: int, platform: Platform) -> int:
+    """Into how many parts FlashAttention's forward pass splits the keys (``num_splits_heuristic``).
+
+    Args:
+        blocks: thread blocks without a split: batch x heads x tiles of 64 rows.
+        keys: length of the keys.
+        width: of a head.
+        platform: what it runs on.
+    """
+    slots = 2 * platform.device.multiprocessors  # its blocks have 128 threads: two fit
+    if blocks >= 0.8 * slots:
+        return 1
+    key_blocks = ceil_div(keys, 256 if width <= 64 else 128 if width <= 128 else 64)
+    eligible = [
+        splits
+        for splits in range(1, min(128, slots, key_blocks) + 1)
+        if splits == 1 or ceil_div(key_blocks, splits) != ceil_div(key_blocks, splits - 1)
+    ]
+    waves = {splits: blocks * splits / slots for splits in eligible}
+    efficiency = {splits: wave / math.ceil(wave) for splits, wave in waves.items()}
+    return next(splits for splits in eligible if efficiency[splits] >= 0.85 * max(efficiency.values()))
+
+
+def _flash_backward(call: Call) -> tuple[Scratch, ...]:
+    query, key = call.arguments["query"], call.arguments["key"]
+    batch, heads, rows, width = query.shape
+    padded = round_up(rows, 128)
+    sums = batch * padded * heads * _rounded_width(width) * 4
+    if torch.are_deterministic_algorithms_enabled():
+        sums *= ceil_div(call.platform.device.multiprocessors, batch * heads)
+    pieces = [
+        *_copies(call, "grad_out", "out"),
+        *exactly(batch * heads * padded * 4, KIND, held=True),
+        *exactly(sums, KIND, held=True),
+    ]
+    if key.shape[1] != heads:  # grouped queries: gradients of every head, then summed over the group
+        pieces += 2 * exactly(batch * heads * key.shape[2] * width * key.element_size(), KIND, held=True)
+    return tuple(pieces)
+
+
+def _rounded_width(width: int) -> int:
+    return round_up(width, 32) if width <= 192 else 256
+
+
+def _copies(call: Call, *names: str) -> tuple[Scratch, ...]:
+    """Gradient and output are read as ``[batch, length, heads, width]``."""
+    transposed = (call.arguments[name].transpose(1, 2) for name in names)
+    return tuple(piece for tensor in transposed for piece in exactly(copy_bytes(tensor), "copy", held=True))
+
+
+def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
+    """Sums of the output in fp32, where a head is wider than what a block keeps in registers."""
+    query, value = call.arguments["query"], call.arguments["value"]
+    if query.element_size() == 4 or value.shape[3] <= 128:
+        return ()
+    batch, heads, rows, _ = query.shape
+    return exactly(batch * heads * rows * value.shape[3] * 4, KIND, held=True)
+
+
+def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
+    query, key, value = (call.arguments[name] for name in ("query", "key", "value"))
+    batch, heads, rows, _ = query.shape
+    copies = _copies(call, "grad_out_")
+    row_sums = exactly(batch * heads * rows * 4, KIND, held=True)
+    if query.element_size() == 4:  # the kernel leaves the rows' sums of output x gradient to PyTorch
+        product = exactly(tensor_bytes(value) // value.shape[2] * rows, KIND)
+        return (*copies, *product, *row_sums, *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True))
+    return (*copies, *row_sums, *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True))
+
+
+def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, platform: Platform) -> int:
+    """Bytes of the memory-efficient kernel's fp32 sums in the backward pass.
+
+    Args:
+        query: shape ``[batch, heads, rows, width]``.
+        key, value: with the same batch and heads.
+        platform: decides the tiles.
+    """
+    batch, heads, rows, width = query.shape
+    widest = max(width, value.shape[3])
+    is_half = query.element_size() == 2
+    row_tile, key_tile = _tiles(widest, is_half, platform.compute_capability)
+    sums = ceil_div(rows, row_tile) * ceil_div(width, key_tile) * (row_tile * key_tile * 4 + LOCK_BYTES)
+    if is_half and widest > row_tile:  # outputs do not fit into registers: key and value are summed in memory too
+        splits = max(1, min(ceil_div(key.shape[2], key_tile), KEY_SPLITS_LIMIT // (batch * heads)))
+        sums += splits * key_tile * (round_up(width, row_tile) + round_up(value.shape[3], row_tile)) * 4
+    return batch * heads * round_up(sums, 16)
+
+
+def _tiles(widest: int, is_half: bool, capability: tuple[int, int]) -> tuple[int, int]:
+    """Rows and keys of a thread block's tile: of the kernels that fit, the first of ``cutlassB.h``."""
+    if widest <= TILE:
+        return TILE, TILE
+    if is_half and widest <= 96 and capability in ((8, 6), (8, 9)):
+        return LARGE_TILE, TILE
+    if capability not in LARGE_TILE_SHARED_MEMORY:
+        return TILE, TILE
+    return LARGE_TILE, LARGE_TILE if is_half and widest <= LARGE_TILE else TILE
+
+
+def _cudnn_backward(call: Call) -> tuple[Scratch, ...]:
+    query, key = call.arguments["query"], call.arguments["key"]
+    batch, heads, rows, width = query.shape
+    row_sums, sums = batch * heads * rows * 4, batch * heads * rows * width * 4
+    scores = batch * heads * round_up(rows, 64) * round_up(key.shape[2], 64) * query.element_size()
+    most = scores if scores <= CUDNN_SCORES_LIMIT and call.platform.compute_capability >= (9, 0) else 0
+    return (Scratch(row_sums + sums, row_sums + max(sums, most), KIND, held=True),)
+
+
+def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
+    """Which scores are minus infinity, which rows hold nothing else, and a zero (``transformers/attention.cpp``)."""
+    scores: Tensor = call.arguments["self"]
+    rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]]) if scores.dim() else 1
+    pieces = (scores.numel(), rows, scores.element_size())
+    return tuple(piece for amount in pieces for piece in exactly(amount, KIND, held=True))
+
+
+_ATEN: Any = torch.ops.aten
+RULES: Final[dict[Any, Rule]] = {
+    _ATEN._scaled_dot_product_flash_attention.default: _flash_forward,
+    _ATEN._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    _ATEN._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    _ATEN._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _ATEN._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    _ATEN._safe_softmax.default: _safe_softmax,
+}

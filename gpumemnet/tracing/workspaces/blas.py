@@ -1,0 +1,53 @@
+"""The workspace of cuBLAS: taken from the caching allocator when a thread first calls it, and kept to the process's end.
+
+``aten/src/ATen/cuda/CublasHandlePool.cpp``: one handle per thread, one workspace per handle and stream, so the forward and the
+backward thread have one each.  cuBLASLt (bias epilogues of ``addmm``) works in the same memory wherever
+``TORCH_CUBLASLT_UNIFIED_WORKSPACE`` is not 0, the default of torch 2.13; before, it kept 1 MiB of its own per handle
+(``CUBLASLT_WORKSPACE_SIZE``).  Convolutions and attention kernels do not call cuBLAS through PyTorch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import torch
+from torch._ops import OpOverload
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.layers import describe
+from gpumemnet.tracing.platform import Platform
+
+KIB: Final = 1024
+
+BLAS_OPERATORS: Final = frozenset(
+    {
+        *(torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten._addmm_activation, torch.ops.aten.bmm, torch.ops.aten.baddbmm),
+        *(torch.ops.aten.addbmm, torch.ops.aten.mv, torch.ops.aten.addmv, torch.ops.aten.dot, torch.ops.aten.vdot),
+        *(torch.ops.aten._scaled_mm, torch.ops.aten._int_mm),
+    }
+)
+"""Operators that ask for a cuBLAS handle."""
+
+_SETTING: Final = re.compile(r":([0-9]+):([0-9]+)")
+
+
+def blas_workspace(operator: OpOverload, platform: Platform) -> int | None:
+    """Bytes that a thread keeps from its first call of ``operator`` on; ``None`` for an operator that does not use cuBLAS."""
+    return platform.device.blas_workspace_bytes if operator.overloadpacket in BLAS_OPERATORS else None
+
+
+def parse_workspace_setting(text: str) -> int:
+    """Bytes that ``CUBLAS_WORKSPACE_CONFIG`` asks for, such as ``:4096:2:16:8`` (pairs of KiB and count).
+
+    For a job that runs with it: ``dataclasses.replace(profile, blas_workspace_bytes=parse_workspace_setting(":4096:8"))``.
+
+    Raises:
+        InvalidRequestError: where PyTorch would find no pair.
+    """
+    pairs = _SETTING.findall(text)
+    if not pairs:
+        raise InvalidRequestError(
+            f"must be pairs of KiB and count such as ':4096:8', not {describe(text)}", "CUBLAS_WORKSPACE_CONFIG"
+        )
+    return sum(int(size) * int(count) for size, count in pairs) * KIB

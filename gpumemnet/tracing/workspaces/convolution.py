@@ -1,0 +1,157 @@
+"""What PyTorch's convolution operators take beside their outputs: copies into one layout, cuDNN's workspaces, the bias's sum.
+
+``aten/src/ATen/native/Convolution.cpp`` chooses the kernels and the layout, ``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls
+cuDNN for the gradient of the input and then for that of the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.workspaces.cudnn import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    Convolution,
+    benchmark_workspace,
+    workspace,
+)
+from gpumemnet.tracing.workspaces.layout_copies import copy_bytes, is_channels_last, laid_out, memory_format
+from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch
+from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
+
+
+def _forward(call: Call) -> tuple[Scratch, ...]:
+    given: Tensor = call.arguments["input"]
+    weight: Tensor = call.arguments["weight"]
+    if not call.outputs or not call.outputs[0].numel() or not weight.numel():
+        return ()
+    wanted = result_layout(given, weight)
+    convolution = _convolution(call, given, call.outputs[0], wanted)
+    operation = BACKWARD_DATA if call.arguments["transposed"] else FORWARD
+    return (*_copied(given, wanted, 0), *_copied(weight, wanted), *cudnn_workspace(convolution, operation, call.platform))
+
+
+def _backward(call: Call) -> tuple[Scratch, ...]:
+    """Copies, then the gradient of the input with a copy of the weight, then that of the weight, then that of the bias."""
+    arguments = call.arguments
+    grad, given, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
+    if not grad.numel() or not given.numel() or not weight.numel():
+        return ()
+    needs_input, needs_weight, needs_bias = arguments["output_mask"]
+    wanted = result_layout(given, weight)
+    gradients = gradient_layouts(grad, given, weight, needs_weight)
+    convolution = _convolution(call, given, grad, wanted)
+    pieces = [*(_copied(given, wanted, 0) if needs_weight else ())]
+    if gradients.is_moved:
+        pieces += exactly(tensor_bytes(grad), "copy", held=True, after=0)
+    else:
+        pieces += _copied(grad, gradients.of_input if needs_input else gradients.of_weight, 0)
+    if needs_input:
+        operation = FORWARD if arguments["transposed"] else BACKWARD_DATA
+        pieces += [*_copied(weight, gradients.of_input, 1), *cudnn_workspace(convolution, operation, call.platform, 1)]
+    if needs_weight:
+        pieces += cudnn_workspace(convolution, BACKWARD_FILTER, call.platform, 1 + needs_input)
+    if needs_bias:
+        dims = [dim for dim in range(grad.dim()) if dim != 1]
+        pieces += reduction_scratch(grad, dims, accumulator_bytes(grad.dtype), call.platform)
+    return tuple(pieces)
+
+
+def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
+    """The layout of a convolution on CUDA, of its result and of copies of its operands; meta tensors do not follow it.
+
+    Channels last if the input or the weight is; fp64 never (``cudnn_conv_suggest_memory_format``).
+    """
+    if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
+        return torch.contiguous_format
+    return torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+
+
+@dataclass(frozen=True, slots=True)
+class GradientLayouts:
+    """How the gradients of a convolution lie; ``is_moved`` says that the gradient of its result is copied into another layout."""
+
+    of_input: torch.memory_format
+    of_weight: torch.memory_format
+    is_moved: bool
+
+
+def gradient_layouts(grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool) -> GradientLayouts:
+    """The layouts in ``cudnn_convolution_backward``: the gradient of the result follows the input, the others follow the two.
+
+    Each is asked by its strides, so that an image of one pixel, which needs no copy, passes on what it happens to have.
+    """
+    wanted = result_layout(given, weight)
+    read = laid_out(given, wanted) if needs_weight and copy_bytes(given, wanted) else given
+    common = memory_format(read)
+    is_moved = memory_format(grad) is not common
+    moved = laid_out(grad, common) if is_moved else grad
+    return GradientLayouts(result_layout(moved, weight), result_layout(read, moved), is_moved)
+
+
+def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = None) -> tuple[Scratch, ...]:
+    return exactly(copy_bytes(tensor, wanted), "copy", held=True, after=after)
+
+
+def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memory_format) -> Convolution:
+    """The convolution that cuDNN is asked for; one spatial dimension gets a second of size 1, as PyTorch does it."""
+    arguments = call.arguments
+    image, result = (returned, given) if arguments["transposed"] else (given, returned)
+    weight: Tensor = arguments["weight"]
+    flat = image.dim() == 3
+
+    def spatial(values: Sequence[int], filler: int) -> tuple[int, ...]:
+        values = [values[0]] * (image.dim() - 2) if len(values) == 1 else list(values)
+        return tuple([filler, *values] if flat else values)
+
+    return Convolution(
+        batch=image.shape[0],
+        channels=image.shape[1],
+        outputs=result.shape[1],
+        image=spatial(image.shape[2:], 1),
+        result=spatial(result.shape[2:], 1),
+        filter=spatial(weight.shape[2:], 1),
+        stride=spatial(arguments["stride"], 1),
+        padding=spatial(arguments["padding"], 0),
+        dilation=spatial(arguments["dilation"], 1),
+        groups=arguments["groups"],
+        dtype=image.dtype,
+        channels_last=wanted is not torch.contiguous_format,
+    )
+
+
+def cudnn_workspace(
+    convolution: Convolution, operation: str, platform: Platform, after: int | None = None
+) -> tuple[Scratch, ...]:
+    """The workspace of one cuDNN call, and before it those that its benchmark tries."""
+    if is_native(convolution):
+        return ()
+    expected, bound = workspace(convolution, operation, platform)
+    chosen = (Scratch(expected, bound, "convolution", after=after),) if bound else ()
+    if not platform.cudnn_benchmark:
+        return chosen
+    tried, most = benchmark_workspace(convolution, operation, platform)
+    return (Scratch(tried, most, "convolution_benchmark", after=after, once=(operation, convolution)), *chosen)
+
+
+def is_native(convolution: Convolution) -> bool:
+    """Whether PyTorch's own depthwise kernels run, which need no scratch.
+
+    For fp16 PyTorch gives some sizes to cuDNN (``check_cudnn_depthwise_workload_with_filter``), whose depthwise kernels read
+    channels first without a workspace too.
+    """
+    return convolution.is_depthwise and not convolution.channels_last
+
+
+_ATEN: Any = torch.ops.aten
+RULES: Final[dict[Any, Rule]] = {
+    _ATEN.convolution.default: _forward,
+    _ATEN.convolution_backward.default: _backward,
+}

@@ -1,0 +1,235 @@
+"""The workspace of cuDNN convolutions, by algorithm: what is known of each, and which one is expected.
+
+PyTorch takes the workspace of the plan that cuDNN's heuristics rank first (``aten/src/ATen/native/cudnn/Conv_v8.cpp``), and
+frees it after the call.  With ``torch.backends.cudnn.benchmark`` it takes, at the first call with new shapes, the largest
+workspace of *all* plans that fit into free memory, times them, frees it and empties the allocator's cache.
+
+The sizes of FFT, tiled FFT and Winograd are known: within 0.3 %, most to the byte, they reproduce the workspaces that cuDNN 7.5
+reports for the 26 convolutions in ``out_example.txt`` of github.com/Slimakanzer/cudnn-benchmark, and those that cuDNN 9.10
+reports in its sample ``mnistCUDNN``; the filter's gradient by FFT alone is bounded only.  Which algorithm runs is an
+expectation, drawn from published kernel traces of fp32 and fp16 networks on Volta, Ampere and Blackwell.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.workspaces.scratch import ceil_div, round_up
+
+FORWARD: Final = "forward"
+BACKWARD_DATA: Final = "backward_data"
+BACKWARD_FILTER: Final = "backward_filter"
+
+COMPLEX_BYTES: Final = 8
+SMALLEST_FFT: Final = 16
+LARGEST_FFT: Final = 256
+FFT_TILE: Final = 32
+FFT_TILES_AT_ONCE: Final = 2
+WINOGRAD_TILES: Final[dict[int, int]] = {3: 4, 5: 9}
+"""Width of a square filter → width of the output tile that one transform gives: F(4x4, 3x3) and F(9x9, 5x5)."""
+WINOGRAD_BATCH: Final = 16
+"""The batch is padded to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionCoefficients:
+    """What is not derived, in one place, so that measured rows can refit it.
+
+    Attributes:
+        operand_copies: share of the two operands' bytes that a tensor-core kernel copies into its own layout, where the tensors
+            have another.  Traces show two layout conversions (``nchwToNhwcKernel``) for every such convolution, forward,
+            backward and of the weights.
+        result_copies: the same of the result.  Traces show a third conversion for 10 to 12 of 12 to 16 convolutions.
+        smallest_channels: channels of a group from which fp32 runs on TF32 tensor cores; a first layer of three does not.
+        fft_from_filter: width of a filter from which the heuristics prefer the tiled FFT at stride 1 (5 x 5 in AlexNet).
+        fp32_sums: fp32 copies of the weight gradient that half-precision kernels add up in (split sums); assumed, not read off.
+        benchmark_share: of the largest workspace of all algorithms, what benchmarking is expected to take.
+    """
+
+    operand_copies: float = 1.0
+    result_copies: float = 1.0
+    smallest_channels: int = 4
+    fft_from_filter: int = 5
+    fp32_sums: float = 1.0
+    benchmark_share: float = 1.0
+
+
+COEFFICIENTS: Final = ConvolutionCoefficients()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of images ``[batch, channels, *image]`` to ``[batch, outputs, *result]``.
+
+    A transposed convolution is the same one with image and result exchanged: its forward pass is the backward pass of the data.
+
+    Attributes:
+        batch: samples.
+        channels, outputs: channels of the image and of the result, all groups together.
+        image, result, filter: sizes of the spatial dimensions, one to three.
+        stride, padding, dilation: by spatial dimension.
+        groups: channels are split into so many independent convolutions.
+        dtype: of the tensors.
+        channels_last: whether they are laid out so.
+    """
+
+    batch: int
+    channels: int
+    outputs: int
+    image: tuple[int, ...]
+    result: tuple[int, ...]
+    filter: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: torch.dtype
+    channels_last: bool
+
+    @property
+    def filters(self) -> int:
+        """Pairs of input and output channel within a group."""
+        return (self.channels // self.groups) * (self.outputs // self.groups)
+
+    @property
+    def weight_elements(self) -> int:
+        """Elements of the weight."""
+        return self.filters * self.groups * math.prod(self.filter)
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """Images and results of one group, over the batch."""
+        return self.batch * (self.channels // self.groups), self.batch * (self.outputs // self.groups)
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it neither strides nor dilates, as transforms need it."""
+        return set(self.stride) <= {1} and set(self.dilation) <= {1}
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel is a group of its own."""
+        return self.groups > 1 and self.groups == self.channels
+
+
+def workspace(
+    convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients = COEFFICIENTS
+) -> tuple[int, int]:
+    """Expected bytes and most bytes of the workspace that one operation takes once its algorithm is chosen."""
+    copies = layout_copies(convolution, operation, platform, coefficients)
+    if convolution.channels_last:  # transforms exist for channels first only
+        return copies, copies
+    wide = min(convolution.filter) >= coefficients.fft_from_filter
+    transformed = fft_tiling_bytes(convolution) if wide and convolution.is_unit else winograd_bytes(convolution, operation)
+    expected = transformed if wide and convolution.is_unit and convolution.groups == 1 else copies
+    return expected, max(copies, transformed)
+
+
+def benchmark_workspace(
+    convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients = COEFFICIENTS
+) -> tuple[int, int]:
+    """Expected bytes and most bytes that trying all algorithms of one operation takes.
+
+    What exceeds the GPU's memory is not tried; nor, in truth, what exceeds the memory that is free at that moment.
+    """
+    copies = layout_copies(convolution, operation, platform, coefficients)
+    if convolution.channels_last:
+        return copies, copies
+    transforms = fft_bytes(convolution, operation), fft_tiling_bytes(convolution), winograd_bytes(convolution, operation)
+    largest = max(copies, *(amount for amount in (*transforms, 0) if amount <= platform.device.capacity_bytes))
+    return max(copies, round(largest * coefficients.benchmark_share)), largest
+
+
+def layout_copies(convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients) -> int:
+    """Bytes of the copies that a tensor-core kernel makes of operands that lie otherwise than channels last, or in odd channels.
+
+    Tensor cores read channels last in multiples of 16 bytes (NVIDIA, "Convolutional Layers User's Guide", tensor layouts).
+    """
+    if not uses_tensor_cores(convolution, platform, coefficients):
+        return 0
+    vector = 16 // convolution.dtype.itemsize
+    channels, outputs = round_up(convolution.channels, vector), round_up(convolution.outputs, vector)
+    group_channels = round_up(convolution.channels // convolution.groups, vector)
+    amounts = {
+        "image": convolution.batch * channels * math.prod(convolution.image),
+        "result": convolution.batch * outputs * math.prod(convolution.result),
+        "weight": group_channels * outputs * math.prod(convolution.filter),
+    }
+    copied = dict.fromkeys(amounts, True)
+    if convolution.channels_last:
+        odd = channels != convolution.channels
+        copied = {"image": odd, "result": outputs != convolution.outputs, "weight": odd}
+    target = {FORWARD: "result", BACKWARD_DATA: "image", BACKWARD_FILTER: "weight"}[operation]
+    shares = {name: coefficients.result_copies if name == target else coefficients.operand_copies for name in amounts}
+    elements = sum(amounts[name] * shares[name] for name in amounts if copied[name])
+    sums = 0.0
+    if operation == BACKWARD_FILTER and convolution.dtype.itemsize == 2:
+        sums = coefficients.fp32_sums * convolution.weight_elements * 4
+    return round(elements * convolution.dtype.itemsize + sums)
+
+
+def uses_tensor_cores(convolution: Convolution, platform: Platform, coefficients: ConvolutionCoefficients) -> bool:
+    """Whether it is expected to run on tensor cores: half types, and fp32 as TF32 where allowed."""
+    if convolution.is_depthwise:
+        return False
+    if convolution.dtype == torch.float16:
+        return platform.compute_capability >= (7, 0)
+    if convolution.dtype == torch.bfloat16:
+        return platform.compute_capability >= (8, 0)
+    fewest = min(convolution.channels, convolution.outputs) // convolution.groups
+    is_wide = fewest >= coefficients.smallest_channels
+    return convolution.dtype == torch.float32 and platform.tf32 and platform.compute_capability >= (8, 0) and is_wide
+
+
+def fft_bytes(convolution: Convolution, operation: str) -> int:
+    """Workspace of the FFT over whole images; 0 where cuDNN has none (strides, dilation, images above 256, three dimensions).
+
+    Two buffers hold operand and filters, or the result, in the frequency domain at the next power of two, and the weight lies
+    there flipped.  Of the filter's gradient only an upper bound is known, up to 48 % above what cuDNN 7.5 reports.
+    """
+    size = max(image + 2 * padding for image, padding in zip(convolution.image, convolution.padding, strict=True))
+    if not convolution.is_unit or len(convolution.image) != 2 or size > LARGEST_FFT:
+        return 0
+    width = max(SMALLEST_FFT, 1 << (size - 1).bit_length())
+    plane = width * (width // 2 + 1) * COMPLEX_BYTES
+    images, results = convolution.planes
+    if operation == BACKWARD_FILTER:
+        batches = (convolution.batch + 1) * (images + results) // convolution.batch
+        signal = max(images * math.prod(convolution.image), results * math.prod(convolution.result)) * 4
+        return plane * (2 * convolution.filters + batches) + signal
+    operand, target = (images, results) if operation == FORWARD else (results, images)
+    weight = convolution.filters * math.prod(convolution.filter) * 4
+    return plane * 2 * max(operand + convolution.filters, target) + weight
+
+
+def fft_tiling_bytes(convolution: Convolution) -> int:
+    """Workspace of the FFT over tiles of 32 x 32, or of 32 in each row for filters one row high at stride 1; two tiles at a time.
+
+    0 where cuDNN has none (dilation, filters above 32, three dimensions).
+    """
+    if len(convolution.image) != 2 or max(convolution.filter) > FFT_TILE or set(convolution.dilation) != {1}:
+        return 0
+    row = (FFT_TILE // 2 + 1) * COMPLEX_BYTES
+    images, results = convolution.planes
+    tiles = [ceil_div(result, FFT_TILE - width + 1) for result, width in zip(convolution.result, convolution.filter, strict=True)]
+    if convolution.filter[0] == 1 and convolution.is_unit:
+        rows = images * convolution.image[0] + results * convolution.result[0]
+        return row * (convolution.filters + min(tiles[1], FFT_TILES_AT_ONCE) * rows)
+    return FFT_TILE * row * (convolution.filters + min(math.prod(tiles), FFT_TILES_AT_ONCE) * (images + results))
+
+
+def winograd_bytes(convolution: Convolution, operation: str) -> int:
+    """Workspace of the Winograd transform with separate passes; 0 where cuDNN has none (filters of 3 x 3 and 5 x 5, stride 1)."""
+    tile = WINOGRAD_TILES.get(convolution.filter[0])
+    if tile is None or not convolution.is_unit or len(convolution.filter) != 2 or len(set(convolution.filter)) != 1:
+        return 0
+    transform = (tile + convolution.filter[0] - 1) ** 2
+    sizes = convolution.image if operation == BACKWARD_DATA else convolution.result
+    tiles = round_up(convolution.batch, WINOGRAD_BATCH) * math.prod(ceil_div(size, tile) for size in sizes)
+    channels = (convolution.channels + convolution.outputs) // convolution.groups
+    return transform * (tiles * channels + convolution.filters) * 4

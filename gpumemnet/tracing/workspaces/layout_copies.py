@@ -1,0 +1,113 @@
+"""Copies that an operator makes of an argument whose layout its kernel does not read.
+
+Kernels that ask for contiguous arguments copy views into place first (``expect_contiguous()``, ``contiguous()`` in the sources
+named below); cuBLAS copies matrices that lie neither by rows nor by columns.  Elementwise kernels read any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether the strides of a 4- or 5-dimensional tensor say channels last, as ``suggest_memory_format`` reads them."""
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
+        return False
+    smallest = 0
+    for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        stride, size = tensor.stride(dim), tensor.shape[dim]
+        if size == 0 or stride < smallest or (dim == 0 and smallest == tensor.stride(1)):
+            return False
+        smallest = stride * size if size > 1 else stride
+    return True
+
+
+def memory_format(tensor: Tensor) -> torch.memory_format:
+    """The format that ``tensor`` suggests for what is computed from it."""
+    if not is_channels_last(tensor):
+        return torch.contiguous_format
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+
+
+def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_format) -> int:
+    """Bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes: 0 where it is in place already."""
+    return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
+
+
+def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """A meta tensor of the shape and type of ``tensor`` that lies as ``layout`` says."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
+
+
+def contiguous(*names: str, after: int | None = None) -> Rule:
+    """Arguments that are read contiguous; kernels with structure make their outputs first, others copy ``after`` 0 of them."""
+
+    def copies(call: Call) -> tuple[Scratch, ...]:
+        return tuple(
+            piece for name in names for piece in exactly(copy_bytes(call.arguments[name]), "copy", held=True, after=after)
+        )
+
+    return copies
+
+
+def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
+    """Arguments that are read in the memory format that argument ``of`` suggests."""
+
+    def copies(call: Call) -> tuple[Scratch, ...]:
+        wanted = memory_format(call.arguments[of])
+        amounts = [copy_bytes(call.arguments[name], wanted) for name in names]
+        return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True, after=after))
+
+    return copies
+
+
+def _matrices(*names: str) -> Rule:
+    """Arguments that are matrices for cuBLAS (``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``)."""
+
+    def copies(call: Call) -> tuple[Scratch, ...]:
+        return tuple(
+            piece
+            for name in names
+            if not _is_matrix(call.arguments[name].shape[-2:], call.arguments[name].stride()[-2:])
+            for piece in exactly(tensor_bytes(call.arguments[name]), "copy", held=True)
+        )
+
+    return copies
+
+
+def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    rows, columns = shape
+    by_columns = strides[0] == 1 and strides[1] >= max(1, rows)
+    by_rows = strides[1] == 1 and strides[0] >= max(1, columns)
+    return by_columns or by_rows or not rows or not columns
+
+
+def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
+    """Gradient times output first (``softmax_backward_cuda_out`` in ``ATen/native/cuda/SoftMax.cu``), then as the others."""
+    output: Tensor = call.arguments["output"]
+    product = call.arguments["grad_output"] * output
+    amounts = (tensor_bytes(product), copy_bytes(product), copy_bytes(output))
+    return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True))
+
+
+_ATEN: Any = torch.ops.aten
+RULES: Final[dict[Any, Rule]] = {
+    _ATEN.mm.default: _matrices("self", "mat2"),
+    _ATEN.addmm.default: _matrices("mat1", "mat2"),
+    _ATEN._addmm_activation.default: _matrices("mat1", "mat2"),
+    _ATEN.bmm.default: _matrices("self", "mat2"),
+    _ATEN.baddbmm.default: _matrices("batch1", "batch2"),
+    _ATEN._softmax.default: contiguous("self"),
+    _ATEN._log_softmax.default: contiguous("self"),
+    _ATEN._softmax_backward_data.default: _softmax_gradient,
+    _ATEN._log_softmax_backward_data.default: contiguous("grad_output", "output"),
+    _ATEN.max_pool2d_with_indices.default: _as_laid_out("self", "self"),
+    _ATEN.max_pool2d_with_indices_backward.default: _as_laid_out("self", "grad_output", "self"),
+    _ATEN.cudnn_batch_norm_backward.default: _as_laid_out("input", "grad_output", after=0),
+}

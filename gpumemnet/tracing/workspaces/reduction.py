@@ -1,0 +1,250 @@
+"""The buffer through which the blocks of a CUDA reduction meet: as large as 30 MiB for the gradient of one bias.
+
+A reduction of many values to few splits each output over several thread blocks, and the blocks add up in global memory.  Whether
+and how follows from shape, strides and the GPU's size: ``setReduceConfig`` and ``ReduceConfig`` in
+``aten/src/ATen/native/cuda/Reduce.cuh``, on the geometry that ``aten/src/ATen/TensorIterator.cpp`` makes of the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly
+
+KIND: Final = "reduction"
+
+WARP: Final = 32
+MAX_THREADS: Final = 512
+MAX_VECTOR: Final = 4
+LARGEST_OFFSET: Final = 2**31 - 1
+MIN_VALUES_PER_THREAD: Final = 16
+MAX_VALUES_PER_THREAD: Final = 256
+
+THREADS_PER_MULTIPROCESSOR: Final[Mapping[tuple[int, int], int]] = {
+    (7, 5): 1024,
+    **dict.fromkeys(((8, 6), (8, 7), (8, 9), (12, 0), (12, 1)), 1536),
+}
+"""Compute capability → resident threads per multiprocessor; 2,048 where it is not listed (CUDA programming guide)."""
+
+MOMENTS_BYTES: Final = 16
+"""Of a partial mean and variance: running mean, sum of squares and two counts (``WelfordData``)."""
+
+FOREACH_CHUNK: Final = 65_536
+"""Elements that one block of a foreach kernel works on (``kChunkSize`` in ``ATen/native/cuda/MultiTensorApply.cuh``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dim:
+    """A dimension that the reduction runs over, in elements; ``is_reduced`` where the output has none."""
+
+    size: int
+    stride: int
+    output_stride: int
+    is_reduced: bool
+
+
+def reduction_scratch(
+    tensor: Tensor, dims: Sequence[int] | None, accumulator_bytes: int, platform: Platform, output_bytes: int | None = None
+) -> tuple[Scratch, ...]:
+    """The buffer for reducing ``tensor`` over ``dims``, and a semaphore per column; none where a block does it alone.
+
+    Tensors that 32 bits cannot address are reduced in parts, one after the other, into partial results of their own where the
+    output is too narrow for them.
+
+    Args:
+        tensor: what is reduced.
+        dims: the dimensions, all of them for ``None`` or none given.
+        accumulator_bytes: of a partial result.
+        platform: what it runs on.
+        output_bytes: of a result; as those of ``tensor`` by default.
+    """
+    reduced = tuple(sorted({dim % tensor.dim() for dim in dims})) if dims and tensor.dim() else tuple(range(tensor.dim()))
+    grid = _Grid(platform.device.multiprocessors, THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048))
+    output_bytes = output_bytes or tensor.element_size()
+    return _scratch(
+        tuple(tensor.shape), tuple(tensor.stride()), reduced, tensor.element_size(), output_bytes, accumulator_bytes, grid
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    multiprocessors: int
+    threads_per_multiprocessor: int
+
+
+@lru_cache(maxsize=4096)
+def _scratch(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    reduced: tuple[int, ...],
+    item_bytes: int,
+    output_bytes: int,
+    accumulator_bytes: int,
+    grid: _Grid,
+) -> tuple[Scratch, ...]:
+    if not all(shape):
+        return ()
+    dims = _geometry(shape, strides, reduced)
+    if not any(dim.is_reduced for dim in dims):
+        return ()
+    parts = _addressable_parts(dims, item_bytes, output_bytes)
+    pieces: list[Scratch] = []
+    if parts != [tuple(dims)] and output_bytes < accumulator_bytes:
+        outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
+        pieces += exactly(outputs * accumulator_bytes, KIND, held=True)
+    for number, part in enumerate(parts, 1):
+        buffer_bytes, columns = _meeting(part, accumulator_bytes, grid)
+        pieces += [*exactly(buffer_bytes, KIND, held=number == len(parts)), *exactly(4 * columns, KIND)]
+    return tuple(pieces)
+
+
+def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int) -> list[tuple[_Dim, ...]]:
+    """Halves along the longest dimension, until offsets fit into 32 bits (``TensorIteratorBase::with_32bit_indexing``).
+
+    Parts of one size follow one another in the same memory, so there is one of each size.
+    """
+
+    def fits(part: tuple[_Dim, ...]) -> bool:
+        read = sum((dim.size - 1) * dim.stride for dim in part) * item_bytes
+        written = sum((dim.size - 1) * dim.output_stride for dim in part) * output_bytes
+        return max(1 + read, 1 + written, math.prod(dim.size for dim in part)) <= LARGEST_OFFSET
+
+    def halves(part: tuple[_Dim, ...]) -> Iterator[tuple[_Dim, ...]]:
+        extents = [((dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes), dim.size) for dim in part]
+        longest = max(reversed(range(len(part))), key=extents.__getitem__)  # by size where all are expanded
+        size = part[longest].size
+        for half in (size // 2, size - size // 2):
+            yield (*part[:longest], replace(part[longest], size=half), *part[longest + 1 :])
+
+    parts = [tuple(dims)]
+    while not all(map(fits, parts)):
+        parts = list(dict.fromkeys(half for part in parts for half in ((part,) if fits(part) else halves(part))))
+    return parts
+
+
+def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
+    """Bytes of the buffer in which blocks meet, and how many columns of blocks do."""
+    reduced_count = sum(dim.is_reduced for dim in dims)
+    outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
+    inputs = math.prod(dim.size for dim in dims if dim.is_reduced)
+    along_memory = reduced_count == len(dims) or dims[0].stride < dims[reduced_count].stride
+    vector, width_limit, height_limit = 1, inputs, outputs
+    if along_memory:
+        if dims[0].stride == 1 and inputs >= 128 and reduced_count == 1:
+            width_limit //= MAX_VECTOR
+    else:
+        if dims[reduced_count].stride == 1:
+            vector = _output_vector(dims, reduced_count)
+        width_limit, height_limit = outputs // vector, inputs
+    width, height = _block(width_limit, height_limit, MAX_THREADS // vector)
+    per_output = width if along_memory else 1  # threads that share an output so far, in input steps
+    output_step = 1 if along_memory else width
+    if ceil_div(inputs, per_output) < min(height * 16, MAX_VALUES_PER_THREAD):
+        return 0, 0  # each warp has an output of its own
+    per_thread = ceil_div(inputs, per_output * height)
+    blocks = ceil_div(outputs // vector, output_step)
+    wanted = grid.multiprocessors * (grid.threads_per_multiprocessor // (width * height))
+    if per_thread < MAX_VALUES_PER_THREAD or blocks > wanted:
+        return 0, 0
+    splits = max(
+        min(ceil_div(wanted, blocks), ceil_div(per_thread, MIN_VALUES_PER_THREAD)), ceil_div(per_thread, MAX_VALUES_PER_THREAD)
+    )
+    if splits <= 1:
+        return 0, 0
+    return accumulator_bytes * outputs * splits * (1 if along_memory else width * vector), blocks
+
+
+def _geometry(shape: tuple[int, ...], strides: tuple[int, ...], reduced: tuple[int, ...]) -> list[_Dim]:
+    """The dimensions as the iterator has them: reduced ones first, each group by rising stride, neighbours merged."""
+    output_stride = 1
+    dims: list[_Dim] = []
+    for index in reversed(range(len(shape))):
+        is_reduced = index in reduced
+        if shape[index] != 1:
+            dims.append(_Dim(shape[index], strides[index], 0 if is_reduced else output_stride, is_reduced))
+        if not is_reduced:
+            output_stride *= shape[index]
+    dims.sort(key=lambda dim: (not dim.is_reduced, dim.stride if dim.is_reduced else dim.output_stride))
+    merged: list[_Dim] = []
+    for dim in dims:
+        last = merged[-1] if merged else None
+        if last and last.is_reduced == dim.is_reduced and _follows(last, dim):
+            merged[-1] = _Dim(last.size * dim.size, last.stride, last.output_stride, last.is_reduced)
+        else:
+            merged.append(dim)
+    return merged
+
+
+def _follows(last: _Dim, dim: _Dim) -> bool:
+    return last.size * last.stride == dim.stride and last.size * last.output_stride == dim.output_stride
+
+
+def _output_vector(dims: Sequence[_Dim], output_index: int) -> int:
+    """How many neighbouring outputs a thread takes at once."""
+    vector = MAX_VECTOR
+    for amount in (dims[output_index].size, *(dim.stride for index, dim in enumerate(dims) if index != output_index)):
+        while amount % vector:
+            vector //= 2
+    return vector
+
+
+def _block(width_limit: int, height_limit: int, max_threads: int) -> tuple[int, int]:
+    """Width and height of a thread block."""
+    widest = min(last_power_of_2(width_limit), max_threads)
+    highest = min(last_power_of_2(height_limit), max_threads)
+    width = min(widest, WARP)
+    height = min(highest, max_threads // width)
+    return min(widest, max_threads // height), height
+
+
+def last_power_of_2(amount: int) -> int:
+    """The largest power of two that is not above ``amount``; 1 for 0."""
+    return 1 << max(amount.bit_length() - 1, 0)
+
+
+def accumulator_bytes(dtype: torch.dtype) -> int:
+    """Bytes of a partial sum: half types are added up in fp32, integers in 64 bits."""
+    return max(4, dtype.itemsize) if dtype.is_floating_point else 8
+
+
+def _sum(call: Call) -> tuple[Scratch, ...]:
+    tensor: Tensor = call.arguments["self"]
+    dtype = call.arguments.get("dtype") or tensor.dtype
+    return _reduced(tensor, call, accumulator_bytes(dtype), dtype.itemsize)
+
+
+def _moments(call: Call) -> tuple[Scratch, ...]:
+    tensor: Tensor = call.arguments["self"]
+    return _reduced(tensor, call, MOMENTS_BYTES, tensor.element_size())
+
+
+def _reduced(tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int) -> tuple[Scratch, ...]:
+    return reduction_scratch(tensor, call.arguments.get("dim"), partial_bytes, call.platform, output_bytes)
+
+
+def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
+    """A partial norm for each chunk of each tensor, as if all were the longest (``ATen/native/cuda/ForeachReduceOp.cu``)."""
+    tensors: Sequence[Tensor] = call.arguments["self"]
+    chunks = max((ceil_div(tensor.numel(), FOREACH_CHUNK) for tensor in tensors), default=0)
+    return exactly(len(tensors) * chunks * 4, KIND)
+
+
+_ATEN: Any = torch.ops.aten
+RULES: Final[dict[Any, Rule]] = {
+    _ATEN.sum.default: _sum,
+    _ATEN.sum.dim_IntList: _sum,
+    _ATEN.mean.default: _sum,
+    _ATEN.mean.dim: _sum,
+    _ATEN.linalg_vector_norm.default: _sum,
+    _ATEN.var.correction: _moments,
+    _ATEN.var_mean.correction: _moments,
+    _ATEN._foreach_norm.Scalar: _foreach_norm,
+}

@@ -1,0 +1,76 @@
+"""Memory on the GPU that no tensor of the job holds and yet comes from the caching allocator.
+
+Two kinds: :func:`scratch`, which an operator takes and gives back before it returns, and :func:`blas_workspace`, which a thread
+keeps from its first matrix product on.  What is left out, and why, is in :data:`NEGLECTED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.workspaces import attention as attention_scratch
+from gpumemnet.tracing.workspaces import convolution as convolution_scratch
+from gpumemnet.tracing.workspaces import layout_copies
+from gpumemnet.tracing.workspaces import normalization as normalization_scratch
+from gpumemnet.tracing.workspaces import reduction as reduction_scratch
+from gpumemnet.tracing.workspaces import sorting as sorting_scratch
+from gpumemnet.tracing.workspaces.blas import blas_workspace
+from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch
+
+__all__ = ["NEGLECTED", "Scratch", "blas_workspace", "scratch", "takes_scratch"]
+
+_RULES: Final[dict[Any, Rule]] = {
+    **convolution_scratch.RULES,
+    **attention_scratch.RULES,
+    **reduction_scratch.RULES,
+    **sorting_scratch.RULES,
+    **layout_copies.RULES,
+    **normalization_scratch.RULES,
+}
+
+NEGLECTED: Final[Mapping[str, str]] = {
+    "cross-entropy, pooling, upsampling, dropout, cat": "no scratch, or a few bytes",
+    "cumulative sums, top-k": "one state per block of threads; the sort of the result is small",
+    "foreach and fused optimizers, gradient scaler": "lists of tensors travel as kernel arguments",
+    "recurrent cuDNN layers": "cuDNN's workspace for them is not documented",
+    "FFT, linear algebra, sparse operators": "their libraries' workspaces are not modelled",
+    "nonzero, unique, boolean masks": "sizes depend on the data",
+    "memory that cuDNN and cuBLAS allocate by themselves": "outside the allocator: it counts as context",
+}
+"""Sources of scratch memory that are left out → the reason."""
+
+
+def takes_scratch(operator: OpOverload) -> bool:
+    """Whether :func:`scratch` knows of scratch memory that ``operator`` may take."""
+    return operator in _RULES
+
+
+def scratch(
+    operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Tensor], platform: Platform
+) -> tuple[Scratch, ...]:
+    """Scratch memory that one call of ``operator`` takes from the caching allocator on ``platform``, in order.
+
+    Args:
+        operator: as a dispatch mode below autograd sees it.
+        args, kwargs: of the call; shapes, strides and types are looked at, not values.
+        outputs: the tensors it returned.
+        platform: what it runs on.
+    """
+    rule = _RULES.get(operator)
+    if rule is None:
+        return ()
+    return rule(Call(_named(operator, args, kwargs), outputs, platform))
+
+
+def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name; a dispatcher leaves out those that have their default."""
+    arguments = operator._schema.arguments
+    named = {argument.name: argument.default_value for argument in arguments[len(args) :] if argument.has_default_value()}
+    named.update(zip((argument.name for argument in arguments), args, strict=False))
+    named.update(kwargs)
+    return named

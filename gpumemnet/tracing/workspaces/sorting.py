@@ -1,0 +1,124 @@
+"""Scratch of operators that sort on the GPU: the gradients of embeddings and of indexing, and sorting itself.
+
+Equal indices must be added up in order, so the gradient of an embedding sorts its indices and adds up in pieces of ten rows; the
+pieces are counted for the worst case, which makes them larger than the gradient that flows in.  Sources:
+``aten/src/ATen/native/cuda/{Embedding,EmbeddingBackwardKernel,Indexing,SortStable}.cu`` and ``ATen/cuda/cub-RadixSortPairs.cuh``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
+
+UNSORTED_LIMIT: Final = 3072
+"""Indices up to which the gradient of an embedding is added up without sorting."""
+ROWS_PER_PIECE: Final = 10
+MAX_BLOCK: Final = 1024
+BLOCKS_FOR_ATOMICS: Final = 4
+"""Thread blocks per multiprocessor below which partial sums are added in place (``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``)."""
+SMALL_SORT: Final = 4096
+"""Elements up to which a slice is sorted in place (``should_use_small_sort``)."""
+MANY_SEGMENTS: Final = 128
+INDEX_BYTES: Final = 8
+
+
+def radix_sort_bytes(count: int, pair_bytes: int) -> int:
+    """Temporary memory of ``cub::DeviceRadixSort`` on ``count`` pairs: a second buffer of keys and values."""
+    return count * pair_bytes
+
+
+def _embedding_gradient(call: Call) -> tuple[Scratch, ...]:
+    grad: Tensor = call.arguments["grad_output"]
+    indices: Tensor = call.arguments["indices"]
+    count, by_frequency = indices.numel(), call.arguments["scale_grad_by_freq"]
+    copy = exactly(0 if grad.is_contiguous() else tensor_bytes(grad), "copy", held=True)
+    if count <= UNSORTED_LIMIT and not by_frequency:
+        return copy
+    width, index_bytes = indices.element_size(), indices.element_size()
+    kept = (3 if by_frequency else 2) * count * width  # sorted, original positions, frequencies
+    sorting = count * width + radix_sort_bytes(count, 2 * index_bytes)
+    return (
+        *copy,
+        *exactly(kept, "embedding_backward", held=True),
+        *exactly(sorting, "embedding_backward"),
+        *exactly(_pieces_bytes(call, grad, count, width), "embedding_backward"),
+    )
+
+
+def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int:
+    """Partial sums and the tables that say which rows they are of."""
+    rows: int = call.arguments["num_weights"]
+    width = grad.shape[-1]
+    segments = min(count, rows)
+    pieces = count // ROWS_PER_PIECE + segments
+    tables = (count + 2 * segments + pieces) * index_bytes
+    warps = round_up(width, 32)
+    blocks = ceil_div(segments * warps, min(warps, MAX_BLOCK))
+    in_place = (
+        blocks < call.platform.device.multiprocessors * BLOCKS_FOR_ATOMICS
+        and pieces > 4 * blocks
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+    if in_place:
+        return tables + pieces * index_bytes + (rows * width * 4 if grad.element_size() < 4 else 0)
+    return tables + pieces * width * max(4, grad.element_size())
+
+
+def _index_put(call: Call) -> tuple[Scratch, ...]:
+    if not call.arguments["accumulate"] and not torch.are_deterministic_algorithms_enabled():
+        return ()  # written without an order
+    indices: Sequence[Tensor | None] = call.arguments["indices"]
+    given = [index for index in indices if index is not None]
+    if not given or given[0].dtype == torch.bool:
+        return ()  # how many a mask selects is not known before it runs
+    count = math.prod(_broadcast(given))
+    values: Tensor = call.arguments["values"]
+    target: Tensor = call.arguments["self"]
+    selected = count * math.prod(target.shape[dim] for dim in range(target.dim()) if dim >= len(indices) or indices[dim] is None)
+    expanded = selected != values.numel() or not values.is_contiguous()
+    return (
+        *exactly(selected * values.element_size() if expanded else 0, "copy", held=True),
+        *exactly(4 * count * INDEX_BYTES, "index_put", held=True),  # linear, sorted, original position, range
+        *exactly(radix_sort_bytes(count, 2 * INDEX_BYTES), "index_put"),
+    )
+
+
+def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
+    return torch.broadcast_shapes(*(tensor.shape for tensor in tensors))  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _sort(call: Call) -> tuple[Scratch, ...]:
+    tensor: Tensor = call.arguments["self"]
+    if not tensor.dim():
+        return ()
+    dim = call.arguments["dim"] % tensor.dim()
+    length = tensor.shape[dim]
+    if length <= SMALL_SORT:
+        return ()
+    key_bytes, count = tensor.element_size(), tensor.numel()
+    copy = exactly(0 if tensor.stride(dim) == 1 else tensor_bytes(tensor), "copy", held=True)
+    if count // length < MANY_SEGMENTS:  # all slices at once: (index, slice) pairs, twice, and the keys
+        return (
+            *copy,
+            *exactly(2 * count * 8, "sort", held=True),
+            *exactly(count * key_bytes + radix_sort_bytes(count, key_bytes + 8), "sort"),
+        )
+    return (*copy, *exactly(length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES), "sort"))
+
+
+_ATEN: Any = torch.ops.aten
+RULES: Final[dict[Any, Rule]] = {
+    _ATEN.embedding_dense_backward.default: _embedding_gradient,
+    _ATEN.index_put.default: _index_put,
+    _ATEN.index_put_.default: _index_put,
+    _ATEN._index_put_impl_.default: _index_put,
+    _ATEN._unsafe_index_put.default: _index_put,
+    _ATEN.sort.default: _sort,
+    _ATEN.sort.stable: _sort,
+}

@@ -1,0 +1,297 @@
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gpumemnet.tracing.corrections import autocast
+from tests.gpumemnet.tracing.corrected import Operators, corrected, meta, operators, saved
+
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+HALF = torch.float16
+LISTS = {
+    "LOWER_PRECISION_FP": autocast.LOWER_PRECISION,
+    "FP32": autocast.FLOAT32,
+    "FP32_SET_OPT_DTYPE": autocast.FLOAT32_RESULT,
+    "PROMOTE": autocast.PROMOTE,
+}
+OUTSIDE_THE_HEADER = {"cudnn_convolution", "cudnn_convolution_transpose"}
+
+
+def macro(name: str) -> str:
+    found = re.search(rf"#define AT_FORALL_{name}\(_\)((?:.*\\\n)*.*)", HEADER.read_text("utf-8"))
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_lists_are_those_of_the_header(name: str) -> None:
+    entries = re.findall(r"_\(([\w, ]+)\)", macro(name))
+    assert set(LISTS[name]) - OUTSIDE_THE_HEADER == {entry.replace(", ", ".") for entry in entries}
+
+
+def test_the_operators_that_get_a_type_appended_are_those_of_the_header() -> None:
+    assert set(autocast.FLOAT32_APPENDED) == set(re.findall(r'"([\w.]+)"', macro("DIFFERENT_REDISPATCH_SIGNATURE")))
+
+
+def test_every_operator_that_pytorch_registers_is_in_a_list() -> None:
+    registered = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")}
+    ours = {*autocast.FLOAT32_APPENDED, *autocast.BANNED}.union(*LISTS.values())
+    # a build with CUDA has the recurrent layers of cuDNN too, which recurrent.py casts
+    assert registered - {"_cudnn_rnn"} == ours
+    assert len(autocast.autocast_overrides()) == len(ours)
+
+
+@pytest.fixture
+def region() -> Iterator[None]:
+    with corrected(), torch.autocast("cuda"):
+        yield
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
+    layer = nn.Linear(4, 5, device="meta")
+
+    def run() -> Tensor:
+        with torch.autocast("cuda", dtype=dtype):
+            return layer(meta(3, 4))
+
+    name = str(dtype).removeprefix("torch.")
+    # addmm in derivatives.yaml: mat1, mat2
+    assert saved(run) == {f"{name}[3, 4]": 1, f"{name}[4, 5]": 1}
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.usefixtures("region")
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [
+        (lambda: meta(2, 3) @ meta(3, 4), HALF),
+        (lambda: F.conv2d(meta(1, 2, 5, 5), meta(3, 2, 3, 3)), HALF),
+        (lambda: torch.einsum("ij,jk->ik", meta(2, 3), meta(3, 4)), HALF),
+        (lambda: torch.chain_matmul(meta(2, 3), meta(3, 4), meta(4, 2)), HALF),
+        (lambda: F.prelu(meta(2, 3), meta(1)), HALF),
+        (lambda: F.layer_norm(meta(2, 3, dtype=HALF), (3,)), torch.float32),
+        (lambda: meta(2, 3, dtype=HALF).exp(), torch.float32),
+        (lambda: meta(2, 3, dtype=HALF) ** 2, torch.float32),
+        (lambda: F.mse_loss(meta(2, 3, dtype=HALF), meta(2, 3)), torch.float32),
+        (lambda: F.softmax(meta(2, 3, dtype=HALF), -1), torch.float32),
+        (lambda: F.softmax(meta(2, 3, dtype=HALF), -1, dtype=HALF), HALF),
+        (lambda: F.softmax(meta(2, 3, dtype=torch.float64), -1), torch.float64),
+        (lambda: meta(2, 3, dtype=HALF).sum(), torch.float32),
+        (lambda: meta(2, 3, dtype=HALF).sum(dtype=HALF), HALF),
+        (lambda: meta(2, 3, dtype=HALF).sum(1), torch.float32),
+        (lambda: meta(2, 3, dtype=HALF).cumsum(0), torch.float32),
+        (lambda: torch.norm(meta(2, 3, dtype=HALF)), torch.float32),
+        (lambda: meta(2, 3, dtype=HALF).norm(dim=1), torch.float32),
+        (lambda: torch.addcmul(meta(2, 3), meta(2, 3, dtype=HALF), meta(2, 3, dtype=HALF)), torch.float32),
+        (lambda: torch.dot(meta(3, dtype=HALF), meta(3, dtype=HALF)), HALF),
+        (lambda: F.grid_sample(meta(1, 1, 4, 4, dtype=HALF), meta(1, 2, 2, 2), align_corners=False), torch.float32),
+        (lambda: F.relu(meta(2, 3, dtype=HALF)), HALF),
+        (lambda: meta(2, 3, dtype=HALF) + meta(2, 3), torch.float32),
+        (lambda: meta(2, 3, dtype=torch.float64) @ meta(3, 4, dtype=torch.float64), torch.float64),
+        (lambda: F.interpolate(meta(1, 1, 4, 4, dtype=HALF), scale_factor=2.0), torch.float32),
+        (lambda: F.scaled_dot_product_attention(*[meta(1, 1, 8, 8) for _ in range(3)]), HALF),
+    ],
+)
+def test_result_types(run: object, dtype: torch.dtype) -> None:
+    assert callable(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # chain_matmul is deprecated, and tested as it is in the list
+        assert run().dtype == dtype
+
+
+@pytest.mark.usefixtures("region")
+def test_types_that_do_not_mix_raise() -> None:
+    with pytest.raises(RuntimeError, match=r"autocast to torch.float16 cannot promote torch.bfloat16"):
+        torch.dot(meta(3, dtype=torch.bfloat16), meta(3, dtype=HALF))
+
+
+@pytest.mark.usefixtures("region")
+def test_binary_cross_entropy_is_banned() -> None:
+    with pytest.raises(RuntimeError, match="binary_cross_entropy is unsafe under autocast"):
+        F.binary_cross_entropy(meta(3), meta(3))
+
+
+def test_attention_is_chosen_by_the_type_that_autocast_gives() -> None:
+    def run() -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return F.scaled_dot_product_attention(*[meta(2, 3, 40, 16) for _ in range(3)])
+
+    assert saved(run)["bfloat16[2, 3, 40, 16]"] == 4
+
+
+def test_cross_entropy_keeps_half_and_float_log_probabilities() -> None:
+    def run() -> Tensor:
+        with torch.autocast("cuda"):
+            return F.cross_entropy(meta(4, 5) @ meta(5, 10), torch.zeros(4, dtype=torch.long, device="meta"))
+
+    found = saved(run)
+    # cross_entropy_loss asks log_softmax for its input's own type; nll_loss is in the float32 list
+    assert (found["float16[4, 10]"], found["float32[4, 10]"]) == (1, 1)
+
+
+def casts(run: object, **options: object) -> int:
+    with corrected(), Operators() as mode, torch.autocast("cuda", **options):
+        assert callable(run)
+        run()
+    return mode.counts["_to_copy"]
+
+
+def test_the_casts_of_weights_are_kept_until_the_region_ends() -> None:
+    weight, x = nn.Parameter(meta(4, 4)), meta(4, 4, dtype=HALF)
+    with corrected(), Operators() as mode:
+        for _ in range(2):
+            with torch.autocast("cuda"):
+                for _ in range(3):
+                    x @ weight
+                with torch.autocast("cuda"):
+                    x @ weight
+                x @ weight
+    assert mode.counts["_to_copy"] == 2
+
+
+def test_kept_casts_hold_memory() -> None:
+    weight, x = nn.Parameter(meta(4, 4)), meta(4, 4, dtype=HALF)
+    with corrected():
+        with torch.autocast("cuda"):
+            x @ weight
+            assert len(autocast._casts) == 1
+        assert len(autocast._casts) == 0
+
+
+def test_what_is_no_leaf_or_needs_no_gradient_is_cast_each_time() -> None:
+    weight, frozen, x = meta(4, 4), meta(4, 4, requires_grad=False), meta(4, 4, dtype=HALF)
+    assert casts(lambda: (x @ weight, x @ weight)) == 1
+    assert casts(lambda: (x @ frozen, x @ frozen)) == 2
+    computed = weight * 2
+    assert casts(lambda: (x @ computed, x @ computed)) == 2
+    assert casts(lambda: (x @ weight[:], x @ weight[:])) == 2
+
+
+def test_the_cache_can_be_switched_off() -> None:
+    weight, x = meta(4, 4), meta(4, 4, dtype=HALF)
+    assert casts(lambda: (x @ weight, x @ weight), cache_enabled=False) == 2
+
+
+def test_a_clear_by_hand_empties_the_cache() -> None:
+    weight, x = meta(4, 4), meta(4, 4, dtype=HALF)
+    assert casts(lambda: (x @ weight, torch.clear_autocast_cache(), x @ weight)) == 2
+
+
+def test_a_region_can_be_left_for_a_while() -> None:
+    with corrected(), torch.autocast("cuda"):
+        with torch.autocast("cuda", enabled=False):
+            assert (meta(2, 3) @ meta(3, 4)).dtype == torch.float32
+        assert (meta(2, 3) @ meta(3, 4)).dtype == HALF
+
+
+def test_what_an_operator_calls_is_not_cast_again() -> None:
+    # linear is cast; the addmm in it sees autocast off
+    with corrected(), Operators() as mode, torch.autocast("cuda"):
+        F.linear(meta(3, 4), meta(5, 4), meta(5))
+        assert torch.is_autocast_enabled("cuda")
+    assert mode.counts["_to_copy"] == 3
+
+
+def test_after_an_error_the_region_goes_on() -> None:
+    with corrected(), torch.autocast("cuda"):
+        with pytest.raises(RuntimeError):
+            meta(2, 3) @ meta(2, 3)
+        assert torch.is_autocast_enabled("cuda")
+        assert (meta(2, 3) @ meta(3, 4)).dtype == HALF
+
+
+def test_nothing_warns_and_nothing_stays() -> None:
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.amp.autocast_mode._cast
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with corrected():
+            assert torch.amp.autocast("cuda", dtype=torch.bfloat16)._enabled
+            torch.autocast("cuda", dtype=torch.bfloat16).__enter__()  # and never left
+    assert (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.amp.autocast_mode._cast) == before
+    torch.autocast_decrement_nesting()
+
+
+def test_the_old_name_acts_too() -> None:
+    with corrected(), pytest.warns(FutureWarning), torch.cuda.amp.autocast():
+        assert (meta(2, 3) @ meta(3, 4)).dtype == HALF
+
+
+@pytest.mark.parametrize(("gpu", "native"), [("A100", True), ("V100", False)])
+def test_bfloat16_support_is_that_of_the_gpu(gpu: str, native: bool) -> None:
+    with corrected(gpu):
+        assert torch.cuda.is_bf16_supported()
+        assert torch.cuda.is_bf16_supported(including_emulation=False) is native
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_enters_the_region_again(reentrant: bool) -> None:
+    layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to("meta")
+
+    def run() -> Tensor:
+        with torch.autocast("cuda"):
+            return checkpoint(layer, meta(3, 4), use_reentrant=reentrant)
+
+    with corrected(), Operators() as mode:
+        output = run()
+        before = mode.counts["_to_copy"]
+        output.sum().backward()
+    assert output.dtype == HALF
+    # twice: input, two weights, two biases; in the backward pass also the gradients of all these
+    assert (before, mode.counts["_to_copy"]) == (5, 15)
+
+
+def test_functions_that_ask_for_a_type_get_it() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            assert not torch.is_autocast_enabled("cuda")
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    with corrected(), torch.autocast("cuda"):
+        output = Double.apply(meta(2, 3, dtype=HALF))
+    assert output.dtype == torch.float32
+    output.sum().backward()
+
+
+def test_a_scaled_step_steps() -> None:
+    layer = nn.Linear(4, 5, device="meta")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    with corrected(), Operators() as mode:
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+        with torch.autocast("cuda"):
+            loss = layer(meta(3, 4)).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 1024.0
+        assert scaler.state_dict()["_growth_tracker"] == 0
+    assert len(optimizer.state) == 2
+    assert mode.counts["_amp_foreach_non_finite_check_and_unscale_"] == 1
+    assert mode.counts["_amp_update_scale_"] == 1
+
+
+def test_a_scaler_that_is_off_stays_off() -> None:
+    with corrected():
+        scaler = torch.amp.GradScaler("cuda", enabled=False)
+        assert not scaler.is_enabled()
+        assert scaler.get_scale() == 1.0
+
+
+def test_outside_a_region_nothing_is_cast() -> None:
+    assert operators(lambda: nn.Linear(4, 5, device="meta")(meta(3, 4)))["_to_copy"] == 0

@@ -1,0 +1,142 @@
+"""From a user's file to its memory, through a real child process."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.tracing import Questions, TraceAnswer, trace_file
+from gpumemnet.units import GIB, MIB
+
+EXAMPLES = Path(__file__).parent / "examples"
+MODELS = Path(__file__).parents[1] / "extract" / "examples"
+
+
+def traced(source: str, *inputs: str, **options: object) -> TraceAnswer:
+    return trace_file(source, inputs=inputs, **options)
+
+
+def refusal(source: str, *inputs: str, **options: object) -> str:
+    with pytest.raises(ExtractError) as raised:
+        traced(source, *inputs, **options)
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"{source}: ")
+    return str(raised.value)
+
+
+def test_a_model_of_seven_billion_parameters_takes_little_of_the_host() -> None:
+    answer = traced(f"{MODELS}/gpt2.py:build_7b", "1024:int64", batch_size=1, precision="bf16", gpu="H200")
+    assert answer.parts["parameter"] == 2 * 6_654_210_048
+    assert answer.parts["optimizer_state"] >= 4 * 6_654_210_048
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 4 * 2**20  # KiB
+
+
+def test_everything_that_can_be_asked_comes_back() -> None:
+    steps: list[str] = []
+    gpu = replace(device_profile("A10"), context_bytes=300 * MIB, context_source="said so")
+    answer = traced(
+        f"{MODELS}/small.py:sized",
+        "8",
+        arguments={"width": 2048, "activation": "Tanh"},
+        batch_size=64,
+        gpu=gpu,
+        allocator=AllocatorSettings(expandable_segments=True, roundup_power2_divisions=(4,) * 16),
+        questions=Questions(batches=(32, 128), gpus=True, curve=True, job=True),
+        progress=steps.append,
+        optimizer="sgd",
+        loss="mse",
+        gradient_accumulation=2,
+    )
+    assert (answer.gpu, answer.context_bytes, answer.capacity_bytes) == (gpu.name, 300 * MIB, gpu.capacity_bytes)
+    assert answer.parts["parameter"] == 4 * (8 * 2048 + 2048 + 2 * 2048 + 2)
+    assert answer.parts["optimizer_state"] == 0
+    assert answer.loss == "mse"
+    assert [point.batch_size for point in answer.batches] == [32, 128]
+    assert answer.curve is not None
+    assert answer.job is not None
+    assert answer.job["gradient_accumulation"] == 2
+    assert steps[-1].startswith("tracing ")
+    assert steps[0] in ("importing torch", "building the model")
+
+
+def test_a_factory_may_bring_its_loss() -> None:
+    assert traced(f"{EXAMPLES}/losses.py:with_loss", arguments={"loss": "margin"}).loss == "margin"
+    assert refusal(f"{EXAMPLES}/losses.py:with_loss", arguments={"loss": "text"}).endswith("as loss, and returned 'mse'")
+
+
+def test_values_that_the_factory_reads_are_guessed_too() -> None:
+    source = f"{EXAMPLES}/values.py:normalised"
+    assert "in normalised: Tensor.item needs the values" in refusal(source)
+    notes = traced(source, best_effort=True).notes
+    assert len(notes) == 2
+    assert "in normalised, was taken to be 1" in notes[0]
+    assert "copies a tensor to the host" in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "sentence"),
+    [
+        (
+            "factories.py:raises",
+            {},
+            r"raises\(\) failed: .*factories\.py line \d+, in raises: FileNotFoundError: no such checkpoint",
+        ),
+        ("operators.py:extension", {}, r"line \d+, in extension: ModuleNotFoundError: No module named 'trace_example_cuda'$"),
+        (
+            "factories.py:leaves",
+            {"arguments": {"how": "exit"}},
+            r"ended the program: .*line \d+, in backward: sys\.exit\('enough'\)$",
+        ),
+        (
+            "factories.py:leaves",
+            {"arguments": {"how": "never"}, "deadline_seconds": 5.0},
+            r"not done after 5 seconds \(it was at .*factories\.py line \d+, in backward\): give it more with --deadline$",
+        ),
+        ("factories.py:mismatched", {}, r"fails on inputs of shape 4x8, 6x8: .*factories\.py line \d+, in forward: RuntimeError"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence_with_its_line(factory: str, options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ExtractError, match=sentence):
+        raise ExtractError(refusal(f"{EXAMPLES}/{factory}", **options))
+
+
+def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("x = 1\ndef build(:\n")
+    assert "wrong.py line 2: SyntaxError" in refusal(f"{tmp_path}/wrong.py:build", "8", batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"loss": "hinge"}, InvalidRequestError, "loss: must be one of auto, "),
+        ({"zero_grad": "never"}, InvalidRequestError, "zero_grad: must be one of before_forward, "),
+        ({"gpu": "Voodoo 2"}, InvalidRequestError, "gpu: no profile of 'Voodoo 2'"),
+        ({"gpu": "none.json"}, InvalidRequestError, "gpu: none.json cannot be read"),
+        ({"questions": Questions(batches=(0,))}, InvalidRequestError, "batches: must be at least 1, not 0"),
+        ({"deadline_seconds": 0.0}, InvalidRequestError, "deadline: must be above 0"),
+        ({"precision": "fp8"}, InvalidJobError, "precision: must be one of "),
+        ({"batch_size": 0}, InvalidJobError, "batch_size: must be between 1 and "),
+        # only PyTorch's own classes know this, in the child
+        (
+            {"optimizer": "rmsprop", "optimizer_implementation": "fused"},
+            InvalidRequestError,
+            "^optimizer_implementation: PyTorch's",
+        ),
+    ],
+)
+def test_questions_that_cannot_be_asked(options: dict[str, object], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        traced(f"{MODELS}/small.py:ModuleMLP", "8", **{"batch_size": 2, **options})
+
+
+def test_the_capacity_of_a_profile_decides(tmp_path: Path) -> None:
+    tiny = replace(device_profile("T4"), capacity_bytes=GIB // 2)
+    answer = traced(f"{MODELS}/small.py:ModuleMLP", "8", batch_size=2, gpu=tiny, questions=Questions(max_batch=True))
+    assert not answer.fits
+    assert answer.max_batch_size == 0
