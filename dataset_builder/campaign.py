@@ -17,9 +17,9 @@ from typing import Final
 
 from dataset_builder.forkserver import CHILD, ForkServer
 from dataset_builder.nvml import Meter
-from dataset_builder.planned import PlannedJob
 from dataset_builder.pool import HISTORY_FOLDER, Pool, Record, RunSettings
 from dataset_builder.probe import probe
+from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.data.measurement import Measurement
 
 SAMPLE_SECONDS: Final = 0.02

@@ -22,7 +22,7 @@ import torch.utils.checkpoint
 
 from dataset_builder import channel
 from dataset_builder.device_stages import run_stage
-from dataset_builder.planned import parse_planned
+from dataset_builder.recipe.planned_job import parse_planned
 from dataset_builder.training import train
 
 _PHASE_READINGS: Final = {

@@ -19,7 +19,7 @@ from dataset_builder.merge import ConflictError, Keep, merge_datasets
 from dataset_builder.nvml import visible_meters
 from dataset_builder.pool import RunSettings
 from dataset_builder.progress import ProgressLine
-from dataset_builder.recipe import Recipe, load_recipe
+from dataset_builder.recipe.recipe import Recipe, load_recipe
 from gpumemnet.errors import GpumemnetError, MeasurementError
 from gpumemnet.units import format_bytes
 
@@ -93,7 +93,7 @@ def _measure(
     enable_accounting: bool,
 ) -> None:
     started = time.monotonic()
-    from dataset_builder.sampling import sample_jobs
+    from dataset_builder.recipe.sampling import sample_jobs
 
     with open_engine(engine, enable_accounting) as gpus, Journal(run.folder) as journal:
         settings = Settings(recipe.name, recipe.digest, run.seed, count)

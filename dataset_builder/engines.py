@@ -14,8 +14,8 @@ from typing import Protocol
 from dataset_builder.campaign import Tally, fork_server, run_campaign
 from dataset_builder.forkserver import CHILD
 from dataset_builder.nvml import Meter, visible_meters
-from dataset_builder.planned import PlannedJob
 from dataset_builder.pool import Record, RunSettings
+from dataset_builder.recipe.planned_job import PlannedJob
 
 Show = Callable[[Tally], None]
 MeterSource = Callable[[], Sequence[Meter]]

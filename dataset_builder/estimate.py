@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dataset_builder.options import Options
+from dataset_builder.recipe.options import Options
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, optimizer_copies

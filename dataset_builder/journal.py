@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder.planned import PlannedJob, parse_planned
+from dataset_builder.recipe.planned_job import PlannedJob, parse_planned
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError
 

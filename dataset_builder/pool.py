@@ -21,8 +21,8 @@ from dataset_builder import channel
 from dataset_builder.estimate import rough_bytes
 from dataset_builder.forkserver import ForkServer
 from dataset_builder.nvml import Meter
-from dataset_builder.planned import PROTOCOL, PlannedJob, training_job
 from dataset_builder.probe import Trust, recognise
+from dataset_builder.recipe.planned_job import PROTOCOL, PlannedJob, training_job
 from gpumemnet.data.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB

@@ -21,8 +21,8 @@ from dataset_builder.campaign import Tally
 from dataset_builder.engines import LocalEngine, MeterSource, Show
 from dataset_builder.forkserver import CHILD
 from dataset_builder.nvml import visible_meters
-from dataset_builder.planned import PlannedJob, parse_planned
 from dataset_builder.pool import Record, RunSettings
+from dataset_builder.recipe.planned_job import PlannedJob, parse_planned
 from gpumemnet.batch.ray_loading import load_ray
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError

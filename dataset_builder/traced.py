@@ -16,10 +16,10 @@ from torch import nn
 from dataset_builder.campaign import Tally
 from dataset_builder.compare.subjects import Subject, subject, traceable
 from dataset_builder.journal import Journal, Settings
-from dataset_builder.planned import PlannedJob, parse_planned, training_job
 from dataset_builder.progress import ProgressLine
-from dataset_builder.recipe import Recipe
-from dataset_builder.sampling import sample_jobs
+from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe.recipe import Recipe
+from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import GpumemnetError

@@ -7,7 +7,7 @@ The loop is the plain one of PyTorch's tutorials, in the form a trainer gives it
 * every micro-batch is copied from the host when it is needed, and the one before it has been let go by then;
 * the network is in training mode, is not compiled, and its weights never lie on the device twice.
 
-A change of these conventions is a new :data:`~dataset_builder.planned.PROTOCOL`.  Nothing here knows NVML or CUDA's statistics:
+A change of these conventions is a new :data:`~dataset_builder.recipe.planned_job.PROTOCOL`.  Nothing here knows NVML or CUDA's statistics:
 the caller passes ``observe``, which is told when a phase has ended.
 """
 
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from dataset_builder.blocks import checkpoint_blocks
 from dataset_builder.families import Family, TensorSpec, family
-from dataset_builder.options import Options, frozen_layers
-from dataset_builder.planned import PlannedJob
+from dataset_builder.recipe.options import Options, frozen_layers
+from dataset_builder.recipe.planned_job import PlannedJob
 
 MIN_STEPS: Final = 3
 MAX_STEPS: Final = 10

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.options import FEATURES as OPTIONS
+from dataset_builder.recipe.options import FEATURES as OPTIONS
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.units import GIB, MIB
 

@@ -23,10 +23,10 @@ from dataset_builder.card import write_card
 from dataset_builder.card.coverage import empty_octaves, feature_values, label_octaves, spread, spreads
 from dataset_builder.card.embedding import principal_components, standardised_features, tsne
 from dataset_builder.estimate import rough_bytes
-from dataset_builder.planned import training_job
 from dataset_builder.published import read_published
-from dataset_builder.recipe import load_recipe
-from dataset_builder.sampling import sample_jobs
+from dataset_builder.recipe.planned_job import training_job
+from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError

@@ -16,8 +16,8 @@ from dataset_builder import channel
 from dataset_builder.child import measure, note_statistics, process_ids, software_stack
 from dataset_builder.families import mlp
 from dataset_builder.forkserver import ForkServer
-from dataset_builder.options import Options
-from dataset_builder.planned import PlannedJob
+from dataset_builder.recipe.options import Options
+from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.errors import MeasurementError
 
 

@@ -46,7 +46,9 @@ def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path, command:
     [
         ("family: mlp\nfetures: {}\n", "fetures: is no known key: did you mean 'features'?"),
         (
-            (ROOT / "dataset_builder/recipes/mlp.yaml").read_text().replace("batch_size: {from: 1,", "batch_size: {from: 70000,"),
+            (ROOT / "dataset_builder/recipe/recipes/mlp.yaml")
+            .read_text()
+            .replace("batch_size: {from: 1,", "batch_size: {from: 70000,"),
             "options.batch_size: is an impossible range",
         ),
     ],
@@ -91,7 +93,7 @@ def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_campaign_process_never_loads_torch() -> None:
-    code = "import sys, dataset_builder.campaign, dataset_builder.cli, dataset_builder.sampling; sys.exit('torch' in sys.modules)"
+    code = "import sys, dataset_builder.campaign, dataset_builder.cli, dataset_builder.recipe.sampling; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -103,8 +105,8 @@ assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not
 before = set(sys.modules)
 import torch
 from dataset_builder.families import mlp
-from dataset_builder.options import Options
-from dataset_builder.planned import PlannedJob
+from dataset_builder.recipe.options import Options
+from dataset_builder.recipe.planned_job import PlannedJob
 from dataset_builder.training import train
 architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
 options = Options(batch_size=4, checkpointing="every_block", precision="amp_bf16", optimizer="adamw")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.journal import Journal, Settings, read_journal
-from dataset_builder.recipe import load_recipe
-from dataset_builder.sampling import sample_jobs
+from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB

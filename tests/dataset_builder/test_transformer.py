@@ -23,10 +23,10 @@ from dataset_builder.families import TensorSpec, rebuild, transformer
 from dataset_builder.families.transformer import architecture as space
 from dataset_builder.families.transformer.architecture import TransformerArchitecture
 from dataset_builder.families.transformer.modules import rotate, rotation_table
-from dataset_builder.options import Options, kernel_obstacle, option_obstacle
-from dataset_builder.planned import PlannedJob, parse_planned, training_job
-from dataset_builder.recipe import Choices, load_recipe
-from dataset_builder.sampling import sample_jobs
+from dataset_builder.recipe.options import Options, kernel_obstacle, option_obstacle
+from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
+from dataset_builder.recipe.recipe import Choices, load_recipe
+from dataset_builder.recipe.sampling import sample_jobs
 from dataset_builder.training import build_network, train
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job

@@ -16,8 +16,8 @@ from dataset_builder.engines import Engine, LocalEngine
 from dataset_builder.journal import Journal, Settings
 from dataset_builder.pool import RunSettings
 from dataset_builder.progress import ProgressLine
-from dataset_builder.recipe import load_recipe
-from dataset_builder.sampling import sample_jobs
+from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import GpumemnetError
 
 CHILD = "stand_in:measure"

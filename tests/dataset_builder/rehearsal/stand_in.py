@@ -18,7 +18,7 @@ from typing import Any
 
 from dataset_builder import channel
 from dataset_builder.nvml import DeviceMemory, Gpu
-from dataset_builder.planned import parse_planned
+from dataset_builder.recipe.planned_job import parse_planned
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB, MIB
 

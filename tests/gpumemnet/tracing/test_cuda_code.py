@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.cuda_code import Peaks, peaks_of
 from dataset_builder.compare.subjects import traceable
-from dataset_builder.planned import parse_planned, training_job
+from dataset_builder.recipe.planned_job import parse_planned, training_job
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.units import MIB
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dataset_builder.families import FAMILY_NAMES, Feature, family
-from dataset_builder.options import FEATURES as OPTIONS
+from dataset_builder.recipe.options import FEATURES as OPTIONS
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB

@@ -10,10 +10,10 @@ import pytest
 
 from dataset_builder.estimate import rough_bytes
 from dataset_builder.families import family
-from dataset_builder.options import option_obstacle
-from dataset_builder.planned import PlannedJob, training_job
-from dataset_builder.recipe import Choices, load_recipe
-from dataset_builder.sampling import sample_jobs
+from dataset_builder.recipe.options import option_obstacle
+from dataset_builder.recipe.planned_job import PlannedJob, training_job
+from dataset_builder.recipe.recipe import Choices, load_recipe
+from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.units import GIB
 

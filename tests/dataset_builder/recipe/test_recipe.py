@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_builder.recipe import Choices, Range, Recipe, load_recipe
+from dataset_builder.recipe.recipe import Choices, Range, Recipe, load_recipe
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.units import GIB, MIB
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from dataset_builder.estimate import operations_per_step, rough_bytes
 from dataset_builder.families import Family, family
-from dataset_builder.options import Options, kernel_obstacle, option_obstacle
-from dataset_builder.planned import PlannedJob, training_job
-from dataset_builder.recipe import Range, Recipe
+from dataset_builder.recipe.options import Options, kernel_obstacle, option_obstacle
+from dataset_builder.recipe.planned_job import PlannedJob, training_job
+from dataset_builder.recipe.recipe import Range, Recipe
 from gpumemnet.errors import InvalidRequestError
 
 MEMORY_SLICES: Final = 24

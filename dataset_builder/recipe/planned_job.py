@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dataset_builder.families import Architecture, Network, family
-from dataset_builder.options import Options, parse_options, trainable_parameters
+from dataset_builder.recipe.options import Options, parse_options, trainable_parameters
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import TrainingJob
 
