@@ -21,8 +21,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.blocks import checkpoint_blocks
 from dataset_builder.families import Family, TensorSpec, family
+from dataset_builder.families.blocks import checkpoint_blocks
 from dataset_builder.recipe.options import Options, frozen_layers
 from dataset_builder.recipe.planned_job import PlannedJob
 

@@ -160,7 +160,7 @@ def build(architecture: MlpArchitecture) -> nn.Module:
     """The network on torch's current default device; logits ``[batch, output_width]`` from ``[batch, input_width]``."""
     from torch import nn
 
-    from dataset_builder.blocks import Blocks, Residual
+    from dataset_builder.families.blocks import Blocks, Residual
 
     blocks: list[nn.Module] = []
     width = architecture.input_width

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from dataset_builder.blocks import checkpoint_blocks
 from dataset_builder.families import mlp
+from dataset_builder.families.blocks import checkpoint_blocks
 from dataset_builder.recipe.options import Options, option_obstacle
 from dataset_builder.recipe.planned_job import PlannedJob
 from dataset_builder.training import INITIAL_SCALE, build_network, make_optimizer, train

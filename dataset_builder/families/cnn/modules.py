@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder import blocks
+from dataset_builder.families import blocks
 from dataset_builder.families.cnn import plan
 from dataset_builder.families.cnn.survey import norm_groups
 
