@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dataset_builder.compare.subjects import subject  # noqa: E402
-from dataset_builder.journal import read_journal  # noqa: E402
+from dataset_builder.measure.journal import read_journal  # noqa: E402
 from dataset_builder.traced import traced_run  # noqa: E402
 from gpumemnet.data.measurement import Measurement  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
@@ -75,7 +75,7 @@ def main() -> None:
 
 def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measurement]:
     """Jobs of ``family`` that ran to their end on the null GPU."""
-    from tests.dataset_builder.null_gpu.build import build, environment
+    from tests.dataset_builder.measure.null_gpu.build import build, environment
 
     libraries, out = folder / "libraries", folder / family
     if not libraries.exists():

@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cuda_code import GPU, PEAKS, Peaks, peaks_of  # noqa: E402
-from dataset_builder import training  # noqa: E402
 from dataset_builder.compare.subjects import traceable  # noqa: E402
+from dataset_builder.measure import training
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job  # noqa: E402
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
@@ -90,7 +90,7 @@ def sampled(family: str, jobs: int, seed: int) -> Iterator[dict[str, Any]]:
 
 def compared(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Peaks | None, Peaks | None]]:
     """Each job with its peaks on CUDA's code and those of its trace; ``None`` where PyTorch, or the trace, refuses it."""
-    from tests.dataset_builder.null_gpu.build import build, environment
+    from tests.dataset_builder.measure.null_gpu.build import build, environment
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         build(Path(folder))
@@ -139,7 +139,7 @@ def planned_of(job: dict[str, Any]) -> PlannedJob:
 
 def trained(job: dict[str, Any]) -> Peaks:
     """The peaks of PyTorch's allocator when ``job`` trains here, on one rank among several."""
-    from tests.dataset_builder.null_gpu.first_rank import begin, peaks
+    from tests.dataset_builder.measure.null_gpu.first_rank import begin, peaks
 
     planned, parallel = planned_of(job), job["parallel"]
     begin(job["ranks"], parallel == "ddp")

@@ -11,14 +11,14 @@ from typing import Annotated, Final
 
 import typer
 
-from dataset_builder.campaign import Tally, with_history
-from dataset_builder.engines import EngineName, open_engine
-from dataset_builder.forkserver import ForkServer
-from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.measure.campaign import Tally, with_history
+from dataset_builder.measure.engines import EngineName, open_engine
+from dataset_builder.measure.fork_server import ForkServer
+from dataset_builder.measure.journal import Journal, Settings, read_journal
+from dataset_builder.measure.nvml import visible_meters
+from dataset_builder.measure.pool import RunSettings
+from dataset_builder.measure.progress import ProgressLine
 from dataset_builder.merge import ConflictError, Keep, merge_datasets
-from dataset_builder.nvml import visible_meters
-from dataset_builder.pool import RunSettings
-from dataset_builder.progress import ProgressLine
 from dataset_builder.recipe.recipe import Recipe, load_recipe
 from gpumemnet.errors import GpumemnetError, MeasurementError
 from gpumemnet.units import format_bytes
@@ -247,7 +247,7 @@ def probe_gpu(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
 ) -> None:
     """Measure the CUDA context and the workspaces of cuBLAS and cuDNN on the first visible GPU."""
-    from dataset_builder.device_probe import probe_device, write_profile
+    from dataset_builder.measure.device_probe import probe_device, write_profile
 
     [meter, *_] = visible_meters()
     if not out.absolute().parent.is_dir():

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from torch import nn
 
-from dataset_builder.campaign import Tally
 from dataset_builder.compare.subjects import Subject, subject, traceable
-from dataset_builder.journal import Journal, Settings
-from dataset_builder.progress import ProgressLine
+from dataset_builder.measure.campaign import Tally
+from dataset_builder.measure.journal import Journal, Settings
+from dataset_builder.measure.progress import ProgressLine
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from dataset_builder.recipe.recipe import Recipe
 from dataset_builder.recipe.sampling import sample_jobs

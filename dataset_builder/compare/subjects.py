@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dataset_builder.families import TensorSpec, family
+from dataset_builder.measure.training import laid_out
 from dataset_builder.published_networks import Rebuilds, published_family
 from dataset_builder.recipe.options import parse_options
 from dataset_builder.recipe.planned_job import PlannedJob
-from dataset_builder.training import laid_out
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile

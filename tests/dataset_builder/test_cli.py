@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.journal import Journal
-from dataset_builder.nvml import visible_meters
+from dataset_builder.measure.journal import Journal
+from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import MeasurementError
@@ -93,21 +93,21 @@ def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_campaign_process_never_loads_torch() -> None:
-    code = "import sys, dataset_builder.campaign, dataset_builder.cli, dataset_builder.recipe.sampling; sys.exit('torch' in sys.modules)"
+    code = "import sys, dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe.sampling; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_fork_server_loads_all_that_training_needs_and_starts_no_thread() -> None:
     code = """
 import os, sys
-import dataset_builder.child
+import dataset_builder.measure.child
 assert len(os.listdir("/proc/self/task")) == 1, "a process with threads must not be forked"
 before = set(sys.modules)
 import torch
 from dataset_builder.families import mlp
 from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob
-from dataset_builder.training import train
+from dataset_builder.measure.training import train
 architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
 options = Options(batch_size=4, checkpointing="every_block", precision="amp_bf16", optimizer="adamw")
 train(PlannedJob("mlp", architecture, options), torch.device("cpu"), 0, lambda _: 0)

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from dataset_builder import training
-from dataset_builder.estimate import operations_per_step, rough_bytes
 from dataset_builder.families import cnn, family, rebuild
 from dataset_builder.families.cnn import architecture as space
 from dataset_builder.families.cnn.architecture import CnnArchitecture
+from dataset_builder.measure import training
+from dataset_builder.measure.rough_estimate import operations_per_step, rough_bytes
+from dataset_builder.measure.training import build_network, train
 from dataset_builder.recipe.options import Options, option_obstacle
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from dataset_builder.recipe.recipe import Choices, Range, load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
-from dataset_builder.training import build_network, train
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import JobOptions

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dataset_builder.families import family, mlp, rebuild
+from dataset_builder.measure.training import build_network
 from dataset_builder.recipe.options import FUSED_OPTIMIZERS, Options
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
-from dataset_builder.training import build_network
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import GROUP_OF_KIND, Layer
 

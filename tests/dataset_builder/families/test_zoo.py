@@ -11,11 +11,11 @@ import torch
 
 from dataset_builder.families import cnn, rebuild, zoo
 from dataset_builder.families.zoo.catalogue import CATALOGUE
+from dataset_builder.measure.training import build_network, train
 from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from dataset_builder.recipe.recipe import Choices, load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
-from dataset_builder.training import build_network, train
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB
 

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dataset_builder.estimate import rough_bytes
 from dataset_builder.families import family
+from dataset_builder.measure.rough_estimate import rough_bytes
 from dataset_builder.recipe.options import option_obstacle
 from dataset_builder.recipe.planned_job import PlannedJob, training_job
 from dataset_builder.recipe.recipe import Choices, load_recipe

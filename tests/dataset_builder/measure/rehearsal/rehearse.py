@@ -11,11 +11,11 @@ from pathlib import Path
 
 from stand_in import TOTAL_BYTES, StandInMeter
 
-from dataset_builder.campaign import Tally
-from dataset_builder.engines import Engine, LocalEngine
-from dataset_builder.journal import Journal, Settings
-from dataset_builder.pool import RunSettings
-from dataset_builder.progress import ProgressLine
+from dataset_builder.measure.campaign import Tally
+from dataset_builder.measure.engines import Engine, LocalEngine
+from dataset_builder.measure.journal import Journal, Settings
+from dataset_builder.measure.pool import RunSettings
+from dataset_builder.measure.progress import ProgressLine
 from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import GpumemnetError
@@ -47,7 +47,7 @@ def _engine(folder: Path, mode: str) -> AbstractContextManager[Engine]:
     import ray
     from stand_in import ray_meters
 
-    from dataset_builder.ray_engine import RayEngine
+    from dataset_builder.measure.ray_engine import RayEngine
 
     ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     return RayEngine(meters=ray_meters, child=CHILD)

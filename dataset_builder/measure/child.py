@@ -20,10 +20,10 @@ import torch
 import torch._dynamo  # every optimizer loads it on first use: loaded once here, before the fork, it costs the children nothing
 import torch.utils.checkpoint
 
-from dataset_builder import channel
-from dataset_builder.device_stages import run_stage
+from dataset_builder.measure import channel
+from dataset_builder.measure.device_stages import run_stage
+from dataset_builder.measure.training import train
 from dataset_builder.recipe.planned_job import parse_planned
-from dataset_builder.training import train
 
 _PHASE_READINGS: Final = {
     "allocated_bytes": "allocated_bytes.all.current",
@@ -57,7 +57,7 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
 
     Args:
         request: ``planned`` (or ``probe_bytes``, an amount to allocate, or ``stage``, see
-            :mod:`dataset_builder.device_stages`), ``seed``, ``visible`` (the GPU's UUID), and ``history`` (a file for the
+            :mod:`dataset_builder.measure.device_stages`), ``seed``, ``visible`` (the GPU's UUID), and ``history`` (a file for the
             allocator's history, or ``None``).
         end: the child's end of a channel; the parent answers every message when it has read NVML.
     """

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dataset_builder import channel
-from dataset_builder.nvml import DeviceMemory, Gpu
+from dataset_builder.measure import channel
+from dataset_builder.measure.nvml import DeviceMemory, Gpu
 from dataset_builder.recipe.planned_job import parse_planned
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB, MIB
@@ -30,7 +30,7 @@ CONTAINER_OFFSET = 1_000_000
 
 
 def measure(request: Mapping[str, Any], end: socket.socket) -> None:
-    """The stand-in of ``dataset_builder.child.measure``: the same messages, no GPU."""
+    """The stand-in of ``dataset_builder.measure.child.measure``: the same messages, no GPU."""
     folder = Path(os.environ[FOLDER_VARIABLE])
     held = folder / "held" / str(os.getpid())
     _tell(end, {"event": "started", "pids": [os.getpid()], "stack": {"torch": "stand-in"}})

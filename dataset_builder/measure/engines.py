@@ -11,10 +11,10 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol
 
-from dataset_builder.campaign import Tally, fork_server, run_campaign
-from dataset_builder.forkserver import CHILD
-from dataset_builder.nvml import Meter, visible_meters
-from dataset_builder.pool import Record, RunSettings
+from dataset_builder.measure.campaign import Tally, fork_server, run_campaign
+from dataset_builder.measure.fork_server import CHILD
+from dataset_builder.measure.nvml import Meter, visible_meters
+from dataset_builder.measure.pool import Record, RunSettings
 from dataset_builder.recipe.planned_job import PlannedJob
 
 Show = Callable[[Tally], None]
@@ -58,7 +58,7 @@ class LocalEngine:
     Args:
         enable_accounting: switch the driver's accounting on while the engine lasts, where that is allowed.
         meters: finds the GPUs.
-        child: what measures; see :mod:`dataset_builder.forkserver`.
+        child: what measures; see :mod:`dataset_builder.measure.fork_server`.
 
     Raises:
         MeasurementError: when there is no GPU whose readings can be trusted.
@@ -98,6 +98,6 @@ def open_engine(name: EngineName, enable_accounting: bool) -> AbstractContextMan
     """
     if name is EngineName.LOCAL:
         return LocalEngine(enable_accounting)
-    from dataset_builder.ray_engine import RayEngine
+    from dataset_builder.measure.ray_engine import RayEngine
 
     return RayEngine(enable_accounting)

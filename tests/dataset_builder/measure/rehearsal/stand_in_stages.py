@@ -1,4 +1,4 @@
-"""A stand-in for the stages of a device probe: the messages of ``dataset_builder.child``, invented numbers, no GPU.
+"""A stand-in for the stages of a device probe: the messages of ``dataset_builder.measure.child``, invented numbers, no GPU.
 
 What goes wrong, and in which stage, is looked up in ``behaviour.json``.
 """
@@ -34,7 +34,7 @@ FOUND: dict[str, dict[str, Any]] = {
 
 
 def measure(request: Mapping[str, Any], end: socket.socket) -> None:
-    """The stand-in of ``dataset_builder.child.measure`` for probes."""
+    """The stand-in of ``dataset_builder.measure.child.measure`` for probes."""
     if request.get("probe_bytes"):
         stand_in.measure(request, end)
         return

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Final, TextIO
 
-from dataset_builder.campaign import Tally
+from dataset_builder.measure.campaign import Tally
 from gpumemnet.data.measurement import STATUSES
 
 _TERMINAL_SECONDS: Final = 0.2
@@ -14,7 +14,7 @@ _LOG_SECONDS: Final = 10.0
 
 
 class ProgressLine:
-    """Shows a :class:`~dataset_builder.campaign.Tally` on a text stream; call it as often as you like."""
+    """Shows a :class:`~dataset_builder.measure.campaign.Tally` on a text stream; call it as often as you like."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

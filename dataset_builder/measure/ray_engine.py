@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import dataset_builder
 import gpumemnet
-from dataset_builder.campaign import Tally
-from dataset_builder.engines import LocalEngine, MeterSource, Show
-from dataset_builder.forkserver import CHILD
-from dataset_builder.nvml import visible_meters
-from dataset_builder.pool import Record, RunSettings
+from dataset_builder.measure.campaign import Tally
+from dataset_builder.measure.engines import LocalEngine, MeterSource, Show
+from dataset_builder.measure.fork_server import CHILD
+from dataset_builder.measure.nvml import visible_meters
+from dataset_builder.measure.pool import Record, RunSettings
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned
 from gpumemnet.batch.ray_loading import load_ray
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
@@ -37,7 +37,7 @@ class RayEngine:
     """The free GPUs of the Ray cluster that ``RAY_ADDRESS`` names, of the one running here, or of a new one on this machine.
 
     Args:
-        enable_accounting, meters, child: as for :class:`~dataset_builder.engines.LocalEngine`, on every host.
+        enable_accounting, meters, child: as for :class:`~dataset_builder.measure.engines.LocalEngine`, on every host.
 
     Raises:
         MissingExtraError: when Ray is not installed.
@@ -104,7 +104,7 @@ class RayEngine:
         return min(self._bytes)
 
     def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
-        """Measure ``planned``; see :meth:`~dataset_builder.engines.Engine.measure`.  The tally's running jobs are GPUs here."""
+        """Measure ``planned``; see :meth:`~dataset_builder.measure.engines.Engine.measure`.  The tally's running jobs are GPUs here."""
         from ray.util.queue import Queue
 
         results = Queue(actor_options={"num_cpus": 0})

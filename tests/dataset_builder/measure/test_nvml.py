@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataset_builder.nvml import Gpu, select_visible, visible_meters
+from dataset_builder.measure.nvml import Gpu, select_visible, visible_meters
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB
 

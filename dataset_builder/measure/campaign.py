@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dataset_builder.forkserver import CHILD, ForkServer
-from dataset_builder.nvml import Meter
-from dataset_builder.pool import HISTORY_FOLDER, Pool, Record, RunSettings
-from dataset_builder.probe import probe
+from dataset_builder.measure.fork_server import CHILD, ForkServer
+from dataset_builder.measure.nvml import Meter
+from dataset_builder.measure.pool import HISTORY_FOLDER, Pool, Record, RunSettings
+from dataset_builder.measure.reading_probe import probe
 from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.data.measurement import Measurement
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.measure.journal import Journal, Settings, read_journal
 from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.data.measurement import Measurement
@@ -94,7 +94,7 @@ def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from dataset_builder.journal import Journal, read_journal
+from dataset_builder.measure.journal import Journal, read_journal
 from gpumemnet.errors import DatasetError
 folder = Path(sys.argv[1])
 [row] = read_journal(folder)

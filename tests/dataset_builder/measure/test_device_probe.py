@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from dataset_builder.device_probe import CONTEXT_STAGES, WORKSPACE_STAGES, probe_device, write_profile
-from dataset_builder.device_stages import STAGES, run_stage
-from dataset_builder.forkserver import ForkServer
-from dataset_builder.nvml import visible_meters
+from dataset_builder.measure.device_probe import CONTEXT_STAGES, WORKSPACE_STAGES, probe_device, write_profile
+from dataset_builder.measure.device_stages import STAGES, run_stage
+from dataset_builder.measure.fork_server import ForkServer
+from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.errors import InvalidRequestError, MeasurementError
 from gpumemnet.gpu.catalogue import context, find_profile, load_profile
 from gpumemnet.units import MIB

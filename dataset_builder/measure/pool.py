@@ -17,11 +17,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder import channel
-from dataset_builder.estimate import rough_bytes
-from dataset_builder.forkserver import ForkServer
-from dataset_builder.nvml import Meter
-from dataset_builder.probe import Trust, recognise
+from dataset_builder.measure import channel
+from dataset_builder.measure.fork_server import ForkServer
+from dataset_builder.measure.nvml import Meter
+from dataset_builder.measure.reading_probe import Trust, recognise
+from dataset_builder.measure.rough_estimate import rough_bytes
 from dataset_builder.recipe.planned_job import PROTOCOL, PlannedJob, training_job
 from gpumemnet.data.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.journal import read_journal
-from dataset_builder.nvml import visible_meters
+from dataset_builder.measure.journal import read_journal
+from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import validate

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dataset_builder import channel
-from dataset_builder.child import measure, note_statistics, process_ids, software_stack
 from dataset_builder.families import mlp
-from dataset_builder.forkserver import ForkServer
+from dataset_builder.measure import channel
+from dataset_builder.measure.child import measure, note_statistics, process_ids, software_stack
+from dataset_builder.measure.fork_server import ForkServer
 from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.errors import MeasurementError

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder import channel
-from dataset_builder.forkserver import ForkServer
-from dataset_builder.nvml import Meter
-from dataset_builder.probe import Trust, expect, probe, recognise, settle, wait_for_exit
+from dataset_builder.measure import channel
+from dataset_builder.measure.fork_server import ForkServer
+from dataset_builder.measure.nvml import Meter
+from dataset_builder.measure.reading_probe import Trust, expect, probe, recognise, settle, wait_for_exit
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION
 
 CONTEXT_STAGES: Final = ("allocation", "matmul", "convolution", "attention", "training")
-"""Of :mod:`dataset_builder.device_stages`; the last is what a training job's context is taken from."""
+"""Of :mod:`dataset_builder.measure.device_stages`; the last is what a training job's context is taken from."""
 WORKSPACE_STAGES: Final = ("blas_workspaces", "convolution_workspaces")
 _PATIENCE_SECONDS: Final = 900.0
 """Benchmarking builds and times every algorithm of a hundred convolutions."""
@@ -52,7 +52,7 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
     """Measure the GPU of ``meter``.
 
     Args:
-        server: forks children of :mod:`dataset_builder.child`.
+        server: forks children of :mod:`dataset_builder.measure.child`.
         meter: the GPU's readings.
 
     Returns:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.journal import read_journal
+from dataset_builder.measure.journal import read_journal
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "dataset_builder" / "scripts" / "slurm_array.sh"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.journal import Journal, Settings, read_journal
+from dataset_builder.measure.journal import Journal, Settings, read_journal
 from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.units import GIB

@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataset_builder import channel
-from dataset_builder.forkserver import ForkServer
-from dataset_builder.nvml import Meter
+from dataset_builder.measure import channel
+from dataset_builder.measure.fork_server import ForkServer
+from dataset_builder.measure.nvml import Meter
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB, MIB
 

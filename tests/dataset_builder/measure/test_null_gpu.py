@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dataset_builder.journal import read_journal
+from dataset_builder.measure.journal import read_journal
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB, MIB
-from tests.dataset_builder.null_gpu.build import NullGpu, build, environment, toolkit_headers
+from tests.dataset_builder.measure.null_gpu.build import NullGpu, build, environment, toolkit_headers
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,7 +115,7 @@ def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
 def test_a_script_reserves_what_its_trace_says(libraries: Path, script: str) -> None:
     name, *arguments = script.split()
     path = str(ROOT / "tests" / "gpumemnet" / "trace" / "examples" / "scripts" / f"{name}.py")
-    rank = [sys.executable, "tests/dataset_builder/null_gpu/first_rank.py", "8", path, *arguments]
+    rank = [sys.executable, "tests/dataset_builder/measure/null_gpu/first_rank.py", "8", path, *arguments]
     real = subprocess.run(rank, cwd=ROOT, env=os.environ | environment(libraries), capture_output=True, text=True)
     peaks = json.loads(real.stdout.strip().splitlines()[-1].removeprefix("PEAKS"))
     trace = [sys.executable, "-m", "gpumemnet", "trace", "--script", path, "--ranks", "8", "--gpu", "H200", "--json", "--"]

@@ -1,0 +1,1 @@
+"""Measures jobs on GPUs: campaigns, the fork server, measuring processes, and NVML."""
