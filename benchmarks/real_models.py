@@ -3,7 +3,7 @@
     python benchmarks/real_models.py
 
 Needs torchvision and timm beside torch; nothing is trained.  The readings, their sources and how each model is built and traced
-are in ``dataset_builder/published_real_models.py``.
+are in ``dataset_builder/published/real_models.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from dataset_builder.published_real_models import REAL_MODELS, build, traced_memory
+from dataset_builder.published.real_models import REAL_MODELS, build, traced_memory
 from gpumemnet.data.measurement import PUBLISHED_GPU
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB

@@ -269,7 +269,7 @@ def import_published(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
-    from dataset_builder import published
+    from dataset_builder.published.mlp import mlp as published
 
     left_out: Counter[str] = Counter()
     print(f"{published.import_published(source, out, left_out):,} published measurements written to {out}")
@@ -282,7 +282,7 @@ def import_real_models(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
 ) -> None:
     """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
-    from dataset_builder import published_real_models
+    from dataset_builder.published.mlp import real_models as published_real_models
 
     print(f"{published_real_models.import_real_models(out):,} published readings written to {out}")
 

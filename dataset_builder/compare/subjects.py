@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dataset_builder.families import TensorSpec, family
 from dataset_builder.measure.training import laid_out
-from dataset_builder.published_networks import Rebuilds, published_family
+from dataset_builder.published.networks import Rebuilds, published_family
 from dataset_builder.recipe.options import parse_options
 from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.data.measurement import Measurement

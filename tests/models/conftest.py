@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset_builder.published import WHERE_TO_GET_IT, import_published
+from dataset_builder.published.mlp import WHERE_TO_GET_IT, import_published
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder.published import read_published
-from dataset_builder.published_transformer import (
+from dataset_builder.published.mlp import read_published
+from dataset_builder.published.transformer import (
     COLUMNS,
     PublishedTransformer,
     build,

@@ -1,4 +1,4 @@
-"""The parts that published CNNs are made of; see :mod:`dataset_builder.published_cnn`."""
+"""The parts that published CNNs are made of; see :mod:`dataset_builder.published.cnn`."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dataset_builder import cli
-from dataset_builder.published_networks import published_family
-from dataset_builder.published_real_models import REAL_MODELS, Reading, RealModel, import_real_models, measurement_of_reading
+from dataset_builder.published.networks import published_family
+from dataset_builder.published.real_models import REAL_MODELS, Reading, RealModel, import_real_models, measurement_of_reading
 from dataset_builder.split import split_by_architecture
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import Measurement

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dataset_builder.families import TensorSpec
-from dataset_builder.published import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS, LeftOutError
+from dataset_builder.published.mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS, LeftOutError
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
@@ -148,7 +148,7 @@ def build(architecture: PublishedCnn) -> nn.Module:
     """The network on torch's current default device: images ``[batch, channels, size, size]`` to class probabilities."""
     from torch import nn
 
-    from dataset_builder.published_cnn_modules import ResidualUnit, convolution
+    from dataset_builder.published.cnn_modules import ResidualUnit, convolution
 
     a = architecture
     given, size = a.input_channels, a.input_size

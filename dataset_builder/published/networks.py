@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _HOMES: Final[Mapping[str, str]] = {
     "mlp": "dataset_builder.families.mlp",
-    "cnn": "dataset_builder.published_cnn",
-    "transformer": "dataset_builder.published_transformer",
+    "cnn": "dataset_builder.published.cnn",
+    "transformer": "dataset_builder.published.transformer",
 }
 
 

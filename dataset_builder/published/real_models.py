@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from dataset_builder.published import PUBLISHED_CAPACITY_BYTES
+from dataset_builder.published.mlp import PUBLISHED_CAPACITY_BYTES
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError

@@ -1,0 +1,1 @@
+"""Other people's published measurements, as datasets of this project."""
