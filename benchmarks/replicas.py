@@ -26,7 +26,7 @@ from dataset_builder.compare.subjects import traceable  # noqa: E402
 from dataset_builder.recipe.planned_job import PlannedJob, training_job  # noqa: E402
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
-from dataset_builder.traced import traced_run  # noqa: E402
+from dataset_builder.traced.traced import traced_run  # noqa: E402
 from gpumemnet.data.dataset import read_dataset  # noqa: E402
 from gpumemnet.data.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402

@@ -223,7 +223,7 @@ def trace_recipe(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Label jobs of a recipe by tracing them, where there is no GPU; the rows say that nobody measured them."""
-    from dataset_builder import traced
+    from dataset_builder.traced.traced import traced
 
     traced.trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
     _collect(out, out / "dataset.parquet")
@@ -236,7 +236,7 @@ def add_traces(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Give each job of a dataset its traced peak, which schedulers that trace send along."""
-    from dataset_builder import traced
+    from dataset_builder.traced.traced import traced
 
     done, failed = traced.add_traces(dataset, out, workers)
     print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
