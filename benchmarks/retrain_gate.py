@@ -29,14 +29,14 @@ from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
 from gpumemnet.units import MIB
-from models.data import load_labelled_jobs
-from models.export import save_classifier
-from models.plans import mlp_plan
 from models.retrain.gate import binomial_tail, losses
 from models.retrain.pipeline import retrain
 from models.retrain.request import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, code_hash
-from models.training import train_classifier
+from models.training.data import load_labelled_jobs
+from models.training.export import save_classifier
+from models.training.mlp import train_classifier
+from models.training.plans import mlp_plan
 
 Run = dict[str, Any]
 DATASETS = Path(__file__).resolve().parents[1] / "dataset_builder" / "datasets"

@@ -32,16 +32,16 @@ from models.answers import (
     commonest_bin,
     regression_answers,
 )
-from models.bounds import COVERAGES
-from models.data import LabelledJobs, features_on, joined
-from models.export import save_classifier
 from models.network import float_tensor
 from models.paper.formulas import horus, naive
 from models.paper.training import fit_paper_mlp, fit_paper_transformer
-from models.plans import COMMON as COMMON_PLAN
-from models.sequence_training import SequencePlan, train_sequence_classifier
-from models.traced_peak import fit_traced_peak
-from models.training import TrainingPlan, fitted_transform, train_classifier
+from models.training.bounds import COVERAGES
+from models.training.data import LabelledJobs, features_on, joined
+from models.training.export import save_classifier
+from models.training.mlp import TrainingPlan, fitted_transform, train_classifier
+from models.training.plans import COMMON as COMMON_PLAN
+from models.training.sequence import SequencePlan, train_sequence_classifier
+from models.training.traced_peak import fit_traced_peak
 
 Array = NDArray[np.float64]
 

@@ -18,9 +18,9 @@ from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
 
 if TYPE_CHECKING:
-    from models.data import LabelledJobs
-    from models.plan_file import FoundPlan
     from models.retrain.request import Outcome, Request
+    from models.training.data import LabelledJobs
+    from models.training.plan_file import FoundPlan
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -88,10 +88,10 @@ def train(
         data = _load(datasets[0], family)
         calibration = {family: _load(traces[0], family)} if traces else {}
     found = None if plan_file is None else _found_plan(plan_file, data.family, encoder)
-    from models.export import save_classifier
-    from models.plans import Plan, mlp_plan, transformer_plan
-    from models.sequence_training import SequencePlan, train_sequence_classifier
-    from models.training import train_classifier
+    from models.training.export import save_classifier
+    from models.training.mlp import train_classifier
+    from models.training.plans import Plan, mlp_plan, transformer_plan
+    from models.training.sequence import SequencePlan, train_sequence_classifier
 
     plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data, seed, epochs)
     if found is not None:
@@ -121,8 +121,8 @@ def evaluate(
     """Evaluate every candidate on held-out architectures and print the table."""
     data = _load(dataset, family)
     from models.evaluation import evaluate as run_evaluation
-    from models.plans import mlp_plan
     from models.report import heading, markdown_table, write_report
+    from models.training.plans import mlp_plan
 
     with _progress("evaluating") as report, _split_errors(dataset):
         evaluation = run_evaluation(data, plan=mlp_plan(data, seed, epochs), fold_count=folds, progress=report)
@@ -277,10 +277,10 @@ def search(
         raise InvalidRequestError(f"must be {' or '.join(engines)}, not {engine}", "engine")
     if not dataset.is_file():
         raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
-    from models.plan_file import document_of
     from models.search.engines import engine as engine_called
     from models.search.judging import question
     from models.search.run import report, search
+    from models.training.plan_file import document_of
 
     asked = question(dataset, family, encoder, folds, seed)
     with _progress("searching") as progress:
@@ -329,7 +329,7 @@ def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
 
 
 def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
-    from models.plan_file import read_plan
+    from models.training.plan_file import read_plan
 
     found = read_plan(path)
     if (found.family, found.encoder) != (family, encoder):
@@ -342,7 +342,7 @@ def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
 def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
     if not paths:
         return ()
-    from models.plan_file import read_plan
+    from models.training.plan_file import read_plan
 
     plans = tuple(map(read_plan, paths))
     for number, one in enumerate(plans):
@@ -359,7 +359,7 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
         raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder; {PUBLISHED_HINT} {dataset}")
     import torch
 
-    from models.data import load_labelled_jobs
+    from models.training.data import load_labelled_jobs
 
     torch.set_num_threads(1)  # the networks are too small for a second thread to pay
     return load_labelled_jobs(dataset, family)
@@ -367,7 +367,7 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
 
 def _load_all(datasets: list[Path]) -> LabelledJobs:
     """The jobs of all families of several datasets together."""
-    from models.data import joined
+    from models.training.data import joined
 
     data = joined(list(_load_by_family(datasets).values()))
     if len(data.families) == 1:
@@ -388,7 +388,7 @@ def _load_by_family(datasets: list[Path]) -> dict[str, LabelledJobs]:
 def _families(dataset: Path) -> list[str]:
     if not dataset.is_file():
         raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
-    from models.data import labelled_families
+    from models.training.data import labelled_families
 
     return labelled_families(dataset)
 

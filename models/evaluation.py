@@ -17,11 +17,11 @@ import numpy as np
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
 from models.answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
-from models.data import LabelledJobs
-from models.export import save_classifier
 from models.metrics import AmountFigures, BinFigures, amount_figures, bin_figures
-from models.splits import folds
-from models.training import TrainingPlan, train_classifier
+from models.training.data import LabelledJobs
+from models.training.export import save_classifier
+from models.training.mlp import TrainingPlan, train_classifier
+from models.training.splits import folds
 
 FOLDS: Final = 3
 SCHEMES: Final[tuple[BinScheme, ...]] = (PUBLISHED_BINS["published-1000mib"], PUBLISHED_BINS["published-2000mib"])

@@ -43,16 +43,16 @@ from models.candidates import (
     served_answers,
     traced_peak_answers,
 )
-from models.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
-from models.export import save_classifier
 from models.learning import Learning, learn
-from models.plans import common_plan, mlp_plan, transformer_plan
 from models.reporting import write_reporting
 from models.reporting.map_picture import MAX_MAP_ROWS
 from models.section import Section
-from models.sequence_training import train_sequence_classifier
 from models.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
-from models.training import train_classifier
+from models.training.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
+from models.training.export import save_classifier
+from models.training.mlp import train_classifier
+from models.training.plans import common_plan, mlp_plan, transformer_plan
+from models.training.sequence import train_sequence_classifier
 
 SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from gpumemnet.features.vector import FEATURE_NAMES
-from models.data import LabelledJobs
 from models.network import float_tensor
-from models.splits import folds
-from models.training import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.data import LabelledJobs
+from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.splits import folds
 
 SHARES: Final = (0.125, 0.25, 0.5, 1.0)
 MIN_ROWS: Final = 120

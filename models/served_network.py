@@ -3,7 +3,7 @@
 Each node of a graph costs a third of a microsecond, and onnxruntime packs the weights of two-dimensional products once, when it
 loads the graph, and of others at every call; rows of such products are also the same alone and among others.  So the members lie
 side by side, and sums are products with ones.  Every number is a buffer as the operations take it: two classifiers of one shape
-differ in their state alone (:mod:`models.graph_export`).
+differ in their state alone (:mod:`models.training.graph_export`).
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from models.candidates import (
     pooled,
     transferred,
 )
-from models.data import LabelledJobs
 from models.section import Section
-from models.splits import folds
+from models.training.data import LabelledJobs
+from models.training.splits import folds
 
 Progress = Callable[[str, float], None]
 MEASURED_FOLDS: Final = 5

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from gpumemnet.predict.bins import BinScheme
 from models.answers import Answers
-from models.data import LabelledJobs
 from models.paper.features import paper_features, paper_sequences
 from models.paper.networks import PaperMLP, PaperTransformer
-from models.splits import pieces
+from models.training.data import LabelledJobs
+from models.training.splits import pieces
 
 Inputs = tuple[Tensor, ...]
 """What a network reads of ``B`` jobs; each tensor's first axis is ``B``."""

@@ -22,9 +22,9 @@ from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
-from models.data import ZOO
 from models.retrain.columns_check import SWAPPED, is_swapped
 from models.retrain.units_check import unit_error
+from models.training.data import ZOO
 
 REFUSING: Final = frozenset(
     {

@@ -12,14 +12,14 @@ import torch
 
 from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, save_bundle
-from models.data import LabelledJobs, labelled_jobs
-from models.export import save_classifier
-from models.plan_file import FoundPlan
-from models.plans import Plan, mlp_plan, transformer_plan
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.tracks import Track, TrainingData
-from models.sequence_training import SequencePlan, train_sequence_classifier
-from models.training import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.data import LabelledJobs, labelled_jobs
+from models.training.export import save_classifier
+from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.plan_file import FoundPlan
+from models.training.plans import Plan, mlp_plan, transformer_plan
+from models.training.sequence import SequencePlan, train_sequence_classifier
 
 
 def train_candidate(

@@ -56,8 +56,8 @@ def _has_line(one: Measurement) -> bool:
 
 
 def _line(rows: Sequence[Measurement]) -> PhysicsLine:
-    from models.data import features_on
     from models.physics_line import fit_line  # loads scikit-learn
+    from models.training.data import features_on
 
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     return fit_line(features_on(rows[0].gpu, [one.job for one in rows]), labels, _LINE)

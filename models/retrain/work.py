@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gpumemnet.predict.bundle import Bundle
-from models.data import LabelledJobs, labelled_jobs
 from models.retrain.collect import Collected, Row
 from models.retrain.gate import RULE
 from models.retrain.ground import held_out_but_learnt, lacking, origins, slot_of
@@ -19,6 +18,7 @@ from models.retrain.judging import judge_candidate, parts_of, without_answer
 from models.retrain.request import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
 from models.retrain.tracks import Track, calibration_track, too_few, training_data
+from models.training.data import LabelledJobs, labelled_jobs
 
 
 class Work:

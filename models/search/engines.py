@@ -13,8 +13,8 @@ import gpumemnet
 import models
 from gpumemnet.batch.ray_loading import load_ray
 from gpumemnet.errors import DatasetError
-from models.plans import Plan
 from models.search.judging import Question, fold_loss
+from models.training.plans import Plan
 
 ENGINES: Final = ("local", "ray")
 

@@ -15,15 +15,15 @@ import torch
 
 from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.errors import DatasetError
-from models.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
 from models.network import float_tensor
-from models.plans import Plan
 from models.retrain.gate import MOST_WASTE, losses
 from models.retrain.holdout import is_held_out
-from models.sequence_training import SequencePlan, batch_of, train_sequence_classifier
 from models.served_network import SequenceClassifier
-from models.splits import folds
-from models.training import TrainedClassifier, train_classifier
+from models.training.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
+from models.training.mlp import TrainedClassifier, train_classifier
+from models.training.plans import Plan
+from models.training.sequence import SequencePlan, batch_of, train_sequence_classifier
+from models.training.splits import folds
 
 COVERAGE: Final = 0.99
 FEWEST_ROWS: Final = 150

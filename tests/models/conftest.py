@@ -14,7 +14,7 @@ from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
-from models.data import LabelledJobs, features_on
+from models.training.data import LabelledJobs, features_on
 
 GPU = "NVIDIA A100-SXM4-40GB"
 

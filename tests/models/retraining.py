@@ -15,10 +15,10 @@ from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.registry.registry import Registry
 from gpumemnet.units import GIB, MIB
-from models.data import features_on, load_labelled_jobs
-from models.export import save_classifier
-from models.plans import mlp_plan
-from models.training import train_classifier
+from models.training.data import features_on, load_labelled_jobs
+from models.training.export import save_classifier
+from models.training.mlp import train_classifier
+from models.training.plans import mlp_plan
 from tests.models.conftest import GPU, random_mlp
 
 EPOCHS = 2

@@ -17,13 +17,13 @@ from gpumemnet.predict.bundle import CARD_FILE, load_bundle, save_bundle
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.candidates import COMMON, Plans
-from models.data import LabelledJobs, features_on, joined
-from models.export import save_classifier
 from models.network import float_tensor, group_names
-from models.sequence_training import SequencePlan
-from models.splits import folds
 from models.study import run_studies, traced_study
-from models.training import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.data import LabelledJobs, features_on, joined
+from models.training.export import save_classifier
+from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.sequence import SequencePlan
+from models.training.splits import folds
 
 PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
 OFFSET = 2 * GIB

@@ -14,12 +14,12 @@ from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers, commonest_bin
-from models.data import LabelledJobs
 from models.paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
 from models.paper.formulas import horus, naive
 from models.paper.networks import PaperTransformer
 from models.paper.training import fit_paper_mlp, fit_paper_transformer
-from models.splits import folds
+from models.training.data import LabelledJobs
+from models.training.splits import folds
 
 SCHEMES = (PUBLISHED_BINS["published-2000mib"], PUBLISHED_BINS["published-1000mib"])
 

@@ -19,10 +19,10 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB
 from models.cli import main
-from models.plan_file import read_plan
 from models.retrain.holdout import is_held_out
 from models.search.judging import fold_loss, question
-from models.training import TrainingPlan
+from models.training.mlp import TrainingPlan
+from models.training.plan_file import read_plan
 from tests.models.retraining import dataset, measured, observed
 from tests.registries import shipped
 
@@ -163,7 +163,7 @@ def test_each_fold_is_trained_anew_and_gives_the_same_again(base: Path) -> None:
 
 
 def test_the_transformer_is_judged_too(base: Path) -> None:
-    from models.sequence_training import SequencePlan
+    from models.training.sequence import SequencePlan
 
     asked = question(base, "mlp", "transformer", 2, 0)
     assert 0.0 < fold_loss(asked, SequencePlan(width=4, depth=1, heads=1, hidden=8, epochs=1), 0) < 1.0
@@ -273,7 +273,7 @@ def test_training_follows_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         plans.append(plan)
         return shipped()
 
-    monkeypatch.setattr("models.export.save_classifier", save)  # the export takes seconds
+    monkeypatch.setattr("models.training.export.save_classifier", save)  # the export takes seconds
     given = ["train", "--dataset", str(rows), "--out", str(tmp_path / "bundle"), "--plan", str(plan_file(tmp_path))]
     assert main([*given, "--seed", "5"]) == 0
     assert main([*given, "--epochs", "2"]) == 0

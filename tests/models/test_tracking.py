@@ -16,9 +16,9 @@ from gpumemnet.registry.mlflow_store import MlflowStore
 from gpumemnet.registry.registry import Registry
 from gpumemnet.units import MIB
 from models.cli import main
-from models.plan_file import document_of
 from models.retrain.holdout import HELD_OUT_RULE
-from models.training import TrainingPlan
+from models.training.mlp import TrainingPlan
+from models.training.plan_file import document_of
 from tests.mlflow_stores import empty_store, needs_mlflow, store_in
 from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped

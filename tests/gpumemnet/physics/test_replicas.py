@@ -30,8 +30,8 @@ from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.rows import read_site_rows
 from gpumemnet.tracing import Questions
 from gpumemnet.units import GIB, MIB
-from models.data import labelled_families, load_labelled_jobs, rows_to_learn_from
 from models.retrain.collect import collect
+from models.training.data import labelled_families, load_labelled_jobs, rows_to_learn_from
 from tests.jobs import jobs, mlp
 from tests.models.retraining import dataset, measured
 from tests.sites import DATASETS

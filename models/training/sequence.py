@@ -1,7 +1,7 @@
 """Training of the transformer-based classifier, and the calibration of its safe bytes.
 
 One piece of the training architectures is held out: it chooses the epoch and gives the conformal multiples (split conformal
-prediction, :mod:`models.bounds`).  The choice of the epoch, and the floor, make that inexact, so the
+prediction, :mod:`models.training.bounds`).  The choice of the epoch, and the floor, make that inexact, so the
 coverage on held-out folds, in every evaluation, is the evidence.
 """
 
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpumemnet.features.sequence import layer_sequence
-from models.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
-from models.data import LabelledJobs
 from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
 from models.physics_line import LAYER_TERMS
 from models.sequence_network import SequenceInputs, SequenceNetwork, encoder_width, initialised
 from models.served_network import MixtureHead, SequenceClassifier
-from models.splits import pieces
-from models.training import (
+from models.training.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
+from models.training.data import LabelledJobs
+from models.training.mlp import (
     SHORTEST_SCHEDULE,
     TrainedClassifier,
     extrapolation_scale,
     fitted_transform,
     label_interval,
 )
+from models.training.splits import pieces
 
 HELD_OUT: Final = 6
 """One in so many architectures chooses the epoch and calibrates."""

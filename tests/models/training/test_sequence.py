@@ -13,12 +13,12 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.predictor import Predictor
-from models.data import LabelledJobs
-from models.export import save_classifier
 from models.network import float_tensor
-from models.sequence_training import SequencePlan, train_sequence_classifier
-from models.splits import folds
-from models.training import TrainedClassifier
+from models.training.data import LabelledJobs
+from models.training.export import save_classifier
+from models.training.mlp import TrainedClassifier
+from models.training.sequence import SequencePlan, train_sequence_classifier
+from models.training.splits import folds
 
 PLAN = SequencePlan(epochs=10, width=8, depth=1, hidden=16)
 

@@ -2,7 +2,7 @@
 
 Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
 there, in the manner of cross-conformal prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015), in units of
-the predicted spread (:mod:`models.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch and the
+the predicted spread (:mod:`models.training.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch and the
 floor, and all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
 """
 
@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.units import MIB
-from models.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
-from models.data import LabelledJobs
 from models.network import (
     FeatureTransform,
     MemberMLPs,
@@ -31,7 +29,9 @@ from models.network import (
 )
 from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
 from models.served_network import MixtureClassifier, MixtureHead
-from models.splits import pieces
+from models.training.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
+from models.training.data import LabelledJobs
+from models.training.splits import pieces
 
 SHORTEST_SCHEDULE: Final = 20
 """Steps of the shortest one-cycle schedule: with fewer its first tenth holds none."""

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.training_job import FAMILIES
-from models.plans import Plan
-from models.sequence_training import SequencePlan
-from models.training import TrainingPlan
+from models.training.mlp import TrainingPlan
+from models.training.plans import Plan
+from models.training.sequence import SequencePlan
 
 FORMAT: Final = 1
 KIND: Final = "gpumemnet training plan"

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.features.sequence import layer_sequence
-from models import graph_export
-from models.data import LabelledJobs
-from models.export import export_onnx
-from models.graph_export import export_graph
-from models.sequence_training import SequencePlan, train_sequence_classifier
-from models.training import TrainedClassifier, TrainingPlan, train_classifier
+from models.training.data import LabelledJobs
+from models.training.export import export_onnx
+from models.training.graph_export import export_graph
+from models.training.mlp import TrainedClassifier, TrainingPlan, graph_export, train_classifier
+from models.training.sequence import SequencePlan, train_sequence_classifier
 
 
 class Small(nn.Module):

@@ -12,17 +12,17 @@ from torch import nn
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from models.answers import REGRESSIONS, commonest_bin, regression_answers
-from models.bounds import COVERAGES, conformal_multiples, grouped_multiples
-from models.data import LabelledJobs, features_on
 from models.evaluation import SCHEMES
-from models.export import save_classifier
 from models.network import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
-from models.splits import folds
-from models.training import (
+from models.training.bounds import COVERAGES, conformal_multiples, grouped_multiples
+from models.training.data import LabelledJobs, features_on
+from models.training.export import save_classifier
+from models.training.mlp import (
     TrainedClassifier,
     TrainingPlan,
     train_classifier,
 )
+from models.training.splits import folds
 
 PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
 

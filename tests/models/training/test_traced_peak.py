@@ -10,13 +10,13 @@ import pytest
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from models.bounds import COVERAGES
 from models.candidates import traced_peak_answers
-from models.data import LabelledJobs
-from models.export import save_classifier
-from models.splits import folds
-from models.traced_peak import fit_traced_peak
-from models.training import TrainingPlan, train_classifier
+from models.training.bounds import COVERAGES
+from models.training.data import LabelledJobs
+from models.training.export import save_classifier
+from models.training.mlp import TrainingPlan, train_classifier
+from models.training.splits import folds
+from models.training.traced_peak import fit_traced_peak
 
 CONTEXT = 700 * MIB
 

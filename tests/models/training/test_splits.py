@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.splits import folds, pieces
+from models.training.splits import folds, pieces
 
 
 @given(st.lists(st.integers(0, 30), min_size=40, max_size=200), st.integers(2, 5), st.integers(0, 9))

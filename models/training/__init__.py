@@ -1,0 +1,1 @@
+"""Trains the classifiers and exports them as bundles."""
