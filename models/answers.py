@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
 from gpumemnet.predict.bins import BinScheme
-from models.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
+from models.networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
 from models.training.data import LabelledJobs
 from models.training.splits import folds
 

@@ -32,7 +32,7 @@ from models.answers import (
     commonest_bin,
     regression_answers,
 )
-from models.network import float_tensor
+from models.networks.mlp import float_tensor
 from models.paper.formulas import horus, naive
 from models.paper.training import fit_paper_mlp, fit_paper_transformer
 from models.training.bounds import COVERAGES

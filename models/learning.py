@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gpumemnet.features.vector import FEATURE_NAMES
-from models.network import float_tensor
+from models.networks.mlp import float_tensor
 from models.training.data import LabelledJobs
 from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
 from models.training.splits import folds

@@ -20,7 +20,7 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.predictor import TRUST
 from gpumemnet.units import MIB
-from models.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
+from models.networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
 from models.retrain.collect import Row, newest_runs
 from models.retrain.holdout import is_held_out, newest_after
 from models.training.data import LabelledJobs, features_on, labelled_jobs

@@ -15,7 +15,7 @@ import numpy as np
 from gpumemnet.data.measurement import Measurement
 
 if TYPE_CHECKING:
-    from models.physics_line import PhysicsLine
+    from models.networks.physics_line import PhysicsLine
     from models.retrain.collect import Row
 
 FEWEST: Final = 20
@@ -56,7 +56,7 @@ def _has_line(one: Measurement) -> bool:
 
 
 def _line(rows: Sequence[Measurement]) -> PhysicsLine:
-    from models.physics_line import fit_line  # loads scikit-learn
+    from models.networks.physics_line import fit_line  # loads scikit-learn
     from models.training.data import features_on
 
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)

@@ -15,10 +15,10 @@ import torch
 
 from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.errors import DatasetError
-from models.network import float_tensor
+from models.networks.mlp import float_tensor
+from models.networks.served import SequenceClassifier
 from models.retrain.gate import MOST_WASTE, losses
 from models.retrain.holdout import is_held_out
-from models.served_network import SequenceClassifier
 from models.training.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
 from models.training.mlp import TrainedClassifier, train_classifier
 from models.training.plans import Plan

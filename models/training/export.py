@@ -18,8 +18,8 @@ from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.site.training_reference import reference_document, training_reference
-from models.network import float_tensor
-from models.served_network import SequenceClassifier
+from models.networks.mlp import float_tensor
+from models.networks.served import SequenceClassifier
 from models.training.data import LabelledJobs
 from models.training.graph_export import export_graph
 from models.training.mlp import TrainedClassifier, TrainingPlan

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.units import MIB
-from models.network import (
+from models.networks.mlp import (
     FeatureTransform,
     MemberMLPs,
     centre_and_spread,
@@ -27,8 +27,8 @@ from models.network import (
     mixture_cdf,
     mode_name,
 )
-from models.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
-from models.served_network import MixtureClassifier, MixtureHead
+from models.networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
+from models.networks.served import MixtureClassifier, MixtureHead
 from models.training.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
 from models.training.data import LabelledJobs
 from models.training.splits import pieces
@@ -69,7 +69,7 @@ class TrainedClassifier:
         network: the whole graph, in evaluation mode.
         members: its members as they were trained.
         coverages: the levels of the graph's bounds.
-        multiples: one of :func:`models.network.group_names` → for each coverage the multiple of spread and floor that gives it.
+        multiples: one of :func:`models.networks.mlp.group_names` → for each coverage the multiple of spread and floor that gives it.
         floor: stands beside every spread, in units of the closed form's error.
         range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
         best_epochs: the epoch that each member stopped at.

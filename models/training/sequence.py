@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpumemnet.features.sequence import layer_sequence
-from models.network import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
-from models.physics_line import LAYER_TERMS
-from models.sequence_network import SequenceInputs, SequenceNetwork, encoder_width, initialised
-from models.served_network import MixtureHead, SequenceClassifier
+from models.networks.mlp import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
+from models.networks.physics_line import LAYER_TERMS
+from models.networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
+from models.networks.served import MixtureHead, SequenceClassifier
 from models.training.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
 from models.training.data import LabelledJobs
 from models.training.mlp import (

@@ -17,7 +17,7 @@ from gpumemnet.predict.bundle import CARD_FILE, load_bundle, save_bundle
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from models.candidates import COMMON, Plans
-from models.network import float_tensor, group_names
+from models.networks.mlp import float_tensor, group_names
 from models.study import run_studies, traced_study
 from models.training.data import LabelledJobs, features_on, joined
 from models.training.export import save_classifier

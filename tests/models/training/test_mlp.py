@@ -13,7 +13,7 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from models.answers import REGRESSIONS, commonest_bin, regression_answers
 from models.evaluation import SCHEMES
-from models.network import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
+from models.networks.mlp import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
 from models.training.bounds import COVERAGES, conformal_multiples, grouped_multiples
 from models.training.data import LabelledJobs, features_on
 from models.training.export import save_classifier

@@ -13,7 +13,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.features.sequence import layer_sequence
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.predictor import Predictor
-from models.network import float_tensor
+from models.networks.mlp import float_tensor
 from models.training.data import LabelledJobs
 from models.training.export import save_classifier
 from models.training.mlp import TrainedClassifier

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from models.network import (
+from models.networks.mlp import (
     BACKGROUND_SCALE,
     BACKGROUND_WEIGHT,
     MEAN_DEVIATION,
@@ -24,7 +24,7 @@ from models.network import (
     MemberMLPs,
     group_names,
 )
-from models.sequence_network import SequenceInputs
+from models.networks.sequence import SequenceInputs
 
 # Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components, G groups of
 # jobs, C coverages.
@@ -72,7 +72,7 @@ class SideBySide(nn.Module):
 class MixtureHead(nn.Module):
     """From the members' inputs to the graph's outputs (:mod:`gpumemnet.predict.bundle`): members, mixture and calibrated bounds.
 
-    It is the members' forward pass and :func:`models.network.centre_and_spread`.
+    It is the members' forward pass and :func:`models.networks.mlp.centre_and_spread`.
     """
 
     all_but_background: Tensor

@@ -2,7 +2,7 @@
 
 The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature vector).  The head is a
 mixture of logistics over log-bytes relative to the calibrated closed form: it answers bins of any width and respects their order.
-Everything from the raw feature columns on is inside the modules, hence inside the exported graph (:mod:`models.served_network`).
+Everything from the raw feature columns on is inside the modules, hence inside the exported graph (:mod:`models.networks.served`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.units import MIB
-from models.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
+from models.networks.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 
 # Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components; M modes (2, or 2 for each
 # family of a common model), G groups of jobs (2 M).

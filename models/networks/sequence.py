@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS
-from models.network import FeatureTransform, MemberMLPs, Mixture
+from models.networks.mlp import FeatureTransform, MemberMLPs, Mixture
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
 
