@@ -120,8 +120,8 @@ def evaluate(
 ) -> None:
     """Evaluate every candidate on held-out architectures and print the table."""
     data = _load(dataset, family)
-    from models.evaluation import evaluate as run_evaluation
-    from models.report import heading, markdown_table, write_report
+    from models.evaluation.folds import evaluate as run_evaluation
+    from models.evaluation.report import heading, markdown_table, write_report
     from models.training.plans import mlp_plan
 
     with _progress("evaluating") as report, _split_errors(dataset):
@@ -151,7 +151,7 @@ def report(
     ] = False,
 ) -> None:
     """Judge every candidate on every dataset, and write tables and pictures of it."""
-    from models.full_report import write_common_report, write_full_report
+    from models.evaluation.full_report import write_common_report, write_full_report
 
     if smoke and common:
         raise InvalidRequestError("is a short run of its own: leave out --smoke", "common")

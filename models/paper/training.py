@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.predict.bins import BinScheme
-from models.answers import Answers
+from models.evaluation.answers import Answers
 from models.paper.features import paper_features, paper_sequences
 from models.paper.networks import PaperMLP, PaperTransformer
 from models.training.data import LabelledJobs

@@ -13,7 +13,7 @@ from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
-from models.answers import Answers, commonest_bin
+from models.evaluation.answers import Answers, commonest_bin
 from models.paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
 from models.paper.formulas import horus, naive
 from models.paper.networks import PaperTransformer

@@ -11,8 +11,8 @@ from torch import nn
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from models.answers import REGRESSIONS, commonest_bin, regression_answers
-from models.evaluation import SCHEMES
+from models.evaluation.answers import REGRESSIONS, commonest_bin, regression_answers
+from models.evaluation.folds import SCHEMES
 from models.networks.mlp import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
 from models.training.bounds import COVERAGES, conformal_multiples, grouped_multiples
 from models.training.data import LabelledJobs, features_on

@@ -10,7 +10,7 @@ import pytest
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from models.candidates import traced_peak_answers
+from models.evaluation.candidates import traced_peak_answers
 from models.training.bounds import COVERAGES
 from models.training.data import LabelledJobs
 from models.training.export import save_classifier

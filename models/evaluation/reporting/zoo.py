@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.units import MIB
-from models.reporting.canvas import label_word
-from models.section import Section
+from models.evaluation.reporting.canvas import label_word
+from models.evaluation.section import Section
 
 _TRACE_WORD: Final = "trace"
 

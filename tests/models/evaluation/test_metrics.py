@@ -5,8 +5,8 @@ import pytest
 
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.units import GIB, MIB
-from models.answers import Answers
-from models.metrics import amount_figures, bin_figures, confusion
+from models.evaluation.answers import Answers
+from models.evaluation.metrics import amount_figures, bin_figures, confusion
 
 SCHEME = BinScheme(GIB, 4)
 MEASURED = np.array([0.5, 1.5, 1.5, 2.5]) * GIB

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from models.reporting.candidate_figures import candidate_figures, judged_rows
-from models.reporting.canvas import (
+from models.evaluation.reporting.candidate_figures import candidate_figures, judged_rows
+from models.evaluation.reporting.canvas import (
     COLOURS,
     FAMILY_COLOURS,
     GREY,
@@ -21,8 +21,8 @@ from models.reporting.canvas import (
     new_figure,
     shortened,
 )
-from models.reporting.groups import octave_groups
-from models.section import Section
+from models.evaluation.reporting.groups import octave_groups
+from models.evaluation.section import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.evaluation.folds.reporting import canvas
 from numpy.typing import NDArray
 
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
-from models.answers import Answers
-from models.reporting import canvas, write_reporting
-from models.reporting.calibration import coverages, reliability
-from models.reporting.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
-from models.reporting.canvas import baselines, shown_bins
-from models.reporting.groups import OCTAVE_WORD, groupings, octave_groups, octave_name
-from models.reporting.interval import independent_rows, share_interval, wilson
-from models.reporting.published import published_beside
-from models.reporting.tables import TRACED, bin_table
-from models.reporting.zoo_picture import zoo_picture
-from models.section import Section
+from models.evaluation.answers import Answers
+from models.evaluation.reporting import write_reporting
+from models.evaluation.reporting.calibration import coverages, reliability
+from models.evaluation.reporting.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
+from models.evaluation.reporting.canvas import baselines, shown_bins
+from models.evaluation.reporting.groups import OCTAVE_WORD, groupings, octave_groups, octave_name
+from models.evaluation.reporting.interval import independent_rows, share_interval, wilson
+from models.evaluation.reporting.published import published_beside
+from models.evaluation.reporting.tables import TRACED, bin_table
+from models.evaluation.reporting.zoo_picture import zoo_picture
+from models.evaluation.section import Section
 from tests.jobs import SMALL_LAYERS, small_job
 
 Array = NDArray[np.float64]

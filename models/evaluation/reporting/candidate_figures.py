@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
-from models.answers import Answers
-from models.metrics import bin_figures
-from models.reporting.interval import Interval, share_interval
-from models.section import Section
+from models.evaluation.answers import Answers
+from models.evaluation.metrics import bin_figures
+from models.evaluation.reporting.interval import Interval, share_interval
+from models.evaluation.section import Section
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -40,7 +40,7 @@ class SchemeFigures:
     Attributes:
         jobs: that are judged.
         accuracy: share in the right bin.
-        accuracy_interval: its 95 % confidence interval; see :mod:`models.reporting.interval`.
+        accuracy_interval: its 95 % confidence interval; see :mod:`models.evaluation.reporting.interval`.
         macro_f1: F1 averaged over the bins that occur.
         too_low: share whose predicted bin lies below the right one.
     """

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.units import GIB
-from models.answers import COVERAGE, Answers
-from models.reporting.candidate_figures import architectures, judged_rows
-from models.reporting.interval import Interval, share_interval
-from models.section import Section
+from models.evaluation.answers import COVERAGE, Answers
+from models.evaluation.reporting.candidate_figures import architectures, judged_rows
+from models.evaluation.reporting.interval import Interval, share_interval
+from models.evaluation.section import Section
 
 INTERVALS: Final = 10
 

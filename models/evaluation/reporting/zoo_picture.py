@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.units import GIB
-from models.reporting.candidate_figures import judged_rows
-from models.reporting.canvas import COLOURS, GREY, OURS, new_figure, shortened
-from models.reporting.zoo import estimates
-from models.section import Section
+from models.evaluation.reporting.candidate_figures import judged_rows
+from models.evaluation.reporting.canvas import COLOURS, GREY, OURS, new_figure, shortened
+from models.evaluation.reporting.zoo import estimates
+from models.evaluation.section import Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

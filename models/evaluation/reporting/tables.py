@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpumemnet.units import MIB
-from models.reporting.candidate_figures import GIB_BINS, SCHEMES, CandidateFigures
-from models.reporting.interval import Interval
-from models.reporting.published import PublishedAccuracy
-from models.reporting.zoo import estimates
-from models.section import Section
+from models.evaluation.reporting.candidate_figures import GIB_BINS, SCHEMES, CandidateFigures
+from models.evaluation.reporting.interval import Interval
+from models.evaluation.reporting.published import PublishedAccuracy
+from models.evaluation.reporting.zoo import estimates
+from models.evaluation.section import Section
 
 NOTHING: Final = "–"
 TRACED: Final = "Labels are traced, not measured: the figures are agreement with the trace."

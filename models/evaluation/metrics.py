@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score
 
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.units import MIB
-from models.answers import Answers
+from models.evaluation.answers import Answers
 
 Array = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ import numpy as np
 from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
-from models.reporting.candidate_figures import GIB_BINS, CandidateFigures
-from models.section import Section
+from models.evaluation.reporting.candidate_figures import GIB_BINS, CandidateFigures
+from models.evaluation.section import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

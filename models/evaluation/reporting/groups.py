@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS
 from gpumemnet.units import GIB
-from models.reporting.candidate_figures import judged_rows
-from models.section import Section
+from models.evaluation.reporting.candidate_figures import judged_rows
+from models.evaluation.section import Section
 
 Rows = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import TrainingJob
-from models.answers import Answers
+from models.evaluation.answers import Answers
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

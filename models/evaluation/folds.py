@@ -16,8 +16,8 @@ import numpy as np
 
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
-from models.answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
-from models.metrics import AmountFigures, BinFigures, amount_figures, bin_figures
+from models.evaluation.answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
+from models.evaluation.metrics import AmountFigures, BinFigures, amount_figures, bin_figures
 from models.training.data import LabelledJobs
 from models.training.export import save_classifier
 from models.training.mlp import TrainingPlan, train_classifier

@@ -23,8 +23,8 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB
-from models.answers import Answers, calibrated_physics
-from models.candidates import (
+from models.evaluation.answers import Answers, calibrated_physics
+from models.evaluation.candidates import (
     COMMON,
     COMMON_TRANSFERRED,
     MLP_BASED,
@@ -43,11 +43,11 @@ from models.candidates import (
     served_answers,
     traced_peak_answers,
 )
-from models.learning import Learning, learn
-from models.reporting import write_reporting
-from models.reporting.map_picture import MAX_MAP_ROWS
-from models.section import Section
-from models.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
+from models.evaluation.learning_curves import Learning, learn
+from models.evaluation.reporting import write_reporting
+from models.evaluation.reporting.map_picture import MAX_MAP_ROWS
+from models.evaluation.section import Section
+from models.evaluation.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
 from models.training.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
 from models.training.export import save_classifier
 from models.training.mlp import train_classifier

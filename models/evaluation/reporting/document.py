@@ -12,19 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from models.reporting.amount_pictures import octave_picture, scatter_picture
-from models.reporting.calibration import CoveragePoint, Reliability, coverages, reliability
-from models.reporting.calibration_pictures import coverage_picture, reliability_picture
-from models.reporting.candidate_figures import CandidateFigures, candidate_figures
-from models.reporting.canvas import baselines, png, write_whole
-from models.reporting.confusion_picture import confusion_picture
-from models.reporting.groups import groupings
-from models.reporting.map_picture import MAX_MAP_ROWS, map_picture
-from models.reporting.published import published_beside
-from models.reporting.tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
-from models.reporting.zoo import estimates
-from models.reporting.zoo_picture import zoo_picture
-from models.section import Section
+from models.evaluation.reporting.amount_pictures import octave_picture, scatter_picture
+from models.evaluation.reporting.calibration import CoveragePoint, Reliability, coverages, reliability
+from models.evaluation.reporting.calibration_pictures import coverage_picture, reliability_picture
+from models.evaluation.reporting.candidate_figures import CandidateFigures, candidate_figures
+from models.evaluation.reporting.canvas import baselines, png, write_whole
+from models.evaluation.reporting.confusion_picture import confusion_picture
+from models.evaluation.reporting.groups import groupings
+from models.evaluation.reporting.map_picture import MAX_MAP_ROWS, map_picture
+from models.evaluation.reporting.published import published_beside
+from models.evaluation.reporting.tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
+from models.evaluation.reporting.zoo import estimates
+from models.evaluation.reporting.zoo_picture import zoo_picture
+from models.evaluation.section import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,9 +16,9 @@ from gpumemnet.errors import BundleError, DatasetError, InvalidRequestError
 from gpumemnet.predict.bundle import CARD_FILE, load_bundle, save_bundle
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
-from models.candidates import COMMON, Plans
+from models.evaluation.candidates import COMMON, Plans
+from models.evaluation.study import run_studies, traced_study
 from models.networks.mlp import float_tensor, group_names
-from models.study import run_studies, traced_study
 from models.training.data import LabelledJobs, features_on, joined
 from models.training.export import save_classifier
 from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier

@@ -24,7 +24,7 @@ from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
-from models.answers import (
+from models.evaluation.answers import (
     COVERAGE,
     Answers,
     calibrated_closed_form,

@@ -13,8 +13,8 @@ import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.worker_pool import worker_pool
-from models.answers import Answers
-from models.candidates import (
+from models.evaluation.answers import Answers
+from models.evaluation.candidates import (
     COMMON,
     MEASURED_CANDIDATES,
     MLP_BASED,
@@ -25,7 +25,7 @@ from models.candidates import (
     pooled,
     transferred,
 )
-from models.section import Section
+from models.evaluation.section import Section
 from models.training.data import LabelledJobs
 from models.training.splits import folds
 

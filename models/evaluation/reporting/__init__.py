@@ -1,0 +1,8 @@
+"""The report of an evaluation: tables in Markdown, all figures in JSON, and pictures, drawn from sections alone.
+
+It trains nothing and loads no model: whoever has :class:`models.evaluation.section.Section` objects can have them written down.
+"""
+
+from models.evaluation.reporting.document import write_reporting
+
+__all__ = ["write_reporting"]

@@ -1,8 +1,0 @@
-"""The report of an evaluation: tables in Markdown, all figures in JSON, and pictures, drawn from sections alone.
-
-It trains nothing and loads no model: whoever has :class:`models.section.Section` objects can have them written down.
-"""
-
-from models.reporting.document import write_reporting
-
-__all__ = ["write_reporting"]
