@@ -310,7 +310,7 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
     if tracking != "mlflow":
         raise InvalidRequestError(f"must be mlflow, not '{tracking}'", "tracking")
     from gpumemnet.registry.mlflow_store import check_name, check_store
-    from models.tracking import default_store
+    from models.retrain.tracking import default_store
 
     uri = uri or default_store(work)
     check_store(uri, "tracking_uri")
@@ -320,7 +320,7 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
 
 def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
     """Log what came of a retraining; a failure here is told, and changes neither the champion nor the exit code."""
-    from models.tracking import track
+    from models.retrain.tracking import track
 
     try:
         typer.echo(f"tracking: {track(request, outcome, uri, model)}", err=True)

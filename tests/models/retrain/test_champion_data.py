@@ -13,8 +13,8 @@ import pytest
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.estimates import Part
 from gpumemnet.predict.predictor import Predictor
+from models.retrain.champion_data import held_out_but_learnt, lacking, learnt_until
 from models.retrain.collect import collect
-from models.retrain.ground import held_out_but_learnt, lacking, learnt_until
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.judging import without_answer
 from models.retrain.steps import JUDGING_CODE, ROOT, TRAINING_CODE, cached_document, code_files

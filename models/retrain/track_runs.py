@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gpumemnet.predict.bundle import Bundle
+from models.retrain.champion_data import held_out_but_learnt, lacking, origins, slot_of
 from models.retrain.collect import Collected, Row
 from models.retrain.gate import RULE
-from models.retrain.ground import held_out_but_learnt, lacking, origins, slot_of
 from models.retrain.judging import judge_candidate, parts_of, without_answer
 from models.retrain.request import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
