@@ -33,8 +33,8 @@ from models.evaluation.answers import (
     regression_answers,
 )
 from models.networks.mlp import float_tensor
-from models.paper.formulas import horus, naive
-from models.paper.training import fit_paper_mlp, fit_paper_transformer
+from models.published.gpumemnet_paper.formulas import horus, naive
+from models.published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from models.training.bounds import COVERAGES
 from models.training.data import LabelledJobs, features_on, joined
 from models.training.export import save_classifier

@@ -14,10 +14,10 @@ from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.evaluation.answers import Answers, commonest_bin
-from models.paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
-from models.paper.formulas import horus, naive
-from models.paper.networks import PaperTransformer
-from models.paper.training import fit_paper_mlp, fit_paper_transformer
+from models.published.gpumemnet_paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
+from models.published.gpumemnet_paper.formulas import horus, naive
+from models.published.gpumemnet_paper.networks import PaperTransformer
+from models.published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from models.training.data import LabelledJobs
 from models.training.splits import folds
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from gpumemnet.predict.bins import BinScheme
 from models.evaluation.answers import Answers
-from models.paper.features import paper_features, paper_sequences
-from models.paper.networks import PaperMLP, PaperTransformer
+from models.published.gpumemnet_paper.features import paper_features, paper_sequences
+from models.published.gpumemnet_paper.networks import PaperMLP, PaperTransformer
 from models.training.data import LabelledJobs
 from models.training.splits import pieces
 

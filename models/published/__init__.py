@@ -1,0 +1,1 @@
+"""Other people's estimators, rebuilt from their papers."""
