@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from gpumemnet.errors import GpumemnetError
-from service.operation.listening import address_of, listen
-from service.operation.logs import configure_logs
+from service.listening import address_of, listen
+from service.middleware.logs import configure_logs
 from service.server import serve
 from service.settings import Settings, read_settings, unknown_variables
 from service.supervisor import Supervisor

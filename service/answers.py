@@ -30,7 +30,7 @@ from gpumemnet.predict.estimates import Estimates
 from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from service.limits import LEAST_TOGETHER, MAX_PROBABILITIES
+from service.middleware.limits import LEAST_TOGETHER, MAX_PROBABILITIES
 from service.plain_batches import read_plain_batch
 from service.prediction_id import prediction_id, prediction_ids
 from service.prediction_json import fit_document, integer, many_predictions, one_prediction

@@ -17,16 +17,16 @@ from starlette.routing import Route
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
 from service.answers import Answerer
-from service.limits import BodyLimit
+from service.middleware.gate import Gate
+from service.middleware.keys import KeyRing, parse_keys
+from service.middleware.limits import BodyLimit
+from service.middleware.metrics import CountingRecorder, metrics_routes
 from service.observations.database import DatabaseAwayError
 from service.observations.description import OBSERVATION_SHAPES, observation_paths, observation_schemas
 from service.observations.routes import observation_routes
 from service.observations.store import ObservationStore
 from service.oip import OIP_SHAPES, oip_paths, oip_routes
 from service.openapi import install_description
-from service.operation.gate import Gate
-from service.operation.keys import KeyRing, parse_keys
-from service.operation.metrics import CountingRecorder, metrics_routes
 from service.page.routes import docs_routes, page_routes
 from service.problems import install_problem_handlers
 from service.routes import install_routes, prediction_routes

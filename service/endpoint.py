@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from service.limits import INLINE_BODY_BYTES
+from service.middleware.limits import INLINE_BODY_BYTES
 from service.together import Together
 
 JSON: Final = "application/json"

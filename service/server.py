@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from service.heap import GROWTH_BYTES, give_memory_back, use_one_heap
-from service.operation.listening import BACKLOG
+from service.listening import BACKLOG
 from service.settings import Settings
 
 KEEP_ALIVE_SECONDS: Final = 75
@@ -44,9 +44,9 @@ def serve(
     import uvicorn
 
     from service.app import create_app
-    from service.operation.load import LOAD
-    from service.operation.logs import current_log
-    from service.operation.metrics import Vitals, resident_memory_bytes
+    from service.middleware.load import LOAD
+    from service.middleware.logs import current_log
+    from service.middleware.metrics import Vitals, resident_memory_bytes
 
     class Server(uvicorn.Server):
         """Ends on a signal as uvicorn does, but does not raise the signal once more when all is done: that is no failure."""

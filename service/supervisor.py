@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from gpumemnet.errors import GpumemnetError
-from service.operation.listening import address_of
-from service.operation.logs import configure_logs
-from service.operation.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
+from service.listening import address_of
+from service.middleware.logs import configure_logs
+from service.middleware.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
 from service.settings import Settings, SettingsError
 
 MAX_FAILED_STARTS: Final = 5

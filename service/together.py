@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gpumemnet.errors import FieldError
-from service.limits import LEAST_TOGETHER
-from service.operation.load import LOAD, Load
+from service.middleware.limits import LEAST_TOGETHER
+from service.middleware.load import LOAD, Load
 
 logger = logging.getLogger("gpumemnet.service")
 

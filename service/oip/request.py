@@ -18,7 +18,7 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
-from service.limits import MAX_PROBABILITIES
+from service.middleware.limits import MAX_PROBABILITIES
 from service.oip.outputs import OUTPUT_NAMES
 from service.oip.tensors import split_bytes
 from service.problems import located

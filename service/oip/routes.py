@@ -24,7 +24,7 @@ from gpumemnet.errors import BundleError, FieldError
 from gpumemnet.units import MIB
 from service.answers import Answerer
 from service.endpoint import JSON, read_body
-from service.limits import INLINE_BODY_BYTES
+from service.middleware.limits import INLINE_BODY_BYTES
 from service.oip.models import WHOLE, OipModel, oip_models
 from service.oip.outputs import OUTPUTS, output_tensors
 from service.oip.request import INPUT_DATATYPE, INPUT_NAME, read_infer_request

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.endpoint import JsonEndpoint
-from service.limits import BodyLimit
+from service.middleware.limits import BodyLimit
 from service.observations.routes import observation_routes
 from service.observations.store import ObservationStore
 from service.problems import install_problem_handlers

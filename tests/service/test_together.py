@@ -12,8 +12,8 @@ from gpumemnet.errors import FieldError, InvalidJobError
 from gpumemnet.predict.predictor import Predictor
 from service.answers import Answerer
 from service.examples import EXAMPLE_JOBS
-from service.limits import LEAST_TOGETHER
-from service.operation.load import Load
+from service.middleware.limits import LEAST_TOGETHER
+from service.middleware.load import Load
 from service.problems import field_problem
 from service.together import Together
 

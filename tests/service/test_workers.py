@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.service.test_metrics import scrape, value
+from tests.service.middleware.test_metrics import scrape, value
 
 
 def workers_of(running) -> list[psutil.Process]:
@@ -67,7 +67,7 @@ def release_of(running) -> dict[str, str]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_all_after_what_they_accepted(start_service, job, number, code):
-    from tests.service.test_gate import send_head
+    from tests.service.middleware.test_gate import send_head
 
     body = json.dumps({"job": job}).encode()
     with start_service("--workers", "2") as running:
@@ -116,8 +116,8 @@ def test_a_metrics_folder_that_cannot_be_made_is_said_in_one_sentence(tmp_path):
 
 DYING = """
 import os, signal, sys
-from service.operation.listening import listen
-from service.operation.logs import configure_logs
+from service.listening import listen
+from service.middleware.logs import configure_logs
 from service.settings import read_settings
 from service.supervisor import Supervisor
 

@@ -19,12 +19,12 @@ from typing import Final
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.operation.keys import ApiKey, KeyRing
-from service.operation.load import LOAD, Load
-from service.operation.logs import REQUEST_ID, LogWriter, current_log
-from service.operation.metrics import REFUSED, RequestMetrics
-from service.operation.paths import ANY_KEY, PathRule, rule_of
-from service.operation.rate import RateLimit
+from service.middleware.keys import ApiKey, KeyRing
+from service.middleware.load import LOAD, Load
+from service.middleware.logs import REQUEST_ID, LogWriter, current_log
+from service.middleware.metrics import REFUSED, RequestMetrics
+from service.middleware.paths import ANY_KEY, PathRule, rule_of
+from service.middleware.rate import RateLimit
 from service.problems import FORBIDDEN, INTERNAL_ERROR, MEDIA_TYPE, OVERLOADED, RATE_LIMITED, UNAUTHORIZED, ProblemKind, Refusal
 
 CLIENT_LEFT: Final = 499

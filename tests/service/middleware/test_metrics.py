@@ -68,7 +68,7 @@ def test_refusals_are_counted_by_reason(start_service):
 def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path, wanted):
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from service.operation.worker_metrics import make_metrics_folder, remove_metrics_folder\n"
+        "from service.middleware.worker_metrics import make_metrics_folder, remove_metrics_folder\n"
         "folder = make_metrics_folder(Path(sys.argv[1]) if sys.argv[1] else None)\n"
         "print(sorted(file.name for file in folder.iterdir()))\n"
         "remove_metrics_folder(folder)\nprint(folder.exists(), 'prometheus_client' in sys.modules)\n"

@@ -1,6 +1,6 @@
 """What is counted of requests and processes, and ``GET /metrics`` in Prometheus' text format.
 
-One worker counts in memory.  Several count in files that they share (:mod:`service.operation.worker_metrics` must be called
+One worker counts in memory.  Several count in files that they share (:mod:`service.middleware.worker_metrics` must be called
 before this module is imported), and whichever is asked adds them up.
 """
 
@@ -31,8 +31,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from service.endpoint import send_answer
-from service.operation.paths import PathRule
-from service.operation.worker_metrics import metrics_folder, worker_number
+from service.middleware.paths import PathRule
+from service.middleware.worker_metrics import metrics_folder, worker_number
 from service.records import PredictionRecord, RecordBatch, Recorder
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,7 +1,7 @@
 """API keys: who may ask for what.  The service knows only their SHA-256, so its settings give no key away.
 
 A key is 256 random bits, so nobody can guess one from its hash however fast the hash is; slow hashes protect passwords, which
-people choose.  ``python -m service.operation.keys new --name ci --scopes predict+observe`` makes one.
+people choose.  ``python -m service.middleware.keys new --name ci --scopes predict+observe`` makes one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def parse_keys(text: str) -> KeyRing:
     return KeyRing(keys)
 
 
-_COMMAND: Final = "python -m service.operation.keys"
+_COMMAND: Final = "python -m service.middleware.keys"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.operation.log_sink import MAX_BLOCK_BYTES, LogSink
-from service.operation.logs import LogWriter
+from service.middleware.log_sink import MAX_BLOCK_BYTES, LogSink
+from service.middleware.logs import LogWriter
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.operation.gate import Gate
-from service.operation.keys import parse_keys
-from service.operation.log_sink import LogSink
-from service.operation.logs import LogWriter
-from service.operation.rate import RateLimit
+from service.middleware.gate import Gate
+from service.middleware.keys import parse_keys
+from service.middleware.log_sink import LogSink
+from service.middleware.logs import LogWriter
+from service.middleware.rate import RateLimit
 
 
 def send_head(url: str, path: str, length: int, content: bytes = b"") -> socket.socket:
