@@ -16,6 +16,11 @@ from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
+from service.admin.champion import Serving
+from service.admin.description import ADMIN_SHAPES, admin_paths
+from service.admin.routes import admin_routes
+from service.admin.shadow import Shadow
+from service.admin.watch import Watcher
 from service.answers import Answerer
 from service.middleware.gate import Gate
 from service.middleware.keys import KeyRing, parse_keys
@@ -30,11 +35,6 @@ from service.openapi import install_description
 from service.page.routes import docs_routes, page_routes
 from service.problems import install_problem_handlers
 from service.routes import install_routes, prediction_routes
-from service.serving.admin import admin_routes
-from service.serving.champion import Serving
-from service.serving.description import ADMIN_SHAPES, admin_paths
-from service.serving.shadow import Shadow
-from service.serving.watch import Watcher
 from service.settings import OFF, PREFIX, Settings, SettingsError
 from service.shortcut import Shortcut
 

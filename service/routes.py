@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gpumemnet.errors import BundleError
+from service.admin.champion import Serving
 from service.endpoint import JSON, JsonEndpoint
 from service.openapi import describe_answer
 from service.plain import NegotiatedEndpoint
-from service.serving.champion import Serving
 from service.together import Together
 
 logger = logging.getLogger("gpumemnet.service")

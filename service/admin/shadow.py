@@ -18,8 +18,8 @@ from typing import Final, NamedTuple, Protocol
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
+from service.admin.metrics import SHADOW_DIFFERENCE, SHADOWED
 from service.records import PredictionRecord, RecordBatch, Recorder
-from service.serving.metrics import SHADOW_DIFFERENCE, SHADOWED
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1

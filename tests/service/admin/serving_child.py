@@ -14,13 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpumemnet.registry.registry import Registry
+from service.admin.champion import Serving
+from service.admin.routes import admin_routes
+from service.admin.shadow import Shadow
+from service.admin.watch import Watcher
 from service.answers import Answerer
 from service.endpoint import JsonEndpoint
 from service.problems import install_problem_handlers
-from service.serving.admin import admin_routes
-from service.serving.champion import Serving
-from service.serving.shadow import Shadow
-from service.serving.watch import Watcher
 
 
 class Notes:

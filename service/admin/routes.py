@@ -1,7 +1,7 @@
 """Looking at the models and choosing which of them answer, over HTTP; whether the caller may is asked before it comes here.
 
 A change is tested and done when its answer is sent, in this worker; the others follow by themselves
-(:mod:`service.serving.watch`).
+(:mod:`service.admin.watch`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gpumemnet.errors import (
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.registry.registry import NAME_RULE, Registry, Release, is_release_name
+from service.admin.champion import Serving
+from service.admin.description import HISTORY_SHOWN, MAX_REASON
 from service.endpoint import JSON, read_json_body, send_answer
 from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
-from service.serving.champion import Serving
-from service.serving.description import HISTORY_SHOWN, MAX_REASON
 
 logger = logging.getLogger("gpumemnet.service")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from service.serving.champion import Serving
+from service.admin.champion import Serving
 
 logger = logging.getLogger("gpumemnet.service")
 

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gpumemnet.predict.predictor import Predictor
+from service.admin.shadow import QUEUE_LENGTH, Shadow
 from service.records import PredictionRecord
-from service.serving.shadow import QUEUE_LENGTH, Shadow
 from tests.jobs import small_job
 from tests.registries import shipped
 
