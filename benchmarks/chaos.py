@@ -35,7 +35,7 @@ import httpx
 import psutil
 
 from gpumemnet.predict.bundle import load_bundle, save_bundle, shipped_bundles
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[1]
 KEYS = {scope: f"{scope}-key-of-the-chaos-run" for scope in ("predict", "observe", "admin")}

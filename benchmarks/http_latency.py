@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 from http_load import Request, run_load
 
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 60

@@ -25,8 +25,8 @@ from gpumemnet import Layer, Predictor, TrainingJob, job_to_json  # noqa: E402
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix  # noqa: E402
 from gpumemnet.job.json_codec import job_from_json  # noqa: E402
 from gpumemnet.physics.closed_form import IS_COMPILED  # noqa: E402
-from service.answers import Answerer  # noqa: E402
-from service.examples import EXAMPLE_JOBS  # noqa: E402
+from service.api.answers import Answerer  # noqa: E402
+from service.api.examples import EXAMPLE_JOBS  # noqa: E402
 
 JOBS = 2000
 REPEATS = 15

@@ -21,7 +21,11 @@ from service.admin.description import ADMIN_SHAPES, admin_paths
 from service.admin.routes import admin_routes
 from service.admin.shadow import Shadow
 from service.admin.watch import Watcher
-from service.answers import Answerer
+from service.api.answers import Answerer
+from service.api.fast_route import Shortcut
+from service.api.openapi import install_description
+from service.api.problems import install_problem_handlers
+from service.api.routes import install_routes, prediction_routes
 from service.middleware.gate import Gate
 from service.middleware.keys import KeyRing, parse_keys
 from service.middleware.limits import BodyLimit
@@ -31,12 +35,8 @@ from service.observations.description import OBSERVATION_SHAPES, observation_pat
 from service.observations.routes import observation_routes
 from service.observations.store import ObservationStore
 from service.oip import OIP_SHAPES, oip_paths, oip_routes
-from service.openapi import install_description
 from service.page.routes import docs_routes, page_routes
-from service.problems import install_problem_handlers
-from service.routes import install_routes, prediction_routes
 from service.settings import OFF, PREFIX, Settings, SettingsError
-from service.shortcut import Shortcut
 
 HOT_PATHS: Final = ("/v1/predict", "/v1/predict/batch")
 DATABASE_FILE: Final = "observations.sqlite3"

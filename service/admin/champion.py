@@ -19,7 +19,7 @@ from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_dige
 from service.admin.metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
 from service.admin.self_test import check_golden
 from service.admin.shadow import Shadow
-from service.answers import Answerer
+from service.api.answers import Answerer
 from service.heap import give_memory_back
 
 CONFIGURED: Final = "configured"

@@ -8,9 +8,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpumemnet.registry.registry import SHIPPED
-from service.endpoint import JSON
-from service.problems import MEDIA_TYPE
-from service.schemas import reference
+from service.api.endpoint import JSON
+from service.api.problems import MEDIA_TYPE
+from service.api.schemas import reference
 
 HISTORY_SHOWN: Final = 50
 MAX_REASON: Final = 500

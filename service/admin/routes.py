@@ -31,8 +31,8 @@ from gpumemnet.job.layers import describe
 from gpumemnet.registry.registry import NAME_RULE, Registry, Release, is_release_name
 from service.admin.champion import Serving
 from service.admin.description import HISTORY_SHOWN, MAX_REASON
-from service.endpoint import JSON, read_json_body, send_answer
-from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from service.api.endpoint import JSON, read_json_body, send_answer
+from service.api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 
 logger = logging.getLogger("gpumemnet.service")
 

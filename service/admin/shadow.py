@@ -19,7 +19,7 @@ from gpumemnet.errors import GpumemnetError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
 from service.admin.metrics import SHADOW_DIFFERENCE, SHADOWED
-from service.records import PredictionRecord, RecordBatch, Recorder
+from service.api.records import PredictionRecord, RecordBatch, Recorder
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1
@@ -48,7 +48,7 @@ class Challenger(NamedTuple):
 
 
 class Shadow:
-    """A :class:`~service.records.Recorder` that passes every prediction on, and asks the challenger about a share of them.
+    """A :class:`~service.api.records.Recorder` that passes every prediction on, and asks the challenger about a share of them.
 
     Args:
         store: takes note of predictions and of the challenger's answers; ``None`` where nothing is stored.

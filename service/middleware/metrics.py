@@ -30,10 +30,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from service.endpoint import send_answer
+from service.api.endpoint import send_answer
+from service.api.records import PredictionRecord, RecordBatch, Recorder
 from service.middleware.paths import PathRule
 from service.middleware.worker_metrics import metrics_folder, worker_number
-from service.records import PredictionRecord, RecordBatch, Recorder
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -101,7 +101,7 @@ class RequestMetrics:
 
 
 class CountingRecorder:
-    """A :class:`~service.records.Recorder` that counts predictions and passes them on.
+    """A :class:`~service.api.records.Recorder` that counts predictions and passes them on.
 
     Args:
         recorder: to whom, if to anyone.

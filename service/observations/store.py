@@ -21,6 +21,9 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from gpumemnet.errors import FieldError
 from gpumemnet.job.job_batch import layer_counts
 from gpumemnet.site.observation import Observation, content_hash
+from service.api.prediction_id import prediction_id
+from service.api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from service.api.records import PredictionRecord, RecordBatch
 from service.middleware.load import LOAD
 from service.observations.database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
 from service.observations.metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
@@ -40,9 +43,6 @@ from service.observations.tables import (
     write_observations,
     write_predictions,
 )
-from service.prediction_id import prediction_id
-from service.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
-from service.records import PredictionRecord, RecordBatch
 
 FLUSH_SECONDS: Final = 0.25
 """How long a prediction waits at most before it is written."""

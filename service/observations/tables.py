@@ -18,9 +18,9 @@ from sqlalchemy import Connection, Table, delete, exists, select, text
 from gpumemnet.errors import FieldError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.site.observation import Observation, check_capacity
+from service.api.records import PredictionRecord, RecordBatch
 from service.observations.job_documents import job_document, job_documents
 from service.observations.schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
-from service.records import PredictionRecord, RecordBatch
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000

@@ -14,11 +14,11 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from service.answers import Answerer
-from service.examples import EXAMPLE_JOBS
+from service.api.answers import Answerer
+from service.api.examples import EXAMPLE_JOBS
+from service.api.problems import located
 from service.oip.outputs import Row
 from service.oip.request import INPUT_NAME, InferRequest
-from service.problems import located
 
 WHOLE: Final = "gpumemnet"
 """The model that is the whole predictor."""

@@ -22,8 +22,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gpumemnet.errors import BundleError, FieldError
 from gpumemnet.units import MIB
-from service.answers import Answerer
-from service.endpoint import JSON, read_body
+from service.api.answers import Answerer
+from service.api.endpoint import JSON, read_body
 from service.middleware.limits import INLINE_BODY_BYTES
 from service.oip.models import WHOLE, OipModel, oip_models
 from service.oip.outputs import OUTPUTS, output_tensors

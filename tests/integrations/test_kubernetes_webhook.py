@@ -19,7 +19,7 @@ import httpx
 import kubernetes_validate
 import pytest
 
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[2]
 WEBHOOK = ROOT / "integrations/kubernetes/webhook.py"

@@ -15,7 +15,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.fits import target
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[2]
 JOB = job_from_dict(EXAMPLE_JOBS["mlp"])

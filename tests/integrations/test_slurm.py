@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[2]
 FILTER = ROOT / "integrations/slurm/cli_filter.lua"

@@ -13,8 +13,8 @@ from gpumemnet.errors import BundleError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.predict.predictor import Predictor
-from service.answers import Answerer
-from service.examples import EXAMPLE_JOBS
+from service.api.answers import Answerer
+from service.api.examples import EXAMPLE_JOBS
 
 MEMORY_BYTES = 8 * 2**30
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gpumemnet.predict.predictor import Predictor
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 
 
 @pytest.fixture(scope="session")

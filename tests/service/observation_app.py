@@ -9,12 +9,12 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
-from service.answers import Answerer
-from service.endpoint import JsonEndpoint
+from service.api.answers import Answerer
+from service.api.endpoint import JsonEndpoint
+from service.api.problems import install_problem_handlers
 from service.middleware.limits import BodyLimit
 from service.observations.routes import observation_routes
 from service.observations.store import ObservationStore
-from service.problems import install_problem_handlers
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from service.examples import EXAMPLE_JOBS
-from service.schemas import Problem
+from service.api.examples import EXAMPLE_JOBS
+from service.api.schemas import Problem
 from tests.fuzzing import fuzzed
 
 WAIT_SECONDS = 0.05

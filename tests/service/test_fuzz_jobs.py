@@ -10,8 +10,8 @@ import httpx
 import pytest
 from hypothesis import event, given
 
-from service.examples import EXAMPLE_JOBS, predict_examples
-from service.schemas import Problem
+from service.api.examples import EXAMPLE_JOBS, predict_examples
+from service.api.schemas import Problem
 from tests.fuzzing import fuzzed, spoilt_json
 
 JOBS = list(EXAMPLE_JOBS.values())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpumemnet.job.job_batch import JobBatch
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.json_columns import read_jobs
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 from service.observations.job_documents import job_document, job_documents
 from tests.jobs import jobs
 

@@ -20,7 +20,7 @@ import pytest
 
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 from service.observations.description import ObservationResults, ObservationSummary, StoredObservation, observation_paths
 from tests.service.databases import PostgreSQL, running_postgresql
 

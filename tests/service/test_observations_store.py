@@ -20,15 +20,15 @@ from prometheus_client import REGISTRY
 
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import Observation
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
+from service.api.prediction_id import prediction_id
+from service.api.problems import Refusal
+from service.api.records import PredictionRecord
 from service.observations import migrations, store
 from service.observations.alarm import Outcome, alarm, interval, miss_probability
 from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine, revision
 from service.observations.schema import METADATA, REVISIONS, VERSION_TABLE
 from service.observations.store import ObservationStore
-from service.prediction_id import prediction_id
-from service.problems import Refusal
-from service.records import PredictionRecord
 
 GPU = "NVIDIA A100-SXM4-40GB"
 MIB = 2**20

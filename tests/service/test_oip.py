@@ -20,8 +20,8 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.bins import bins_of_width
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
-from service.answers import Answerer
-from service.examples import EXAMPLE_JOBS
+from service.api.answers import Answerer
+from service.api.examples import EXAMPLE_JOBS
 from service.oip import OIP_SHAPES, oip_paths, oip_routes
 from service.oip.description import (
     OipAnswer,

@@ -18,9 +18,9 @@ from service.admin.champion import Serving
 from service.admin.routes import admin_routes
 from service.admin.shadow import Shadow
 from service.admin.watch import Watcher
-from service.answers import Answerer
-from service.endpoint import JsonEndpoint
-from service.problems import install_problem_handlers
+from service.api.answers import Answerer
+from service.api.endpoint import JsonEndpoint
+from service.api.problems import install_problem_handlers
 
 
 class Notes:

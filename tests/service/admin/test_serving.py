@@ -18,7 +18,7 @@ from gpumemnet.predict.bundle import MODEL_FILE
 from gpumemnet.registry.registry import SHIPPED, Registry
 from service.admin.description import AdminModels, admin_paths
 from service.admin.routes import admin_routes
-from service.examples import EXAMPLE_JOBS
+from service.api.examples import EXAMPLE_JOBS
 from tests.registries import add_release, shipped
 
 CHILD = Path(__file__).with_name("serving_child.py")

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from gpumemnet.predict.predictor import Predictor
 from service.admin.shadow import QUEUE_LENGTH, Shadow
-from service.records import PredictionRecord
+from service.api.records import PredictionRecord
 from tests.jobs import small_job
 from tests.registries import shipped
 

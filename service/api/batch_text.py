@@ -1,7 +1,7 @@
 """Reads the usual batch of jobs from its text straight into columns, without a dictionary for any of them.
 
 Every value is checked while it is decoded.  A request in which anything is out of the ordinary (a job that is not valid, layers
-as lists, an option that is an object) is left to :mod:`service.questions` and :mod:`gpumemnet.job.json_columns`, which read it job by
+as lists, an option that is an object) is left to :mod:`service.api.requests` and :mod:`gpumemnet.job.json_columns`, which read it job by
 job and say what is wrong; what is read here, those read alike.
 """
 
@@ -28,8 +28,8 @@ from gpumemnet.job.training_job import (
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
 )
-from service.questions import OPTION_FIELDS as REQUEST_OPTIONS
-from service.questions import PLAIN_OPTIONS, Options, read_options
+from service.api.requests import OPTION_FIELDS as REQUEST_OPTIONS
+from service.api.requests import PLAIN_OPTIONS, Options, read_options
 
 _RANGES: Final = {name: (minimum, maximum) for name, minimum, maximum in FIELD_RANGES}
 _LAYERS: Final = attrgetter("layers")

@@ -17,16 +17,16 @@ from starlette.routing import BaseRoute, Route
 
 from gpumemnet.errors import BundleError
 from service.admin.champion import Serving
-from service.endpoint import JSON, JsonEndpoint
-from service.openapi import describe_answer
-from service.plain import NegotiatedEndpoint
-from service.together import Together
+from service.api.endpoint import JSON, JsonEndpoint
+from service.api.microbatch import Together
+from service.api.openapi import describe_answer
+from service.api.text_response import NegotiatedEndpoint
 
 logger = logging.getLogger("gpumemnet.service")
 
 
 def prediction_routes(serving: Serving) -> list[BaseRoute]:
-    """The hot routes; :mod:`service.openapi` describes them."""
+    """The hot routes; :mod:`service.api.openapi` describes them."""
 
     def predict(body: bytes) -> bytes:
         return serving.answerer.predict(body)

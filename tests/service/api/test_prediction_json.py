@@ -5,9 +5,9 @@ import json
 import pytest
 
 from gpumemnet.predict.predictor import Predictor
-from service.answers import Answerer
-from service.examples import EXAMPLE_JOBS
-from service.prediction_id import prediction_ids
+from service.api.answers import Answerer
+from service.api.examples import EXAMPLE_JOBS
+from service.api.prediction_id import prediction_ids
 
 ANSWERER = Answerer(Predictor.default(), max_jobs=100)
 MLP = EXAMPLE_JOBS["mlp"]

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.model import BundleModel
+from service.api.problems import PROBLEM_KINDS
 from service.app import create_app
-from service.problems import PROBLEM_KINDS
 from service.settings import Settings
 
 JSON = {"Content-Type": "application/json"}

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from service.endpoint import JSON, JsonEndpoint, send_answer
-from service.problems import OUTSIDE_SUPPORT, Refusal
+from service.api.endpoint import JSON, JsonEndpoint, send_answer
+from service.api.problems import OUTSIDE_SUPPORT, Refusal
 
 PLAIN: Final = "text/plain"
 PLAIN_FIELDS: Final = ("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "prediction_id")
@@ -33,7 +33,7 @@ _ANYTHING: Final = (b"*/*", JSON.encode())
 
 
 class NegotiatedEndpoint(JsonEndpoint):
-    """A :class:`~service.endpoint.JsonEndpoint` whose prediction may also be had as plain text."""
+    """A :class:`~service.api.endpoint.JsonEndpoint` whose prediction may also be had as plain text."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import FieldError
-from service.problems import problem_answer
+from service.api.problems import problem_answer
 
 
 class Shortcut:

@@ -10,12 +10,12 @@ import pytest
 
 from gpumemnet.errors import FieldError, InvalidJobError
 from gpumemnet.predict.predictor import Predictor
-from service.answers import Answerer
-from service.examples import EXAMPLE_JOBS
+from service.api.answers import Answerer
+from service.api.examples import EXAMPLE_JOBS
+from service.api.microbatch import Together
+from service.api.problems import field_problem
 from service.middleware.limits import LEAST_TOGETHER
 from service.middleware.load import Load
-from service.problems import field_problem
-from service.together import Together
 
 MLP = EXAMPLE_JOBS["mlp"]
 ANSWERER = Answerer(Predictor.default(), max_jobs=10)

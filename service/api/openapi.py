@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from gpumemnet.errors import FieldError
-from service.answers import Answerer
-from service.examples import (
+from service.api.answers import Answerer
+from service.api.examples import (
     Document,
     batch_examples,
     batch_sizes_examples,
@@ -26,9 +26,9 @@ from service.examples import (
     refused_example,
     smallest_gpu_examples,
 )
-from service.plain import PLAIN, PLAIN_FIELDS, plain_text
-from service.problems import MEDIA_TYPE, field_problem
-from service.schemas import component_schemas, reference
+from service.api.problems import MEDIA_TYPE, field_problem
+from service.api.schemas import component_schemas, reference
+from service.api.text_response import PLAIN, PLAIN_FIELDS, plain_text
 
 Description = dict[str, Any]
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.prediction_id import prediction_id, prediction_ids
+from service.api.prediction_id import prediction_id, prediction_ids
 
 
 @given(st.integers(0, 2**48 * 10**6 - 1))

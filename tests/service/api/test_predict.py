@@ -18,7 +18,7 @@ from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.units import MIB, ceil_mib
-from service.answers import Answerer
+from service.api.answers import Answerer
 
 
 def predict(http, job, **options):

@@ -11,9 +11,9 @@ from gpumemnet.errors import FieldError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.predictor import Predictor
-from service.answers import Answerer
-from service.plain_batches import read_plain_batch
-from service.questions import read_question
+from service.api.answers import Answerer
+from service.api.batch_text import read_plain_batch
+from service.api.requests import read_question
 from tests.fuzzing import CASES
 from tests.job_documents import documents, oddities, read_alone
 from tests.jobs import jobs, small_job

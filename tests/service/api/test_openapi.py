@@ -15,10 +15,10 @@ from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS
 from gpumemnet.predict.predictor import Predictor
+from service.api.examples import refused_example
+from service.api.openapi import EXAMPLE_ID
+from service.api.schemas import job_schema, layer_schema
 from service.app import create_app
-from service.examples import refused_example
-from service.openapi import EXAMPLE_ID
-from service.schemas import job_schema, layer_schema
 from service.settings import Settings
 
 SNAPSHOT = Path(__file__).parent / "openapi_snapshot.json"

@@ -1,6 +1,6 @@
 """What the service keeps of a prediction, so that an observation can be compared with it later.
 
-The :class:`~service.answers.Answerer` hands every prediction to a :class:`Recorder`; who stores it, or asks another model the
+The :class:`~service.api.answers.Answerer` hands every prediction to a :class:`Recorder`; who stores it, or asks another model the
 same, is none of its business.
 """
 

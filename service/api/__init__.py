@@ -1,0 +1,1 @@
+"""Predictions over HTTP: requests, answers, errors and the description of the API."""
