@@ -9,7 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.service.browser import MISSING, Browser, chromium
+from tests.service.page.browser import MISSING, Browser, chromium
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
