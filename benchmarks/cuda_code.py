@@ -1,7 +1,8 @@
 """The trace against PyTorch's own CUDA code, job by job: what is asked of the allocator, what it gives, and what it reserves.
 
 ``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--keep FILE.json]`` needs a CUDA build of PyTorch, gcc and the toolkit's
-headers, and no GPU: a campaign of each family runs on the null GPU of ``tests/dataset_builder/null_gpu``, which counts memory
+headers, and no GPU: a campaign of each family runs on the null GPU of ``tests/dataset_builder/measure/null_gpu``, which counts
+memory
 and runs no kernel, and every job of it is traced.  Libraries are no part of it: cuDNN and cuBLAS ask for no memory there, so the
 trace leaves out the workspaces of convolutions.  Jobs whose memory depends on computed values are not comparable, and those that
 call Triton kernels (Adafactor with convolutions, torch 2.13) end in an error and are left out.
@@ -38,7 +39,7 @@ from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.sandbox.worker_pool import in_processes  # noqa: E402
 from gpumemnet.tracing.platform import Platform  # noqa: E402
 from gpumemnet.tracing.step import TraceOptions  # noqa: E402
-from gpumemnet.tracing.workspaces import convolution as convolution_scratch
+from gpumemnet.tracing.workspaces import convolution as convolution_scratch  # noqa: E402
 from gpumemnet.tracing.workspaces.scratch import Scratch  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer", "zoo")

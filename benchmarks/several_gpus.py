@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cuda_code import GPU, PEAKS, Peaks, peaks_of  # noqa: E402
 from dataset_builder.compare.subjects import traceable  # noqa: E402
-from dataset_builder.measure import training
+from dataset_builder.measure import training  # noqa: E402
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job  # noqa: E402
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402

@@ -223,7 +223,7 @@ def trace_recipe(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Label jobs of a recipe by tracing them, where there is no GPU; the rows say that nobody measured them."""
-    from dataset_builder.traced.traced import traced
+    from dataset_builder.traced import traced
 
     traced.trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
     _collect(out, out / "dataset.parquet")
@@ -236,7 +236,7 @@ def add_traces(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Give each job of a dataset its traced peak, which schedulers that trace send along."""
-    from dataset_builder.traced.traced import traced
+    from dataset_builder.traced import traced
 
     done, failed = traced.add_traces(dataset, out, workers)
     print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
@@ -269,7 +269,7 @@ def import_published(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
-    from dataset_builder.published.mlp import mlp as published
+    from dataset_builder.published import mlp as published
 
     left_out: Counter[str] = Counter()
     print(f"{published.import_published(source, out, left_out):,} published measurements written to {out}")
@@ -282,7 +282,7 @@ def import_real_models(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
 ) -> None:
     """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
-    from dataset_builder.published.mlp import real_models as published_real_models
+    from dataset_builder.published import real_models as published_real_models
 
     print(f"{published_real_models.import_real_models(out):,} published readings written to {out}")
 

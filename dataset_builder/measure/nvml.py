@@ -17,7 +17,8 @@ from gpumemnet.errors import MeasurementError
 T = TypeVar("T")
 
 STAND_IN_DRIVER: Final = "stand-in"
-"""What a rehearsal's NVML calls its driver (``tests/dataset_builder/null_gpu``): nothing that it says is a measurement."""
+"""What a rehearsal's NVML calls its driver (``tests/dataset_builder/measure/null_gpu``): nothing that it says is a
+measurement."""
 
 
 @dataclass(frozen=True, slots=True)

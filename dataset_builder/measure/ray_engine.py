@@ -104,7 +104,8 @@ class RayEngine:
         return min(self._bytes)
 
     def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
-        """Measure ``planned``; see :meth:`~dataset_builder.measure.engines.Engine.measure`.  The tally's running jobs are GPUs here."""
+        """Measure ``planned``; see :meth:`~dataset_builder.measure.engines.Engine.measure`.  The tally's running jobs are GPUs
+        here."""
         from ray.util.queue import Queue
 
         results = Queue(actor_options={"num_cpus": 0})

@@ -7,8 +7,8 @@ The loop is the plain one of PyTorch's tutorials, in the form a trainer gives it
 * every micro-batch is copied from the host when it is needed, and the one before it has been let go by then;
 * the network is in training mode, is not compiled, and its weights never lie on the device twice.
 
-A change of these conventions is a new :data:`~dataset_builder.recipe.planned_job.PROTOCOL`.  Nothing here knows NVML or CUDA's statistics:
-the caller passes ``observe``, which is told when a phase has ended.
+A change of these conventions is a new :data:`~dataset_builder.recipe.planned_job.PROTOCOL`.  Nothing here knows NVML or CUDA's
+statistics: the caller passes ``observe``, which is told when a phase has ended.
 """
 
 from __future__ import annotations

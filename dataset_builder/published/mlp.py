@@ -110,8 +110,8 @@ def read_published(source: str | Path, left_out: Counter[str] | None = None) -> 
 
 def _reader_of(path: Path, columns: Sequence[str]) -> Callable[[Mapping[str, str | None]], Measurement]:
     """What reads a row of the table with these columns."""
-    from dataset_builder.published.mlp import cnn as published_cnn
-    from dataset_builder.published.mlp import transformer as published_transformer
+    from dataset_builder.published import cnn as published_cnn
+    from dataset_builder.published import transformer as published_transformer
 
     if set(published_transformer.COLUMNS) <= set(columns):
         return published_transformer.measurement_of_row

@@ -17,7 +17,8 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import TrainingJob
 
 PROTOCOL: Final = "step-2"
-"""Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading protocol; stands in every row.
+"""Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading protocol; stands in every
+row.
 
 ``step-2`` since fp32 leaves convolutions the TF32 that PyTorch lets them use.
 """

@@ -256,7 +256,8 @@ def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa
 
 
 def _csv_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job.json_codec.job_from_dict` takes them; a cell that is not what its column holds stays text."""
+    """The rows as :func:`gpumemnet.job.json_codec.job_from_dict` takes them; a cell that is not what its column holds stays
+    text."""
     documents = row_documents(batch, rows)
     for document in documents:
         for name, text in document.items():

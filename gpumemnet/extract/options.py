@@ -1,7 +1,7 @@
 """The options of a job that a model does not tell: how it is going to be trained.
 
-They carry the names of the fields of :class:`~gpumemnet.job.training_job.TrainingJob` and are checked by it, so a wrong value gets the same
-sentence here as in a request to the service, and gets it before any model is loaded.
+They carry the names of the fields of :class:`~gpumemnet.job.training_job.TrainingJob` and are checked by it, so a wrong value
+gets the same sentence here as in a request to the service, and gets it before any model is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from gpumemnet.job.training_job import TrainingJob
 
 
 class JobOptions(TypedDict, total=False):
-    """Fields of a :class:`~gpumemnet.job.training_job.TrainingJob` that come from the caller; absent ones take the job's own default.
+    """Fields of a :class:`~gpumemnet.job.training_job.TrainingJob` that come from the caller; absent ones take the job's own
+    default.
 
     ``family``, ``activation_function`` and ``sequence_length`` override what the model shows.
     """

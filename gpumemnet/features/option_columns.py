@@ -28,7 +28,8 @@ class OptionNumbers(NamedTuple):
 
     Attributes:
         flags: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS`, in their order.
-        input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see :class:`gpumemnet.physics.bytes_per_element.ElementBytes`.
+        input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see
+            :class:`gpumemnet.physics.bytes_per_element.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
         state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
         filter_copies: optimizer state in copies of the parameters of convolutions, beside ``state_copies``.
@@ -88,7 +89,8 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobTable:
-    """``B`` jobs in columns of shape ``[B]``, named as in :class:`~gpumemnet.job.training_job.TrainingJob` and :class:`OptionNumbers`.
+    """``B`` jobs in columns of shape ``[B]``, named as in :class:`~gpumemnet.job.training_job.TrainingJob` and
+    :class:`OptionNumbers`.
 
     What a job does not state is 0; ``flags`` has shape ``[FLAGS, B]``.
     """

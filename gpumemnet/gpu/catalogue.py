@@ -66,8 +66,8 @@ class DeviceProfile:
 
 @cache
 def device_profiles() -> tuple[DeviceProfile, ...]:
-    """All known profiles, in the order of the catalogue ``devices.json``."""
-    document = json.loads(resources.files("gpumemnet").joinpath("devices.json").read_text("utf-8"))
+    """All known profiles, in the order of the catalogue ``catalogue.json``."""
+    document = json.loads(resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8"))
     return tuple(_profile(entry, f"devices[{index}]") for index, entry in enumerate(document["devices"]))
 
 

@@ -98,9 +98,9 @@ def available_mib(profile: DeviceProfile, mig: MigProfile | None = None) -> int:
 
 @cache
 def _catalogue() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(resources.files("gpumemnet").joinpath("mig.json").read_text("utf-8"))
+    document: dict[str, Any] = json.loads(resources.files("gpumemnet").joinpath("gpu/mig.json").read_text("utf-8"))
     for entry in (*document["partitions"], *({"gpus": [entry["gpu"]]} for entry in document["reserves"])):
         for gpu in entry["gpus"]:
             if device_profile(gpu).name != gpu:
-                raise AssertionError(f"mig.json: {gpu} is no product name of devices.json")
+                raise AssertionError(f"mig.json: {gpu} is no product name of catalogue.json")
     return document

@@ -1,7 +1,7 @@
 """Reads jobs from Arrow columns straight into the arrays of a :class:`~gpumemnet.job.job_batch.JobBatch`: no object for any row.
 
-A row in which anything is out of the ordinary is left to :func:`gpumemnet.job.json_codec.job_from_dict`, which says what is wrong with
-it; what is read here, that one reads alike.  As in a dataset, null means that a job does not state the field.
+A row in which anything is out of the ordinary is left to :func:`gpumemnet.job.json_codec.job_from_dict`, which says what is
+wrong with it; what is read here, that one reads alike.  As in a dataset, null means that a job does not state the field.
 """
 
 from __future__ import annotations

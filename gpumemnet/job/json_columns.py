@@ -1,8 +1,8 @@
 """Reads many job documents at once into columns, without an object for each of them.
 
 Every check runs over a whole column at C speed.  A document in which anything at all is out of the ordinary is left to
-:func:`gpumemnet.job.json_codec.job_from_dict`, the one reader that knows every form and says what is wrong; what is read here, that one
-reads alike.
+:func:`gpumemnet.job.json_codec.job_from_dict`, the one reader that knows every form and says what is wrong; what is read here,
+that one reads alike.
 """
 
 from __future__ import annotations

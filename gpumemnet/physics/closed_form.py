@@ -9,8 +9,8 @@ the other way round they can.  So the peak is taken for every octave of tensor s
 out of segments that are as large or larger, and the sum of what each octave holds is what the process comes to hold.
 
 What the layer list does not say is taken as usual: frozen layers are the first ones, blocks and rotations are where the order of
-layers tells them (:mod:`gpumemnet.physics.layer_roles`), the loss is a cross-entropy of the last layer's output, which the training loop
-has a name for until the step ends, and a last linear layer without parameters has those of the embedding.
+layers tells them (:mod:`gpumemnet.physics.layer_roles`), the loss is a cross-entropy of the last layer's output, which the
+training loop has a name for until the step ends, and a last linear layer without parameters has those of the embedding.
 
 This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
 ``closed_form.pxd``, and a job takes a thirtieth of the time (``benchmarks/in_process.py``).  Hence the flat buffers with named
@@ -89,7 +89,8 @@ JOB_COLUMNS: Final = (
 """What the closed form needs of a job beside its layers.
 
 ``positions`` is the sequence length, or 1 where there is none: a linear layer's output elements over its output width.  The bytes
-are per element (:class:`gpumemnet.physics.bytes_per_element.ElementBytes`), the copies those of :class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
+are per element (:class:`gpumemnet.physics.bytes_per_element.ElementBytes`), the copies those of
+:class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
 ``filter_copies`` are optimizer state of convolutions, beside ``state_copies``.  ``is_created`` says that the backward pass makes
 the gradients as it goes: it does not where they are accumulated.
 """

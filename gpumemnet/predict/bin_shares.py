@@ -1,7 +1,9 @@
 """How mixtures of logistics share themselves out among bins, a bin at a time: for the scheduler that asks about one job.
 
-Beyond a few, ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.predict.distribution`) goes on with arrays.  As the closed form
-(:mod:`gpumemnet.physics.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd`` where it can.
+Beyond a few, ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.predict.distribution`) goes on with arrays.  As the
+closed form
+(:mod:`gpumemnet.physics.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd``
+where it can.
 """
 
 from __future__ import annotations

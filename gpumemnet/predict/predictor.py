@@ -175,7 +175,8 @@ class Predictor:
         gpu: str | None = None,
         encoder: str | None = None,
     ) -> list[Part]:
-        """The same answers as arrays, by the model that gives them; of a :class:`~gpumemnet.job.job_batch.JobBatch` without objects.
+        """The same answers as arrays, by the model that gives them; of a :class:`~gpumemnet.job.job_batch.JobBatch` without
+        objects.
 
         Every job is in one of the parts; there is none for no jobs.
         """

@@ -37,7 +37,8 @@ class SiteRow:
         is_oom: whether it ran out of memory.
         limit_bytes: the memory that it could have had, where known.
         context_bytes: its CUDA context, where it was read.
-        label_source, provenance: as :class:`~gpumemnet.data.measurement.Measurement` has them; ``None`` where only the job is known.
+        label_source, provenance: as :class:`~gpumemnet.data.measurement.Measurement` has them; ``None`` where only the job is
+            known.
         observed_at: seconds since the epoch when it ended, where known.
     """
 

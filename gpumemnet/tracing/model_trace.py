@@ -66,8 +66,8 @@ def trace_model(
         inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
             dtypes matter.  Or inputs that are ready, both kinds of arguments among them.
         loss: a name of :data:`gpumemnet.tracing.options.LOSSES`, or a function from the model's output to a scalar tensor.
-        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a function from
-            parameters to an optimizer.
+        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a
+            function from parameters to an optimizer.
         precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
         batch_size: samples per step; the inputs' own unless given.
         gpu: name or alias of a GPU of the catalogue, or a profile.

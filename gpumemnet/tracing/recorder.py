@@ -288,7 +288,8 @@ class Recorder(TorchDispatchMode):
             del self._live[reference.key]
 
     def _take(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
-        """Take scratch memory and give it back, as :class:`~gpumemnet.tracing.workspaces.scratch.Scratch` says, but for what is ``held``."""
+        """Take scratch memory and give it back, as :class:`~gpumemnet.tracing.workspaces.scratch.Scratch` says, but for what
+        is ``held``."""
         for piece in pieces:
             if piece.once is not None:
                 if (self._backward, piece.once) in self._met:

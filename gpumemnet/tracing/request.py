@@ -25,7 +25,8 @@ class Asked:
     """What is asked, besides the model.
 
     Attributes:
-        settings: how the model is trained; what is left out takes the default of :func:`~gpumemnet.tracing.model_trace.trace_model`.
+        settings: how the model is trained; what is left out takes the default of
+            :func:`~gpumemnet.tracing.model_trace.trace_model`.
         gpu: the GPU.
         allocator: settings of the caching allocator.
         questions: what else is wanted.

@@ -44,7 +44,8 @@ class TraceOptions:
     """How the model is trained.
 
     Attributes:
-        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a factory of one.
+        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a
+            factory of one.
         precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
         optimizer_implementation: ``default`` (what PyTorch picks on CUDA), ``foreach``, ``fused`` or ``for_loop``.
         checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
@@ -59,7 +60,8 @@ class TraceOptions:
         parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`.
         ranks: how many GPUs; each has the inputs' batch size, and each holds what is recorded.
         forward_passes_first: forward passes in training mode before the optimizer exists, as a summary or a check of shapes runs.
-        best_effort: whether to go on with a guess where values are needed, see :class:`~gpumemnet.tracing.best_effort.BestEffort`.
+        best_effort: whether to go on with a guess where values are needed, see
+            :class:`~gpumemnet.tracing.best_effort.BestEffort`.
     """
 
     optimizer: object = "adamw"

@@ -1,6 +1,7 @@
 """Collects what can be learnt from: rows of datasets and of exported observations, each once, and none that cannot be true.
 
-A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.data.validation`, :mod:`.columns_check`).  Where a
+A row is refused where its numbers contradict physics or each other (:mod:`gpumemnet.data.validation`, :mod:`.columns_check`).
+Where a
 file has many such rows of a family, or all of them are off by the ratio of two units, something is wrong with the file, and the
 family is left out.
 """
@@ -32,8 +33,8 @@ REFUSING: Final = frozenset(
         *("above-capacity", "device-far-from-process", "oom-without-capacity"),
     }
 )
-"""Rules of :func:`gpumemnet.data.validation.validate` whose breach rules a row out; not ``below-floor``, which compares a row with
-others and would take the smallest jobs away."""
+"""Rules of :func:`gpumemnet.data.validation.validate` whose breach rules a row out; not ``below-floor``, which compares a row
+with others and would take the smallest jobs away."""
 MOST_REFUSED: Final = 0.1
 """Where more of a file's rows of one family are refused, the others are not trusted either."""
 

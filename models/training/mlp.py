@@ -2,7 +2,8 @@
 
 Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
 there, in the manner of cross-conformal prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015), in units of
-the predicted spread (:mod:`models.training.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch and the
+the predicted spread (:mod:`models.training.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch
+and the
 floor, and all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
 """
 
@@ -69,7 +70,8 @@ class TrainedClassifier:
         network: the whole graph, in evaluation mode.
         members: its members as they were trained.
         coverages: the levels of the graph's bounds.
-        multiples: one of :func:`models.networks.mlp.group_names` → for each coverage the multiple of spread and floor that gives it.
+        multiples: one of :func:`models.networks.mlp.group_names` → for each coverage the multiple of spread and floor that
+            gives it.
         floor: stands beside every spread, in units of the closed form's error.
         range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
         best_epochs: the epoch that each member stopped at.

@@ -1,8 +1,8 @@
 """Reads the usual batch of jobs from its text straight into columns, without a dictionary for any of them.
 
 Every value is checked while it is decoded.  A request in which anything is out of the ordinary (a job that is not valid, layers
-as lists, an option that is an object) is left to :mod:`service.api.requests` and :mod:`gpumemnet.job.json_columns`, which read it job by
-job and say what is wrong; what is read here, those read alike.
+as lists, an option that is an object) is left to :mod:`service.api.requests` and :mod:`gpumemnet.job.json_columns`, which read
+it job by job and say what is wrong; what is read here, those read alike.
 """
 
 from __future__ import annotations

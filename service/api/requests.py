@@ -1,6 +1,7 @@
 """Reads the bodies of requests: which jobs are asked about, and how the answer is wanted.
 
-Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job.json_codec.job_from_dict`, or alike by quicker readers.
+Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job.json_codec.job_from_dict`, or alike by quicker
+readers.
 """
 
 from __future__ import annotations

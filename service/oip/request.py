@@ -1,6 +1,7 @@
 """Reads an inference request: the jobs, how the answer is wanted, and which outputs in which form.
 
-The envelope is the protocol's ``$inference_request``; the jobs in it are read by :mod:`gpumemnet.job.json_codec`, the one parser of
+The envelope is the protocol's ``$inference_request``; the jobs in it are read by :mod:`gpumemnet.job.json_codec`, the one
+parser of
 jobs.  What this service does not know is refused and never passed over: a misspelt ``coverage`` would change the limit.
 """
 

@@ -93,7 +93,8 @@ def test_missing_files_are_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_campaign_process_never_loads_torch() -> None:
-    code = "import sys, dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe.sampling; sys.exit('torch' in sys.modules)"
+    modules = "dataset_builder.measure.campaign, dataset_builder.cli, dataset_builder.recipe.sampling"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

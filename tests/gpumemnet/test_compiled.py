@@ -7,8 +7,9 @@ import importlib.util
 import os
 import random
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpumemnet
 from gpumemnet.features.vector import feature_matrix
-from gpumemnet.features.vector import vector as features
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics.bytes_per_element import closed_form, layer_roles
+from gpumemnet.physics import closed_form, layer_roles
 from gpumemnet.predict import bin_shares
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
-PACKAGE = Path(features.__file__).parent
+PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
 COMPILED = [closed_form, layer_roles, bin_shares]
 ANSWERS = closed_form.ANSWER_WIDTH
@@ -35,15 +36,15 @@ compiled = pytest.mark.skipif(
 )
 
 
-def as_it_stands(name: str, **others: ModuleType) -> ModuleType:
-    """The module ``name`` from its text, with ``others`` in place of what it would import."""
-    spec = importlib.util.spec_from_file_location(f"plain_{name}", PACKAGE / f"{name}.py")
+def as_it_stands(name: str, others: Mapping[str, ModuleType] = MappingProxyType({})) -> ModuleType:
+    """The module ``folder/name`` from its text, with ``others`` in place of what it would import."""
+    spec = importlib.util.spec_from_file_location(f"plain_{name.replace('/', '_')}", PACKAGE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         for other, there in others.items():
-            patch.setitem(sys.modules, f"gpumemnet.{other}", there)
+            patch.setitem(sys.modules, f"gpumemnet.{other.replace('/', '.')}", there)
         spec.loader.exec_module(module)
     return module
 
@@ -51,11 +52,11 @@ def as_it_stands(name: str, **others: ModuleType) -> ModuleType:
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
     """The features by the closed form as it stands."""
-    roles = as_it_stands("layer_roles")
-    form = as_it_stands("closed_form", layer_roles=roles)
+    roles = as_it_stands("physics/layer_roles")
+    form = as_it_stands("physics/closed_form", {"physics/layer_roles": roles})
     assert not form.IS_COMPILED
     assert not roles.IS_COMPILED
-    return as_it_stands("features", closed_form=form)
+    return as_it_stands("features/vector", {"physics/closed_form": form})
 
 
 @compiled
@@ -161,7 +162,7 @@ def test_both_forms_share_out_alike(mixtures: list[list[tuple[float, float, floa
     answers = np.zeros((len(mixtures), edge_count + 1))
     bin_shares.fill_shares(parts.ravel(), parts.shape[2], log_edges, answers.reshape(-1))
     plainly = [0.0] * answers.size
-    as_it_stands("bin_shares").fill_shares(parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly)
+    as_it_stands("predict/bin_shares").fill_shares(parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly)
     assert answers.ravel().tolist() == pytest.approx(plainly, rel=1e-12, abs=1e-14)
     assert answers.sum(axis=1) == pytest.approx(1.0)
 
@@ -176,7 +177,7 @@ def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, an
 def test_no_compiled_module_is_older_than_its_text(module: ModuleType) -> None:
     if not module.IS_COMPILED:
         pytest.skip("not compiled")
-    text = PACKAGE / f"{module.__name__.rpartition('.')[2]}.py"
+    text = PACKAGE.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")
     digest = hashlib.sha256(text.read_bytes() + text.with_suffix(".pxd").read_bytes()).hexdigest()
     assert digest == module.SOURCE_SHA256, "compiled from another text: pip install -e . again"
 

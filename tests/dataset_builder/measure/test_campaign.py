@@ -28,7 +28,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB, MIB
 
 REHEARSAL = Path(__file__).with_name("rehearsal")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LABEL_BYTES = 464 * MIB
 CARD_BYTES = 5 * GIB
 

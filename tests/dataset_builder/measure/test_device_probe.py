@@ -22,7 +22,7 @@ from gpumemnet.gpu.catalogue import context, find_profile, load_profile
 from gpumemnet.units import MIB
 
 REHEARSAL = Path(__file__).with_name("rehearsal")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 Rehearse = Callable[..., dict[str, Any]]
 

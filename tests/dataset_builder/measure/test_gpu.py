@@ -20,7 +20,7 @@ from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.units import MIB
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOLERANCE_BYTES = 2 * MIB
 
 SMALL = """

@@ -115,7 +115,7 @@ def test_a_full_disk_is_one_sentence_and_no_torn_row(tmp_path: Path, measurement
     with Journal(tmp_path) as journal:
         journal.append("a", measurement)
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
     assert "cannot be written" in done.stdout
     assert "every finished row is kept" in done.stdout
     assert (tmp_path / "journal.jsonl").read_bytes().endswith(b"}\n")

@@ -22,7 +22,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB, MIB
 from tests.dataset_builder.measure.null_gpu.build import NullGpu, build, environment, toolkit_headers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from dataset_builder.recipe.recipe import load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.units import GIB
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 REHEARSAL = Path(__file__).with_name("rehearsal") / "rehearse.py"
 JOBS = 8
 

@@ -15,7 +15,7 @@ import pytest
 
 from dataset_builder.measure.journal import read_journal
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "dataset_builder" / "scripts" / "slurm_array.sh"
 REHEARSAL = Path(__file__).with_name("rehearsal") / "rehearse.py"
 

@@ -21,7 +21,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.units import MIB
 
-COMMITTED = Path(__file__).parents[2] / "dataset_builder/datasets/published_real_models_a100.parquet"
+COMMITTED = Path(__file__).parents[3] / "dataset_builder/datasets/published_real_models_a100.parquet"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.units import MIB
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 H200 = device_profile("H200")
 RECIPE = """
 name: tiny

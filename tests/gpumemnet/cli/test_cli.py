@@ -16,8 +16,8 @@ from gpumemnet.job.json_codec import job_to_dict, job_to_json
 from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
 
-PUBLISHED = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
+PUBLISHED = Path(__file__).parents[3] / "gpumemnet" / "bundles" / "mlp-a100-published"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"
 
 
 def gpumemnet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ import pytest
 from gpumemnet.cli import main
 from gpumemnet.job.json_codec import job_from_json
 
-EXAMPLES = Path(__file__).parent / "extract" / "examples"
+EXAMPLES = Path(__file__).parents[1] / "extract" / "examples"
 
 
 def test_resnet50_is_written_whole_and_shown(tmp_path, capfd):

@@ -22,8 +22,8 @@ from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer, ans
 from gpumemnet.tracing.report.parts import shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
-EXAMPLES = Path(__file__).parent / "trace" / "examples"
-MODELS = Path(__file__).parent / "extract" / "examples"
+EXAMPLES = Path(__file__).parents[1] / "tracing" / "examples"
+MODELS = Path(__file__).parents[1] / "extract" / "examples"
 SMALL = [f"{MODELS}/small.py:sized", "--batch-size", "64", "--input", "8", "--arg", "width=3000", "--arg", "activation=ReLU"]
 
 

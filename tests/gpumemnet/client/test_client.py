@@ -30,7 +30,7 @@ from gpumemnet.units import GIB, MIB, ceil_mib
 
 PATIENT_SECONDS = 30.0
 DEVICES: list[Device] = [{"id": "GPU-1", "gpu": "T4", "free_mib": 1}]
-MLP_ONLY = Path(__file__).parents[2] / "gpumemnet" / "bundles" / "mlp-a100-published"
+MLP_ONLY = Path(__file__).parents[3] / "gpumemnet" / "bundles" / "mlp-a100-published"
 """Served alone, so that there are families without a model."""
 
 

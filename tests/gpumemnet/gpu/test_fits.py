@@ -142,7 +142,7 @@ def test_a_target_that_is_none(arguments, field, words):
 
 
 def test_every_mig_profile_is_smaller_than_its_gpu_and_has_a_source():
-    document = json.loads(resources.files("gpumemnet").joinpath("mig.json").read_text("utf-8"))
+    document = json.loads(resources.files("gpumemnet").joinpath("gpu/mig.json").read_text("utf-8"))
     known = {profile.name for profile in device_profiles()}
     assert {gpu for entry in document["partitions"] for gpu in entry["gpus"]} <= known
     assert {entry["gpu"] for entry in document["reserves"]} <= known

@@ -29,7 +29,7 @@ from gpumemnet.packing import (
 from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
 
-DATASETS = Path(__file__).parents[2] / "dataset_builder" / "datasets"
+DATASETS = Path(__file__).parents[3] / "dataset_builder" / "datasets"
 REAL = DATASETS / "published_real_models_a100.parquet"
 A100_MIB = 40960 - 512
 

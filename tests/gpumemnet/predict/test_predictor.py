@@ -27,10 +27,10 @@ from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs, mlp, small_job
 from tests.registries import shipped
 
-DATASETS = Path(__file__).parents[2] / "dataset_builder" / "datasets"
+DATASETS = Path(__file__).parents[3] / "dataset_builder" / "datasets"
 PREDICTOR = Predictor([bundle for bundle in shipped_bundles() if bundle.card.name == "mlp-a100-published"])
 DEFAULT = Predictor.default()
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mlp_job.json"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"
 
 
 def test_the_example_of_the_readme() -> None:

@@ -14,7 +14,7 @@ from gpumemnet.site.observation import Observation, observation_from_dict
 from gpumemnet.site.slurm_accounting import Known, Skipped, parse_amount, read_known_jobs, read_sacct, usage_bytes
 from tests.jobs import small_job
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "sacct"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "sacct"
 TEXT, JSON = FIXTURES / "parsable.txt", FIXTURES / "slurm_24_05.json"
 GIB = 2**30
 

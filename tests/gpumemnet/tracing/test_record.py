@@ -341,7 +341,7 @@ def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform)
         traced(perceptron(), torch.zeros(2, 8), platform, optimizer=lambda parameters: Own(parameters, lr=0.1), loss="mean")
 
 
-# Order: what PyTorch's CUDA code was seen to do, allocation by allocation, see tests/dataset_builder/null_gpu.
+# Order: what PyTorch's CUDA code was seen to do, allocation by allocation, see tests/dataset_builder/measure/null_gpu.
 
 
 def allocations(timeline: Timeline, operator: str) -> list[int]:

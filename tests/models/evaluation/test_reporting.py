@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.evaluation.folds.reporting import canvas
 from numpy.typing import NDArray
 
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.evaluation.answers import Answers
-from models.evaluation.reporting import write_reporting
+from models.evaluation.reporting import canvas, write_reporting
 from models.evaluation.reporting.calibration import coverages, reliability
 from models.evaluation.reporting.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
 from models.evaluation.reporting.canvas import baselines, shown_bins

@@ -26,7 +26,7 @@ from models.training.plan_file import read_plan
 from tests.models.retraining import dataset, measured, observed
 from tests.registries import shipped
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROWS = measured(400, 1)
 TRIALS = 3
 KILLED = """

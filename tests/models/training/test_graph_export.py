@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.features.sequence import layer_sequence
+from models.training import graph_export
 from models.training.data import LabelledJobs
 from models.training.export import export_onnx
 from models.training.graph_export import export_graph
-from models.training.mlp import TrainedClassifier, TrainingPlan, graph_export, train_classifier
+from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
 from models.training.sequence import SequencePlan, train_sequence_classifier
 
 

@@ -36,7 +36,7 @@ def registry(tmp_path):
 def serving(log, registry=None, workers=1, share=0.0):
     """Clients' base address and the log of a service of models; started in its own process group, ended with all its workers."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEMNET_", "PROMETHEUS_"))}
-    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, str(CHILD), str(workers), str(share), *([str(registry.folder)] if registry else [])]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stderr=stream, env=environment, start_new_session=True)

@@ -12,7 +12,7 @@ from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "oip_client.py"
 JOB = ROOT / "examples" / "mlp_job.json"
 

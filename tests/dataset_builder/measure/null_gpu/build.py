@@ -1,7 +1,7 @@
 """Build the null GPU for the PyTorch that is installed, and start commands on it.
 
-``python tests/dataset_builder/measure/null_gpu/build.py FOLDER`` needs gcc, nm, a CUDA build of PyTorch with its pip packages, and the
-toolkit's headers (``CUDA_HOME``).  It writes three libraries; :func:`environment` says with which variables a
+``python tests/dataset_builder/measure/null_gpu/build.py FOLDER`` needs gcc, nm, a CUDA build of PyTorch with its pip packages,
+and the toolkit's headers (``CUDA_HOME``).  It writes three libraries; :func:`environment` says with which variables a
 command runs on them.
 """
 
