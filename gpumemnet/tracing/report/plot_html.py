@@ -29,7 +29,7 @@ def page(answer: TraceAnswer, picture: Picture) -> str:
     """The page of ``answer``, whose picture is ``picture``."""
     heading = escape(title_of(answer))
     style, script = (
-        resources.files("gpumemnet.tracing").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
+        resources.files("gpumemnet.tracing.report").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
     )
     colours = "".join(f"--{part.replace('_', '-')}: {colour};" for part, colour in COLOURS.items())
     sections = [
