@@ -7,16 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from gpumemnet.job.layers import KINDS, Layer
-from gpumemnet.job.training_job import (
-    ACTIVATION_FUNCTIONS,
-    ATTENTION_KERNELS,
-    CHECKPOINTING,
-    FAMILIES,
-    OPTIMIZER_IMPLEMENTATIONS,
-    OPTIMIZERS,
-    PRECISIONS,
-    TrainingJob,
-)
+from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, FAMILIES, TrainingJob
+from gpumemnet.job.training_options import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 SMALL_LAYERS = (
     Layer("linear", 512, 100 * 512 + 512),

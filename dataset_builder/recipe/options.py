@@ -12,7 +12,8 @@ from typing import Any, Final
 from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
-from gpumemnet.job.training_job import CHECKPOINTING, MAX_BATCH_SIZE, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import MAX_BATCH_SIZE
+from gpumemnet.job.training_options import CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 FUSED_OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw")
 """Optimizers with a fused CUDA kernel in torch 2.11."""

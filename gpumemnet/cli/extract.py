@@ -16,15 +16,8 @@ from gpumemnet.extract.options import JobOptions
 from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
 from gpumemnet.extract.result import Extraction, extraction_to_dict
 from gpumemnet.job.json_codec import job_to_json
-from gpumemnet.job.training_job import (
-    ACTIVATION_FUNCTIONS,
-    ATTENTION_KERNELS,
-    CHECKPOINTING,
-    FAMILIES,
-    OPTIMIZER_IMPLEMENTATIONS,
-    OPTIMIZERS,
-    PRECISIONS,
-)
+from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, FAMILIES
+from gpumemnet.job.training_options import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 _SHOWN_LAYERS: Final = 10
 

@@ -17,7 +17,7 @@ from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_options import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARALLEL, ZERO_GRAD, Questions, TraceSettings
 from gpumemnet.units import MIB
 

@@ -13,35 +13,31 @@ from typing import Final
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import MAX_ELEMENTS, Layer, check_count, describe
+from gpumemnet.job.training_options import OPTION_CHOICES, OPTION_RANGES, OPTION_SWITCHES, TRAINING_OPTIONS, TrainingOptions
 
 SCHEMA_VERSION: Final = 1
 """Version of the job's JSON form.  Raised when a field changes its meaning; new optional fields do not raise it."""
 
 MAX_LAYERS: Final = 20_000
 MAX_BATCH_SIZE: Final = 2**31 - 1
-MAX_RANKS: Final = 2**16
 
 FAMILIES: Final = ("mlp", "cnn", "transformer")
-OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
-OPTIMIZER_IMPLEMENTATIONS: Final = ("default", "foreach", "fused", "for_loop")
-PRECISIONS: Final = ("fp32", "tf32", "amp_fp16", "amp_bf16", "bf16")
-CHECKPOINTING: Final = ("none", "every_block")
-ATTENTION_KERNELS: Final = ("math", "flash", "memory_efficient", "cudnn")
 ACTIVATION_FUNCTIONS: Final = (
     *("identity", "relu", "leaky_relu", "prelu", "elu", "selu", "gelu", "silu", "mish", "softplus", "tanh"),
     *("sigmoid", "relu6", "hardswish", "swiglu", "geglu", "other"),
 )
 
+_WORDS_OF_MODEL: Final[dict[str, tuple[str, ...]]] = {"family": FAMILIES, "activation_function": ACTIVATION_FUNCTIONS}
 FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "family": FAMILIES,
-    "optimizer": OPTIMIZERS,
-    "precision": PRECISIONS,
-    "activation_function": ACTIVATION_FUNCTIONS,
-    "attention_kernel": ATTENTION_KERNELS,
-    "optimizer_implementation": OPTIMIZER_IMPLEMENTATIONS,
-    "checkpointing": CHECKPOINTING,
+    name: (_WORDS_OF_MODEL | OPTION_CHOICES)[name]
+    for name in (
+        *("family", "optimizer", "precision", "activation_function", "attention_kernel"),
+        *("optimizer_implementation", "checkpointing"),
+    )
 }
 """Field → the words it may hold."""
+
+_DEFAULTS: Final = TrainingOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +48,17 @@ class TrainingJob:
         family: ``mlp``, ``cnn`` or ``transformer``.
         batch_size: samples per forward pass on this GPU (the micro-batch when gradients are accumulated).
         input_elements: elements of the input per sample (3·224·224 for an image; the sequence length for tokens).
-        optimizer: one of :data:`OPTIMIZERS`.
-        precision: ``fp32``, with convolutions in TF32 where PyTorch's defaults let them; ``tf32``, matrix products too (fp32
-            storage); ``amp_fp16``, ``amp_bf16`` (autocast, fp32 weights); ``bf16`` (everything).
         layers: the leaf layers in execution order; empty when only totals are known.
         total_activations: output elements per sample summed over the layers; derived when layers are given.
         total_parameters: parameter elements summed over the layers; derived when layers are given.
         trainable_parameters: parameters that receive gradients; all of them unless some are frozen.
         activation_function: the network's main activation function, if it has one.
         sequence_length: tokens per sample, where there is a sequence.
-        attention_kernel: the scaled-dot-product kernel, where there is attention and it is known.
-        optimizer_implementation: PyTorch's ``foreach``, ``fused`` or for-loop path; ``default`` is what PyTorch picks.
-        checkpointing: ``every_block`` recomputes each block's activations in the backward pass.
-        channels_last: whether model and images use the NHWC memory format.
-        gradient_accumulation: forward-backward passes per optimizer step.
-        cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
-        ranks: processes that train replicas of the model with ``DistributedDataParallel``, one on each GPU, this one among them;
-            what NCCL holds for them is assumed, and no model has learnt it.
         traced_peak_bytes: reserved bytes at the peak as :mod:`gpumemnet.trace` finds them (no CUDA context, no buffers of NCCL),
             where that was done; of one of several ranks, if there are such.
+
+    The other fields are those of :class:`~gpumemnet.job.training_options.TrainingOptions`; what NCCL holds for several ranks is
+    assumed, and no model has learnt it.
 
     Raises:
         InvalidJobError: names the field and what it may be.
@@ -87,13 +75,13 @@ class TrainingJob:
     trainable_parameters: int | None = None
     activation_function: str | None = None
     sequence_length: int | None = None
-    attention_kernel: str | None = None
-    optimizer_implementation: str = "default"
-    checkpointing: str = "none"
-    channels_last: bool = False
-    gradient_accumulation: int = 1
-    cudnn_benchmark: bool = False
-    ranks: int = 1
+    attention_kernel: str | None = _DEFAULTS.attention_kernel
+    optimizer_implementation: str = _DEFAULTS.optimizer_implementation
+    checkpointing: str = _DEFAULTS.checkpointing
+    channels_last: bool = _DEFAULTS.channels_last
+    gradient_accumulation: int = _DEFAULTS.gradient_accumulation
+    cudnn_benchmark: bool = _DEFAULTS.cudnn_benchmark
+    ranks: int = _DEFAULTS.ranks
     traced_peak_bytes: int | None = None
     schema_version: int = field(default=SCHEMA_VERSION)
 
@@ -109,8 +97,8 @@ class TrainingJob:
                 continue
             object.__setattr__(self, name, check_count(value, name, minimum, maximum))
         if type(self.channels_last) is not bool or type(self.cudnn_benchmark) is not bool:
-            name = "channels_last" if type(self.channels_last) is not bool else "cudnn_benchmark"
-            raise InvalidJobError(f"must be true or false, not {describe(getattr(self, name))}", name)
+            for name in OPTION_SWITCHES:
+                TRAINING_OPTIONS[name].checked(getattr(self, name))
         self._settle_layers()
 
     def _check_words(self) -> None:
@@ -152,6 +140,11 @@ class TrainingJob:
         return bool(self.layers)
 
     @property
+    def options(self) -> TrainingOptions:
+        """How the model is trained."""
+        return TrainingOptions(**{name: getattr(self, name) for name in TRAINING_OPTIONS})
+
+    @property
     def is_replica(self) -> bool:
         """Whether it is one of several processes that train replicas; see :mod:`gpumemnet.physics.replicas`."""
         return self.ranks > 1
@@ -178,8 +171,8 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("total_parameters", 0, MAX_ELEMENTS),
     ("trainable_parameters", 0, MAX_ELEMENTS),
     ("sequence_length", 1, MAX_ELEMENTS),
-    ("gradient_accumulation", 1, MAX_BATCH_SIZE),
-    ("ranks", 1, MAX_RANKS),
+    ("gradient_accumulation", *OPTION_RANGES["gradient_accumulation"]),
+    ("ranks", *OPTION_RANGES["ranks"]),
     ("traced_peak_bytes", 1, MAX_ELEMENTS),
 )
 """Count field, its smallest and its largest value."""

@@ -19,7 +19,8 @@ from gpumemnet.extract.options import JobOptions, check_options
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles, find_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import OPTIMIZERS, TrainingJob
+from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.training_options import OPTIMIZERS
 from gpumemnet.physics.nccl import communicator_bytes
 from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
 from gpumemnet.tracing.best_effort import BestEffort
@@ -66,9 +67,9 @@ def trace_model(
         inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
             dtypes matter.  Or inputs that are ready, both kinds of arguments among them.
         loss: a name of :data:`gpumemnet.tracing.options.LOSSES`, or a function from the model's output to a scalar tensor.
-        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a
+        optimizer: a name of :data:`gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
             function from parameters to an optimizer.
-        precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
+        precision: one of :data:`gpumemnet.job.training_options.PRECISIONS`.
         batch_size: samples per step; the inputs' own unless given.
         gpu: name or alias of a GPU of the catalogue, or a profile.
         optimizer_implementation, checkpointing, channels_last, gradient_accumulation, attention_kernel, cudnn_benchmark: as in

@@ -38,7 +38,7 @@ _CLASSES: Final[Mapping[str, tuple[type[Optimizer], dict[str, Any]]]] = {
 
 
 def named_optimizer(name: str, implementation: str = "default") -> OptimizerFactory:
-    """A factory of the optimizer called ``name`` (:data:`gpumemnet.job.training_job.OPTIMIZERS`) in that implementation.
+    """A factory of the optimizer called ``name`` (:data:`gpumemnet.job.training_options.OPTIMIZERS`) in that implementation.
 
     Raises:
         InvalidRequestError: when PyTorch has no such implementation of it.

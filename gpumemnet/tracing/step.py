@@ -44,9 +44,9 @@ class TraceOptions:
     """How the model is trained.
 
     Attributes:
-        optimizer: a name of :data:`gpumemnet.job.training_job.OPTIMIZERS`, an optimizer over the model's parameters, or a
+        optimizer: a name of :data:`gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
             factory of one.
-        precision: one of :data:`gpumemnet.job.training_job.PRECISIONS`.
+        precision: one of :data:`gpumemnet.job.training_options.PRECISIONS`.
         optimizer_implementation: ``default`` (what PyTorch picks on CUDA), ``foreach``, ``fused`` or ``for_loop``.
         checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
         channels_last: whether model and images use the NHWC memory format.

@@ -26,6 +26,7 @@ from gpumemnet.job.training_job import (
     SCHEMA_VERSION,
     TrainingJob,
 )
+from gpumemnet.job.training_options import TRAINING_OPTIONS
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.predict.bundle import ENCODERS
 from gpumemnet.predict.estimate import DEFAULT_COVERAGE
@@ -320,7 +321,7 @@ def component_schemas(max_jobs: int, max_layers: int, extra_shapes: Sequence[typ
 
 def job_schema(max_layers: int = MAX_LAYERS) -> Schema:
     """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass, its docstring and its ranges."""
-    descriptions = _attribute_descriptions(TrainingJob)
+    descriptions = _attribute_descriptions(TrainingJob) | {name: option.description for name, option in TRAINING_OPTIONS.items()}
     ranges = {name: {"type": "integer", "minimum": low, "maximum": high} for name, low, high in FIELD_RANGES}
     properties: dict[str, Schema] = {}
     for field in fields(TrainingJob):

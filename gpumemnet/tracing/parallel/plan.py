@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import MAX_RANKS
+from gpumemnet.job.training_options import MAX_RANKS
 from gpumemnet.tracing.options import PARALLEL
 
 
@@ -14,7 +14,7 @@ def check_plan(parallel: str, ranks: int, precision: str, wants_job: bool) -> No
     Args:
         parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
         ranks: how many GPUs.
-        precision: one of :data:`~gpumemnet.job.training_job.PRECISIONS`.
+        precision: one of :data:`~gpumemnet.job.training_options.PRECISIONS`.
         wants_job: whether a :class:`~gpumemnet.job.training_job.TrainingJob` is wanted of it.
 
     Raises:

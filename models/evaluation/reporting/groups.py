@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job.training_job import CHECKPOINTING, FAMILIES, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.job.training_options import CHECKPOINTING, OPTIMIZERS, PRECISIONS
 from gpumemnet.units import GIB
 from models.evaluation.reporting.candidate_figures import judged_rows
 from models.evaluation.section import Section

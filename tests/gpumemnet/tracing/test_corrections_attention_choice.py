@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumemnet.job.training_job import ATTENTION_KERNELS
+from gpumemnet.job.training_options import ATTENTION_KERNELS
 from gpumemnet.tracing.corrections.attention_choice import (
     DEFAULT_ORDER,
     KERNELS,

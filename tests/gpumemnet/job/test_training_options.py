@@ -1,0 +1,53 @@
+"""Training options: one declaration, and a job that agrees with it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gpumemnet.errors import InvalidJobError
+from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_DEFAULTS, FIELD_RANGES, NULLABLE_FIELDS, REQUIRED_FIELDS, TrainingJob
+from gpumemnet.job.training_options import TRAINING_OPTIONS, TrainingOptions
+
+TOTALS = {"family": "mlp", "batch_size": 8, "input_elements": 4, "total_activations": 16, "total_parameters": 32}
+
+
+@pytest.mark.parametrize("option", TRAINING_OPTIONS.values(), ids=TRAINING_OPTIONS)
+def test_a_job_declares_every_option_alike(option) -> None:  # type: ignore[no-untyped-def]
+    assert FIELD_DEFAULTS[option.name] == (dataclasses.MISSING if option.name in REQUIRED_FIELDS else option.default)
+    assert (option.name in NULLABLE_FIELDS) == option.is_nullable
+    assert FIELD_CHOICES.get(option.name, ()) == option.choices
+    limits = {name: (minimum, maximum) for name, minimum, maximum in FIELD_RANGES}
+    assert limits.get(option.name, (0, 0)) == (option.minimum, option.maximum)
+    assert option.description
+
+
+def test_a_job_gives_back_its_options() -> None:
+    options = TrainingOptions(optimizer="sgd", precision="bf16", ranks=4, channels_last=True, attention_kernel="flash")
+    assert TrainingJob(**TOTALS, **dataclasses.asdict(options)).options == options
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("optimizer", "lion", "must be one of sgd"),
+        ("optimizer", None, "must be one of sgd"),
+        ("precision", ["fp32"], "must be one of fp32"),
+        ("attention_kernel", "sparse", "must be one of math"),
+        ("channels_last", 1, "must be true or false, not 1"),
+        ("gradient_accumulation", 0, "must be between 1 and"),
+        ("gradient_accumulation", True, "must be a whole number"),
+        ("ranks", 2**17, "must be between 1 and 65536"),
+    ],
+)
+def test_a_job_and_its_options_refuse_the_same_values(name: str, value: object, sentence: str) -> None:
+    for refuse in (TrainingOptions, lambda **given: TrainingJob(**TOTALS, **{"optimizer": "sgd", "precision": "fp32"} | given)):
+        with pytest.raises(InvalidJobError, match=sentence) as caught:
+            refuse(**{name: value})
+        assert caught.value.field == name
+
+
+def test_counts_of_numpy_become_whole_numbers() -> None:
+    assert type(TrainingOptions(ranks=np.int64(2)).ranks) is int  # type: ignore[arg-type]
