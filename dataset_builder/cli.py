@@ -11,17 +11,18 @@ from typing import Annotated, Final
 
 import typer
 
-from dataset_builder.measure.campaign import Tally, with_history
-from dataset_builder.measure.engines import EngineName, open_engine
-from dataset_builder.measure.fork_server import ForkServer
-from dataset_builder.measure.journal import Journal, Settings, read_journal
-from dataset_builder.measure.nvml import visible_meters
-from dataset_builder.measure.pool import RunSettings
-from dataset_builder.measure.progress import ProgressLine
-from dataset_builder.merge import ConflictError, Keep, merge_datasets
-from dataset_builder.recipe.recipe import Recipe, load_recipe
 from gpumemnet.errors import GpumemnetError, MeasurementError
 from gpumemnet.units import format_bytes
+
+from .measure.campaign import Tally, with_history
+from .measure.engines import EngineName, open_engine
+from .measure.fork_server import ForkServer
+from .measure.journal import Journal, Settings, read_journal
+from .measure.nvml import visible_meters
+from .measure.pool import RunSettings
+from .measure.progress import ProgressLine
+from .merge import ConflictError, Keep, merge_datasets
+from .recipe.recipe import Recipe, load_recipe
 
 FINDINGS_EXIT_CODE: Final = 3
 """Of ``validate`` on a dataset that can be read and holds rows that cannot be true."""
@@ -93,7 +94,7 @@ def _measure(
     enable_accounting: bool,
 ) -> None:
     started = time.monotonic()
-    from dataset_builder.recipe.sampling import sample_jobs
+    from .recipe.sampling import sample_jobs
 
     with open_engine(engine, enable_accounting) as gpus, Journal(run.folder) as journal:
         settings = Settings(recipe.name, recipe.digest, run.seed, count)
@@ -179,8 +180,9 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Another seed is another split.")] = 0,
 ) -> None:
     """Put every architecture into a fold; folds stay as they are when rows are added, and real models belong to none."""
-    from dataset_builder.split import split_by_architecture, write_split
     from gpumemnet.data.dataset import read_dataset
+
+    from .split import split_by_architecture, write_split
 
     chosen = split_by_architecture(read_dataset(dataset), folds, seed)
     write_split(chosen, out)
@@ -193,7 +195,7 @@ def card(
     out: Annotated[Path, typer.Option("--out", help="Folder for the card and its pictures.")],
 ) -> None:
     """Write the data card of a dataset, in Markdown with pictures, from the file alone."""
-    from dataset_builder.card import write_card
+    from .card import write_card
 
     paths = write_card(dataset, out)
     print(f"{paths[0]} written, with {len(paths) - 1} pictures")
@@ -208,7 +210,7 @@ def compare(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Trace measured jobs, and compare the traces with the measurements and with FakeTensor alone."""
-    from dataset_builder.compare.run import compare as run
+    from .compare.run import compare as run
 
     run(datasets, rows, seed, workers, out)
 
@@ -223,7 +225,7 @@ def trace_recipe(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Label jobs of a recipe by tracing them, where there is no GPU; the rows say that nobody measured them."""
-    from dataset_builder.traced import traced
+    from .traced import traced
 
     traced.trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
     _collect(out, out / "dataset.parquet")
@@ -236,7 +238,7 @@ def add_traces(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Give each job of a dataset its traced peak, which schedulers that trace send along."""
-    from dataset_builder.traced import traced
+    from .traced import traced
 
     done, failed = traced.add_traces(dataset, out, workers)
     print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
@@ -247,7 +249,7 @@ def probe_gpu(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
 ) -> None:
     """Measure the CUDA context and the workspaces of cuBLAS and cuDNN on the first visible GPU."""
-    from dataset_builder.measure.device_probe import probe_device, write_profile
+    from .measure.device_probe import probe_device, write_profile
 
     [meter, *_] = visible_meters()
     if not out.absolute().parent.is_dir():
@@ -269,7 +271,7 @@ def import_published(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
-    from dataset_builder.published import mlp as published
+    from .published import mlp as published
 
     left_out: Counter[str] = Counter()
     print(f"{published.import_published(source, out, left_out):,} published measurements written to {out}")
@@ -282,7 +284,7 @@ def import_real_models(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
 ) -> None:
     """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
-    from dataset_builder.published import real_models as published_real_models
+    from .published import real_models as published_real_models
 
     print(f"{published_real_models.import_real_models(out):,} published readings written to {out}")
 

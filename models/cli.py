@@ -18,9 +18,9 @@ from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
 
 if TYPE_CHECKING:
-    from models.retrain.request import Outcome, Request
-    from models.training.data import LabelledJobs
-    from models.training.plan_file import FoundPlan
+    from .retrain.request import Outcome, Request
+    from .training.data import LabelledJobs
+    from .training.plan_file import FoundPlan
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -88,10 +88,10 @@ def train(
         data = _load(datasets[0], family)
         calibration = {family: _load(traces[0], family)} if traces else {}
     found = None if plan_file is None else _found_plan(plan_file, data.family, encoder)
-    from models.training.export import save_classifier
-    from models.training.mlp import train_classifier
-    from models.training.plans import Plan, mlp_plan, transformer_plan
-    from models.training.sequence import SequencePlan, train_sequence_classifier
+    from .training.export import save_classifier
+    from .training.mlp import train_classifier
+    from .training.plans import Plan, mlp_plan, transformer_plan
+    from .training.sequence import SequencePlan, train_sequence_classifier
 
     plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data, seed, epochs)
     if found is not None:
@@ -120,9 +120,9 @@ def evaluate(
 ) -> None:
     """Evaluate every candidate on held-out architectures and print the table."""
     data = _load(dataset, family)
-    from models.evaluation.folds import evaluate as run_evaluation
-    from models.evaluation.report import heading, markdown_table, write_report
-    from models.training.plans import mlp_plan
+    from .evaluation.folds import evaluate as run_evaluation
+    from .evaluation.report import heading, markdown_table, write_report
+    from .training.plans import mlp_plan
 
     with _progress("evaluating") as report, _split_errors(dataset):
         evaluation = run_evaluation(data, plan=mlp_plan(data, seed, epochs), fold_count=folds, progress=report)
@@ -151,7 +151,7 @@ def report(
     ] = False,
 ) -> None:
     """Judge every candidate on every dataset, and write tables and pictures of it."""
-    from models.evaluation.full_report import write_common_report, write_full_report
+    from .evaluation.full_report import write_common_report, write_full_report
 
     if smoke and common:
         raise InvalidRequestError("is a short run of its own: leave out --smoke", "common")
@@ -210,8 +210,8 @@ def retrain(
 
     Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 for what you can mend, 1 for a failure.
     """
-    from models.retrain.pipeline import retrain as run_retraining
-    from models.retrain.request import FAILED, RETRAINED, Request, RetrainingError
+    from .retrain.pipeline import retrain as run_retraining
+    from .retrain.request import FAILED, RETRAINED, Request, RetrainingError
 
     if registry is None and not dry_run:
         raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
@@ -277,10 +277,10 @@ def search(
         raise InvalidRequestError(f"must be {' or '.join(engines)}, not {engine}", "engine")
     if not dataset.is_file():
         raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
-    from models.search.engines import engine as engine_called
-    from models.search.judging import question
-    from models.search.run import report, search
-    from models.training.plan_file import document_of
+    from .search.engines import engine as engine_called
+    from .search.judging import question
+    from .search.run import report, search
+    from .training.plan_file import document_of
 
     asked = question(dataset, family, encoder, folds, seed)
     with _progress("searching") as progress:
@@ -310,7 +310,8 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
     if tracking != "mlflow":
         raise InvalidRequestError(f"must be mlflow, not '{tracking}'", "tracking")
     from gpumemnet.registry.mlflow_store import check_name, check_store
-    from models.retrain.tracking import default_store
+
+    from .retrain.tracking import default_store
 
     uri = uri or default_store(work)
     check_store(uri, "tracking_uri")
@@ -320,7 +321,7 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
 
 def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
     """Log what came of a retraining; a failure here is told, and changes neither the champion nor the exit code."""
-    from models.retrain.tracking import track
+    from .retrain.tracking import track
 
     try:
         typer.echo(f"tracking: {track(request, outcome, uri, model)}", err=True)
@@ -329,7 +330,7 @@ def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
 
 
 def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
-    from models.training.plan_file import read_plan
+    from .training.plan_file import read_plan
 
     found = read_plan(path)
     if (found.family, found.encoder) != (family, encoder):
@@ -342,7 +343,7 @@ def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
 def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
     if not paths:
         return ()
-    from models.training.plan_file import read_plan
+    from .training.plan_file import read_plan
 
     plans = tuple(map(read_plan, paths))
     for number, one in enumerate(plans):
@@ -359,7 +360,7 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
         raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder; {PUBLISHED_HINT} {dataset}")
     import torch
 
-    from models.training.data import load_labelled_jobs
+    from .training.data import load_labelled_jobs
 
     torch.set_num_threads(1)  # the networks are too small for a second thread to pay
     return load_labelled_jobs(dataset, family)
@@ -367,7 +368,7 @@ def _load(dataset: Path, family: str) -> LabelledJobs:
 
 def _load_all(datasets: list[Path]) -> LabelledJobs:
     """The jobs of all families of several datasets together."""
-    from models.training.data import joined
+    from .training.data import joined
 
     data = joined(list(_load_by_family(datasets).values()))
     if len(data.families) == 1:
@@ -388,7 +389,7 @@ def _load_by_family(datasets: list[Path]) -> dict[str, LabelledJobs]:
 def _families(dataset: Path) -> list[str]:
     if not dataset.is_file():
         raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
-    from models.training.data import labelled_families
+    from .training.data import labelled_families
 
     return labelled_families(dataset)
 

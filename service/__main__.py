@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from gpumemnet.errors import GpumemnetError
-from service.listening import address_of, listen
-from service.middleware.logs import configure_logs
-from service.server import serve
-from service.settings import Settings, read_settings, unknown_variables
-from service.supervisor import Supervisor
+
+from .listening import address_of, listen
+from .middleware.logs import configure_logs
+from .server import serve
+from .settings import Settings, read_settings, unknown_variables
+from .supervisor import Supervisor
 
 logger = logging.getLogger("gpumemnet.service")
 

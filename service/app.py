@@ -16,27 +16,28 @@ from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
-from service.admin.champion import Serving
-from service.admin.description import ADMIN_SHAPES, admin_paths
-from service.admin.routes import admin_routes
-from service.admin.shadow import Shadow
-from service.admin.watch import Watcher
-from service.api.answers import Answerer
-from service.api.fast_route import Shortcut
-from service.api.openapi import install_description
-from service.api.problems import install_problem_handlers
-from service.api.routes import install_routes, prediction_routes
-from service.middleware.gate import Gate
-from service.middleware.keys import KeyRing, parse_keys
-from service.middleware.limits import BodyLimit
-from service.middleware.metrics import CountingRecorder, metrics_routes
-from service.observations.database import DatabaseAwayError
-from service.observations.description import OBSERVATION_SHAPES, observation_paths, observation_schemas
-from service.observations.routes import observation_routes
-from service.observations.store import ObservationStore
-from service.oip import OIP_SHAPES, oip_paths, oip_routes
-from service.page.routes import docs_routes, page_routes
-from service.settings import OFF, PREFIX, Settings, SettingsError
+
+from .admin.champion import Serving
+from .admin.description import ADMIN_SHAPES, admin_paths
+from .admin.routes import admin_routes
+from .admin.shadow import Shadow
+from .admin.watch import Watcher
+from .api.answers import Answerer
+from .api.fast_route import Shortcut
+from .api.openapi import install_description
+from .api.problems import install_problem_handlers
+from .api.routes import install_routes, prediction_routes
+from .middleware.gate import Gate
+from .middleware.keys import KeyRing, parse_keys
+from .middleware.limits import BodyLimit
+from .middleware.metrics import CountingRecorder, metrics_routes
+from .observations.database import DatabaseAwayError
+from .observations.description import OBSERVATION_SHAPES, observation_paths, observation_schemas
+from .observations.routes import observation_routes
+from .observations.store import ObservationStore
+from .oip import OIP_SHAPES, oip_paths, oip_routes
+from .page.routes import docs_routes, page_routes
+from .settings import OFF, PREFIX, Settings, SettingsError
 
 HOT_PATHS: Final = ("/v1/predict", "/v1/predict/batch")
 DATABASE_FILE: Final = "observations.sqlite3"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from service.settings import SettingsError
+from .settings import SettingsError
 
 BACKLOG: Final = 2048
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
 
-from service.heap import GROWTH_BYTES, give_memory_back, use_one_heap
-from service.listening import BACKLOG
-from service.settings import Settings
+from .heap import GROWTH_BYTES, give_memory_back, use_one_heap
+from .listening import BACKLOG
+from .settings import Settings
 
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than the idle time of common proxies and client pools, so that it is they who close a connection."""
@@ -43,10 +43,10 @@ def serve(
     signal.signal(signal.SIGTERM, _leave)
     import uvicorn
 
-    from service.app import create_app
-    from service.middleware.load import LOAD
-    from service.middleware.logs import current_log
-    from service.middleware.metrics import Vitals, resident_memory_bytes
+    from .app import create_app
+    from .middleware.load import LOAD
+    from .middleware.logs import current_log
+    from .middleware.metrics import Vitals, resident_memory_bytes
 
     class Server(uvicorn.Server):
         """Ends on a signal as uvicorn does, but does not raise the signal once more when all is done: that is no failure."""

@@ -20,10 +20,11 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from gpumemnet.errors import GpumemnetError
-from service.listening import address_of
-from service.middleware.logs import configure_logs
-from service.middleware.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
-from service.settings import Settings, SettingsError
+
+from .listening import address_of
+from .middleware.logs import configure_logs
+from .middleware.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
+from .settings import Settings, SettingsError
 
 MAX_FAILED_STARTS: Final = 5
 """So many starts of workers in a row that fail end the service."""

@@ -28,8 +28,9 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
     Raises:
         DatasetError: when the dataset cannot be read or is empty, or the folder cannot be written.
     """
-    from dataset_builder.card import coverage, figures, text
     from gpumemnet.data.dataset import read_dataset
+
+    from . import coverage, figures, text
 
     measurements = read_dataset(dataset)
     if not measurements:

@@ -16,9 +16,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.recipe.options import FEATURES as OPTIONS
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.units import GIB, MIB
+
+from ..recipe.options import FEATURES as OPTIONS
 
 TENTHS: Final = 10
 TENTH_LIMIT: Final = 0.20

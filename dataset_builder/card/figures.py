@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.card.coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread
-from dataset_builder.card.embedding import principal_components, standardised_features, tsne
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import training_state_bytes
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.units import GIB, MIB
+
+from .coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread
+from .embedding import principal_components, standardised_features, tsne
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

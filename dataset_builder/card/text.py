@@ -9,7 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from dataset_builder.card.coverage import (
+from gpumemnet.data.measurement import STATUSES, Measurement
+from gpumemnet.data.validation import validate
+from gpumemnet.units import format_bytes
+
+from ..split import TEST_ONLY_RECIPES
+from .coverage import (
     CHOICE_LIMIT,
     TENTH_LIMIT,
     Octave,
@@ -17,11 +22,7 @@ from dataset_builder.card.coverage import (
     empty_octaves,
     label_octaves,
 )
-from dataset_builder.card.figures import MAP_ROWS
-from dataset_builder.split import TEST_ONLY_RECIPES
-from gpumemnet.data.measurement import STATUSES, Measurement
-from gpumemnet.data.validation import validate
-from gpumemnet.units import format_bytes
+from .figures import MAP_ROWS
 
 Families = Mapping[str, Sequence[Measurement]]
 

@@ -15,12 +15,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.compare.subjects import Subject
 from gpumemnet.gpu.catalogue import DeviceProfile, context
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
 from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import peak_of
+
+from .subjects import Subject
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.compare.estimates import Array, Estimates, TracedRow
 from gpumemnet.units import GIB, MIB
+
+from .estimates import Array, Estimates, TracedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,15 +15,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dataset_builder.compare.estimates import TracedRow, estimates, traced_row
-from dataset_builder.compare.figures import Figures, figures, reserved_figures
-from dataset_builder.compare.subjects import subject
 from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
+
+from .estimates import TracedRow, estimates, traced_row
+from .figures import Figures, figures, reserved_figures
+from .subjects import subject
 
 _PROGRESS_SECONDS: Final = 5.0
 

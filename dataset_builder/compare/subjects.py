@@ -9,17 +9,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import TensorSpec, family
-from dataset_builder.measure.training import laid_out
-from dataset_builder.published.networks import Rebuilds, published_family
-from dataset_builder.recipe.options import parse_options
-from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.tracing.losses import TargetLoss
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import TraceOptions
+
+from ..families import TensorSpec, family
+from ..measure.training import laid_out
+from ..published.networks import Rebuilds, published_family
+from ..recipe.options import parse_options
+from ..recipe.planned_job import PlannedJob
 
 PUBLISHED_OPTIONS: Final[dict[str, Any]] = {"optimizer": "adam", "precision": "fp32"}
 """What GPUMemNet held fixed (arXiv 2602.17817, section 4.1)."""

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dataset_builder.families import Feature, Network, TensorSpec
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
+
+from . import Feature, Network, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -160,7 +161,7 @@ def build(architecture: MlpArchitecture) -> nn.Module:
     """The network on torch's current default device; logits ``[batch, output_width]`` from ``[batch, input_width]``."""
     from torch import nn
 
-    from dataset_builder.families.blocks import Blocks, Residual
+    from .blocks import Blocks, Residual
 
     blocks: list[nn.Module] = []
     width = architecture.input_width

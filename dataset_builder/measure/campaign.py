@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from dataset_builder.measure.fork_server import CHILD, ForkServer
-from dataset_builder.measure.nvml import Meter
-from dataset_builder.measure.pool import HISTORY_FOLDER, Pool, Record, RunSettings
-from dataset_builder.measure.reading_probe import probe
-from dataset_builder.recipe.planned_job import PlannedJob
 from gpumemnet.data.measurement import Measurement
+
+from ..recipe.planned_job import PlannedJob
+from .fork_server import CHILD, ForkServer
+from .nvml import Meter
+from .pool import HISTORY_FOLDER, Pool, Record, RunSettings
+from .reading_probe import probe
 
 SAMPLE_SECONDS: Final = 0.02
 _MAX_GRACE_SECONDS: Final = 20.0

@@ -20,10 +20,10 @@ import torch
 import torch._dynamo  # every optimizer loads it on first use: loaded once here, before the fork, it costs the children nothing
 import torch.utils.checkpoint
 
-from dataset_builder.measure import channel
-from dataset_builder.measure.device_stages import run_stage
-from dataset_builder.measure.training import train
-from dataset_builder.recipe.planned_job import parse_planned
+from ..recipe.planned_job import parse_planned
+from . import channel
+from .device_stages import run_stage
+from .training import train
 
 _PHASE_READINGS: Final = {
     "allocated_bytes": "allocated_bytes.all.current",

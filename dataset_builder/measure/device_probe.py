@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder.measure import channel
-from dataset_builder.measure.fork_server import ForkServer
-from dataset_builder.measure.nvml import Meter
-from dataset_builder.measure.reading_probe import Trust, expect, probe, recognise, settle, wait_for_exit
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION
+
+from . import channel
+from .fork_server import ForkServer
+from .nvml import Meter
+from .reading_probe import Trust, expect, probe, recognise, settle, wait_for_exit
 
 CONTEXT_STAGES: Final = ("allocation", "matmul", "convolution", "attention", "training")
 """Of :mod:`dataset_builder.measure.device_stages`; the last is what a training job's context is taken from."""

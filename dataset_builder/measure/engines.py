@@ -11,11 +11,11 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Protocol
 
-from dataset_builder.measure.campaign import Tally, fork_server, run_campaign
-from dataset_builder.measure.fork_server import CHILD
-from dataset_builder.measure.nvml import Meter, visible_meters
-from dataset_builder.measure.pool import Record, RunSettings
-from dataset_builder.recipe.planned_job import PlannedJob
+from ..recipe.planned_job import PlannedJob
+from .campaign import Tally, fork_server, run_campaign
+from .fork_server import CHILD
+from .nvml import Meter, visible_meters
+from .pool import Record, RunSettings
 
 Show = Callable[[Tally], None]
 MeterSource = Callable[[], Sequence[Meter]]
@@ -98,6 +98,6 @@ def open_engine(name: EngineName, enable_accounting: bool) -> AbstractContextMan
     """
     if name is EngineName.LOCAL:
         return LocalEngine(enable_accounting)
-    from dataset_builder.measure.ray_engine import RayEngine
+    from .ray_engine import RayEngine
 
     return RayEngine(enable_accounting)

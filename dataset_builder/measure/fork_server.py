@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from dataset_builder.measure import channel
 from gpumemnet.errors import MeasurementError
 
-CHILD: Final = "dataset_builder.measure.child:measure"
+from . import channel
+
+CHILD: Final = f"{__package__}.child:measure"
 """The function that measures; anything else in its place is a rehearsal."""
 
 Child = Callable[[Mapping[str, Any], socket.socket], None]

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError
+
+from ..recipe.planned_job import PlannedJob, parse_planned
 
 _JOURNAL: Final = "journal.jsonl"
 _PLAN: Final = "plan.json"

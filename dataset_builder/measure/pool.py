@@ -17,15 +17,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder.measure import channel
-from dataset_builder.measure.fork_server import ForkServer
-from dataset_builder.measure.nvml import Meter
-from dataset_builder.measure.reading_probe import Trust, recognise
-from dataset_builder.measure.rough_estimate import rough_bytes
-from dataset_builder.recipe.planned_job import PROTOCOL, PlannedJob, training_job
 from gpumemnet.data.measurement import Measurement, Phase
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
+
+from ..recipe.planned_job import PROTOCOL, PlannedJob, training_job
+from . import channel
+from .fork_server import ForkServer
+from .nvml import Meter
+from .reading_probe import Trust, recognise
+from .rough_estimate import rough_bytes
 
 ADMISSION_MARGIN: Final = 1.25
 """The estimate is rough: a job that comes in is given this much more."""

@@ -6,8 +6,9 @@ import sys
 import time
 from typing import Final, TextIO
 
-from dataset_builder.measure.campaign import Tally
 from gpumemnet.data.measurement import STATUSES
+
+from .campaign import Tally
 
 _TERMINAL_SECONDS: Final = 0.2
 _LOG_SECONDS: Final = 10.0

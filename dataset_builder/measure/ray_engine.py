@@ -15,17 +15,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-import dataset_builder
-import gpumemnet
-from dataset_builder.measure.campaign import Tally
-from dataset_builder.measure.engines import LocalEngine, MeterSource, Show
-from dataset_builder.measure.fork_server import CHILD
-from dataset_builder.measure.nvml import visible_meters
-from dataset_builder.measure.pool import Record, RunSettings
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned
-from gpumemnet.batch.ray_loading import load_ray
+from gpumemnet.batch.ray_loading import load_ray, package_folders
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
+
+from ..recipe.planned_job import PlannedJob, parse_planned
+from .campaign import Tally
+from .engines import LocalEngine, MeterSource, Show
+from .fork_server import CHILD
+from .nvml import visible_meters
+from .pool import Record, RunSettings
 
 _START_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
@@ -58,8 +57,7 @@ class RayEngine:
             raise
 
     def _connect(self) -> None:
-        packages = [str(Path(each).parent) for each in (dataset_builder.__file__, gpumemnet.__file__) if each]
-        environment = {"py_modules": packages, "excludes": ["datasets"]}
+        environment = {"py_modules": package_folders(__name__), "excludes": ["datasets"]}
         try:
             self._ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:

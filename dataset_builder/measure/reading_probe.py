@@ -13,11 +13,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataset_builder.measure import channel
-from dataset_builder.measure.fork_server import ForkServer
-from dataset_builder.measure.nvml import Meter
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import GIB, MIB
+
+from . import channel
+from .fork_server import ForkServer
+from .nvml import Meter
 
 _SIZES_BYTES: Final = (256 * MIB, GIB)
 _TOLERANCE_BYTES: Final = 64 * MIB

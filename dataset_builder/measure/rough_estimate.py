@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from dataset_builder.recipe.options import Options
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, optimizer_copies
 from gpumemnet.units import MIB
+
+from ..recipe.options import Options
 
 CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB
 WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB

@@ -21,10 +21,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import Family, TensorSpec, family
-from dataset_builder.families.blocks import checkpoint_blocks
-from dataset_builder.recipe.options import Options, frozen_layers
-from dataset_builder.recipe.planned_job import PlannedJob
+from ..families import Family, TensorSpec, family
+from ..families.blocks import checkpoint_blocks
+from ..recipe.options import Options, frozen_layers
+from ..recipe.planned_job import PlannedJob
 
 MIN_STEPS: Final = 3
 MAX_STEPS: Final = 10

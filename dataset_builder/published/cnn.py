@@ -22,12 +22,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dataset_builder.families import TensorSpec
-from dataset_builder.published.mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS, LeftOutError
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
+
+from ..families import TensorSpec
+from .mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS, LeftOutError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -148,7 +149,7 @@ def build(architecture: PublishedCnn) -> nn.Module:
     """The network on torch's current default device: images ``[batch, channels, size, size]`` to class probabilities."""
     from torch import nn
 
-    from dataset_builder.published.cnn_modules import ResidualUnit, convolution
+    from .cnn_modules import ResidualUnit, convolution
 
     a = architecture
     given, size = a.input_channels, a.input_size

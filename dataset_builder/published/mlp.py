@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from dataset_builder.families import mlp
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
+
+from ..families import mlp
 
 PUBLISHED_CAPACITY_BYTES: Final = 40_960 * MIB
 """The card's nominal memory; what its driver offered is not published."""
@@ -110,8 +111,8 @@ def read_published(source: str | Path, left_out: Counter[str] | None = None) -> 
 
 def _reader_of(path: Path, columns: Sequence[str]) -> Callable[[Mapping[str, str | None]], Measurement]:
     """What reads a row of the table with these columns."""
-    from dataset_builder.published import cnn as published_cnn
-    from dataset_builder.published import transformer as published_transformer
+    from . import cnn as published_cnn
+    from . import transformer as published_transformer
 
     if set(published_transformer.COLUMNS) <= set(columns):
         return published_transformer.measurement_of_row

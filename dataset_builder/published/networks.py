@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from dataset_builder.families import TensorSpec
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
+
+from ..families import TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _HOMES: Final[Mapping[str, str]] = {
-    "mlp": "dataset_builder.families.mlp",
-    "cnn": "dataset_builder.published.cnn",
-    "transformer": "dataset_builder.published.transformer",
+    "mlp": "..families.mlp",
+    "cnn": ".cnn",
+    "transformer": ".transformer",
 }
 
 
@@ -50,4 +51,4 @@ def published_family(measurement: Measurement) -> Rebuilds:
         raise DatasetError(f"the row is {measurement.provenance}, not published")
     if measurement.recipe == "zoo":
         raise DatasetError("a published real model is not rebuilt from its row: benchmarks/real_models.py traces those models")
-    return cast(Rebuilds, import_module(_HOMES[measurement.job.family]))
+    return cast(Rebuilds, import_module(_HOMES[measurement.job.family], __package__))

@@ -20,7 +20,6 @@ from typing import Any, Final, cast
 import torch
 from torch import nn
 
-from dataset_builder.published.mlp import PUBLISHED_CAPACITY_BYTES
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
@@ -31,6 +30,8 @@ from gpumemnet.tracing.memory import Memory, steady_memory
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import TraceOptions, record
 from gpumemnet.units import MIB
+
+from .mlp import PUBLISHED_CAPACITY_BYTES
 
 RECIPE: Final = "zoo"
 """Real models are for testing only: a split puts them into no fold."""

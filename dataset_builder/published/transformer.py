@@ -32,13 +32,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dataset_builder.families import Network, TensorSpec
-from dataset_builder.published.mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
+
+from ..families import Network, TensorSpec
+from .mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -196,7 +197,7 @@ def describe_network(architecture: PublishedTransformer) -> Network:
 
 def build(architecture: PublishedTransformer) -> nn.Module:
     """The network on torch's current default device: tokens ``[batch, seq_length]`` to logits ``[batch, num_classes]``."""
-    from dataset_builder.published.transformer_modules import EncoderClassifier
+    from .transformer_modules import EncoderClassifier
 
     a = architecture
     return EncoderClassifier(

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE
 from gpumemnet.job.training_options import CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+
+from ..families import Feature
 
 FUSED_OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw")
 """Optimizers with a fused CUDA kernel in torch 2.11."""

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataset_builder.families import Architecture, Network, family
-from dataset_builder.recipe.options import Options, parse_options, trainable_parameters
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import TrainingJob
+
+from ..families import Architecture, Network, family
+from .options import Options, parse_options, trainable_parameters
 
 PROTOCOL: Final = "step-2"
 """Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading protocol; stands in every

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dataset_builder.families import FAMILY_NAMES, Feature, family
-from dataset_builder.recipe.options import FEATURES as OPTIONS
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
+
+from ..families import FAMILY_NAMES, Feature, family
+from .options import FEATURES as OPTIONS
 
 RECIPES: Final = Path(__file__).with_name("recipes")
 TENTHS: Final = 10

@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset_builder.families import Family, family
-from dataset_builder.measure.rough_estimate import operations_per_step, rough_bytes
-from dataset_builder.recipe.options import Options, kernel_obstacle, option_obstacle
-from dataset_builder.recipe.planned_job import PlannedJob, training_job
-from dataset_builder.recipe.recipe import Range, Recipe
 from gpumemnet.errors import InvalidRequestError
+
+from ..families import Family, family
+from ..measure.rough_estimate import operations_per_step, rough_bytes
+from .options import Options, kernel_obstacle, option_obstacle
+from .planned_job import PlannedJob, training_job
+from .recipe import Range, Recipe
 
 MEMORY_SLICES: Final = 24
 _POOL_FACTOR: Final = 8

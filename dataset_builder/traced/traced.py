@@ -13,13 +13,6 @@ from typing import Any, Final
 
 from torch import nn
 
-from dataset_builder.compare.subjects import Subject, subject, traceable
-from dataset_builder.measure.campaign import Tally
-from dataset_builder.measure.journal import Journal, Settings
-from dataset_builder.measure.progress import ProgressLine
-from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
-from dataset_builder.recipe.recipe import Recipe
-from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import GpumemnetError
@@ -31,6 +24,14 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.replay import Replayed
 from gpumemnet.tracing.step import TraceOptions, record
 from gpumemnet.tracing.timeline import STEADY_STEPS
+
+from ..compare.subjects import Subject, subject, traceable
+from ..measure.campaign import Tally
+from ..measure.journal import Journal, Settings
+from ..measure.progress import ProgressLine
+from ..recipe.planned_job import PlannedJob, parse_planned, training_job
+from ..recipe.recipe import Recipe
+from ..recipe.sampling import sample_jobs
 
 PROTOCOL: Final = "trace-3"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),

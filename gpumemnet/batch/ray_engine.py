@@ -10,15 +10,13 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
-import gpumemnet
 from gpumemnet.batch.answers import Rejected, answer_schema
 from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.job_part import Work, answer_part, keep_batches
 from gpumemnet.batch.plan import Part
-from gpumemnet.batch.ray_loading import load_ray
+from gpumemnet.batch.ray_loading import load_ray, package_folders
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.errors import DatasetError, GpumemnetError
 
@@ -169,9 +167,8 @@ def _bytes(batches: list[Any]) -> bytes:
 
 
 def _connect(ray: Any) -> None:
-    package = str(Path(str(gpumemnet.__file__)).parent)
     address = os.environ.get("RAY_ADDRESS")
-    environment = {"env_vars": {"OMP_NUM_THREADS": "1"}, **({"py_modules": [package]} if address else {})}
+    environment = {"env_vars": {"OMP_NUM_THREADS": "1"}, **({"py_modules": package_folders(__name__)} if address else {})}
     try:
         ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
+import gpumemnet
 from gpumemnet.errors import MissingExtraError
 
 
@@ -20,3 +23,9 @@ def load_ray() -> Any:
     except ImportError:
         raise MissingExtraError("ray", "ray", "--engine ray") from None
     return ray
+
+
+def package_folders(module: str) -> list[str]:
+    """The folders that a Ray cluster needs to import ``module``: that of its top-level package, and that of ``gpumemnet``."""
+    packages = {sys.modules[module.partition(".")[0]], gpumemnet}
+    return sorted(str(Path(str(package.__file__)).parent) for package in packages)

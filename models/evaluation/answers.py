@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
 from gpumemnet.predict.bins import BinScheme
-from models.networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
-from models.training.data import LabelledJobs
-from models.training.splits import folds
+
+from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
+from ..training.data import LabelledJobs
+from ..training.splits import folds
 
 Array = NDArray[np.float64]
 Fit = Callable[[LabelledJobs], Callable[[LabelledJobs], Array]]

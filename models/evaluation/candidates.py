@@ -24,7 +24,18 @@ from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
-from models.evaluation.answers import (
+
+from ..networks.mlp import float_tensor
+from ..published.gpumemnet_paper.formulas import horus, naive
+from ..published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
+from ..training.bounds import COVERAGES
+from ..training.data import LabelledJobs, features_on, joined
+from ..training.export import save_classifier
+from ..training.mlp import TrainingPlan, fitted_transform, train_classifier
+from ..training.plans import COMMON as COMMON_PLAN
+from ..training.sequence import SequencePlan, train_sequence_classifier
+from ..training.traced_peak import fit_traced_peak
+from .answers import (
     COVERAGE,
     Answers,
     calibrated_closed_form,
@@ -32,16 +43,6 @@ from models.evaluation.answers import (
     commonest_bin,
     regression_answers,
 )
-from models.networks.mlp import float_tensor
-from models.published.gpumemnet_paper.formulas import horus, naive
-from models.published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
-from models.training.bounds import COVERAGES
-from models.training.data import LabelledJobs, features_on, joined
-from models.training.export import save_classifier
-from models.training.mlp import TrainingPlan, fitted_transform, train_classifier
-from models.training.plans import COMMON as COMMON_PLAN
-from models.training.sequence import SequencePlan, train_sequence_classifier
-from models.training.traced_peak import fit_traced_peak
 
 Array = NDArray[np.float64]
 

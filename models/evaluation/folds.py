@@ -16,12 +16,13 @@ import numpy as np
 
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
-from models.evaluation.answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
-from models.evaluation.metrics import AmountFigures, BinFigures, amount_figures, bin_figures
-from models.training.data import LabelledJobs
-from models.training.export import save_classifier
-from models.training.mlp import TrainingPlan, train_classifier
-from models.training.splits import folds
+
+from ..training.data import LabelledJobs
+from ..training.export import save_classifier
+from ..training.mlp import TrainingPlan, train_classifier
+from ..training.splits import folds
+from .answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
+from .metrics import AmountFigures, BinFigures, amount_figures, bin_figures
 
 FOLDS: Final = 3
 SCHEMES: Final[tuple[BinScheme, ...]] = (PUBLISHED_BINS["published-1000mib"], PUBLISHED_BINS["published-2000mib"])

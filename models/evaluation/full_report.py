@@ -23,8 +23,14 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB
-from models.evaluation.answers import Answers, calibrated_physics
-from models.evaluation.candidates import (
+
+from ..training.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
+from ..training.export import save_classifier
+from ..training.mlp import train_classifier
+from ..training.plans import common_plan, mlp_plan, transformer_plan
+from ..training.sequence import train_sequence_classifier
+from .answers import Answers, calibrated_physics
+from .candidates import (
     COMMON,
     COMMON_TRANSFERRED,
     MLP_BASED,
@@ -43,16 +49,11 @@ from models.evaluation.candidates import (
     served_answers,
     traced_peak_answers,
 )
-from models.evaluation.learning_curves import Learning, learn
-from models.evaluation.reporting import write_reporting
-from models.evaluation.reporting.map_picture import MAX_MAP_ROWS
-from models.evaluation.section import Section
-from models.evaluation.study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
-from models.training.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
-from models.training.export import save_classifier
-from models.training.mlp import train_classifier
-from models.training.plans import common_plan, mlp_plan, transformer_plan
-from models.training.sequence import train_sequence_classifier
+from .learning_curves import Learning, learn
+from .reporting import write_reporting
+from .reporting.map_picture import MAX_MAP_ROWS
+from .section import Section
+from .study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
 
 SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2

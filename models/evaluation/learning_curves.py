@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from gpumemnet.features.vector import FEATURE_NAMES
-from models.networks.mlp import float_tensor
-from models.training.data import LabelledJobs
-from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
-from models.training.splits import folds
+
+from ..networks.mlp import float_tensor
+from ..training.data import LabelledJobs
+from ..training.mlp import TrainedClassifier, TrainingPlan, train_classifier
+from ..training.splits import folds
 
 SHARES: Final = (0.125, 0.25, 0.5, 1.0)
 MIN_ROWS: Final = 120

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpumemnet.features.vector import FEATURE_SCHEMA
-from models.evaluation.folds import CLASSIFIER, SCHEMES, Evaluation
-from models.evaluation.metrics import confusion
+
+from .folds import CLASSIFIER, SCHEMES, Evaluation
+from .metrics import confusion
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

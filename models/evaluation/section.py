@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import TrainingJob
-from models.evaluation.answers import Answers
+
+from .answers import Answers
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

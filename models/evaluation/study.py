@@ -13,8 +13,11 @@ import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.worker_pool import worker_pool
-from models.evaluation.answers import Answers
-from models.evaluation.candidates import (
+
+from ..training.data import LabelledJobs
+from ..training.splits import folds
+from .answers import Answers
+from .candidates import (
     COMMON,
     MEASURED_CANDIDATES,
     MLP_BASED,
@@ -25,9 +28,7 @@ from models.evaluation.candidates import (
     pooled,
     transferred,
 )
-from models.evaluation.section import Section
-from models.training.data import LabelledJobs
-from models.training.splits import folds
+from .section import Section
 
 Progress = Callable[[str, float], None]
 MEASURED_FOLDS: Final = 5

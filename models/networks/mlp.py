@@ -21,7 +21,8 @@ from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.units import MIB
-from models.networks.physics_line import MODEL_STATE_COLUMNS, PhysicsLine
+
+from .physics_line import MODEL_STATE_COLUMNS, PhysicsLine
 
 # Shapes: B jobs, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components; M modes (2, or 2 for each
 # family of a common model), G groups of jobs (2 M).

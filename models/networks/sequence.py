@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS
-from models.networks.mlp import FeatureTransform, MemberMLPs, Mixture
+
+from .mlp import FeatureTransform, MemberMLPs, Mixture
 
 # Shapes: B jobs, L layers, F feature columns, D inputs of the head, W width of the encoder.
 

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from models.networks.mlp import (
+from .mlp import (
     BACKGROUND_SCALE,
     BACKGROUND_WEIGHT,
     MEAN_DEVIATION,
@@ -24,7 +24,7 @@ from models.networks.mlp import (
     MemberMLPs,
     group_names,
 )
-from models.networks.sequence import SequenceInputs
+from .sequence import SequenceInputs
 
 # Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components, G groups of
 # jobs, C coverages.

@@ -12,8 +12,9 @@ from typing import Any
 from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import TRUST
-from models.retrain.holdout import HELD_OUT_RULE
-from models.retrain.tracks import Track
+
+from .holdout import HELD_OUT_RULE
+from .tracks import Track
 
 Slot = tuple[str, str, str]
 """Family, encoder and provenance: what a release holds one bundle for."""

@@ -23,9 +23,10 @@ from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
-from models.retrain.columns_check import SWAPPED, is_swapped
-from models.retrain.units_check import unit_error
-from models.training.data import ZOO
+
+from ..training.data import ZOO
+from .columns_check import SWAPPED, is_swapped
+from .units_check import unit_error
 
 REFUSING: Final = frozenset(
     {

@@ -18,10 +18,11 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
-from models.retrain.champion_data import slot_of
-from models.retrain.collect import Row
-from models.retrain.gate import Judged, Rule, Verdict, judge
-from models.retrain.tracks import Track, moved, place_of
+
+from .champion_data import slot_of
+from .collect import Row
+from .gate import Judged, Rule, Verdict, judge
+from .tracks import Track, moved, place_of
 
 HELD_OUT: Final = "held-out architectures"
 NEWEST: Final = "newest observations"

@@ -18,15 +18,16 @@ from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.registry.registry import SHIPPED, Registry
-from models.retrain.champion_data import learnt_until, origins
-from models.retrain.collect import collect
-from models.retrain.gate import RULE
-from models.retrain.release import put_into_service
-from models.retrain.report import write_report
-from models.retrain.request import Outcome, Request, RetrainingError
-from models.retrain.steps import JUDGING_CODE, cached_document, code_hash, code_version, content_hash
-from models.retrain.track_runs import Work
-from models.retrain.tracks import find_tracks
+
+from .champion_data import learnt_until, origins
+from .collect import collect
+from .gate import RULE
+from .release import put_into_service
+from .report import write_report
+from .request import Outcome, Request, RetrainingError
+from .steps import JUDGING_CODE, cached_document, code_hash, code_version, content_hash
+from .track_runs import Work
+from .tracks import find_tracks
 
 Progress = Callable[[str, float], None]
 

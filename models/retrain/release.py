@@ -12,7 +12,8 @@ from typing import Any
 from gpumemnet.errors import RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.registry.registry import Aliases, Change, Registry
-from models.retrain.request import NOTHING_BETTER, PROMOTED, Outcome, Request
+
+from .request import NOTHING_BETTER, PROMOTED, Outcome, Request
 
 BY = "models retrain"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.data.atomic_files import replace_file
-from models.retrain.gate import MEASURES
+
+from .gate import MEASURES
 
 _HEADINGS: Final = ("part", "jobs", *MEASURES)
 

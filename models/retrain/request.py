@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from models.training.plan_file import FoundPlan
+    from ..training.plan_file import FoundPlan
 
 RETRAINED: Final = ("mlp", "transformer")
 """Encoders that are retrained, each for one family; a model that families have in common is not."""

@@ -17,12 +17,15 @@ from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.predict.bundle import Bundle, load_bundle
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-TRAINING_CODE: Final = ("models.retrain.training",)
+_MODELS: Final = __name__.removesuffix(".retrain.steps")
+"""``models`` in a checkout, ``gpumemnet.models`` where it is installed."""
+ROOT: Final = Path(__file__).resolve().parents[__name__.count(".")]
+"""The folder that holds our packages."""
+TRAINING_CODE: Final = (f"{_MODELS}.retrain.training",)
 """Modules whose change, or that of one that they import, makes another model of the same data."""
-JUDGING_CODE: Final = ("models.retrain.pipeline", *TRAINING_CODE)
+JUDGING_CODE: Final = (f"{_MODELS}.retrain.pipeline", *TRAINING_CODE)
 """Modules whose change, or that of one that they import, may give another verdict on the same models."""
-_OURS: Final = ("gpumemnet", "models")
+_OURS: Final = ("gpumemnet", _MODELS)
 _PACKAGES: Final = ("torch", "numpy", "scikit-learn", "onnx", "onnxscript", "onnxruntime", "scipy")
 
 
@@ -46,16 +49,20 @@ def code_files(modules: Iterable[str]) -> list[Path]:
         path = left.pop()
         if path not in found:
             found.add(path)
-            names = (name for node in ast.walk(ast.parse(path.read_bytes())) for name in _imported(node))
+            package = path.relative_to(ROOT).parent.parts
+            names = (name for node in ast.walk(ast.parse(path.read_bytes())) for name in _imported(node, package))
             left += [imported for name in names for imported in _file_of(name)]
     return sorted({*found, *(data for path in found if (data := path.with_suffix(".json")).is_file())})
 
 
-def _imported(node: ast.AST) -> list[str]:
+def _imported(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    """What ``node``, of a module in ``package``, imports by full names."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    if isinstance(node, ast.ImportFrom):
+        above = package[: len(package) + 1 - node.level] if node.level else ()
+        module = ".".join([*above, *([node.module] if node.module else [])])
+        return [module, *(f"{module}.{alias.name}" for alias in node.names)]
     return []
 
 

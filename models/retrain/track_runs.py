@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gpumemnet.predict.bundle import Bundle
-from models.retrain.champion_data import held_out_but_learnt, lacking, origins, slot_of
-from models.retrain.collect import Collected, Row
-from models.retrain.gate import RULE
-from models.retrain.judging import judge_candidate, parts_of, without_answer
-from models.retrain.request import Request
-from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
-from models.retrain.tracks import Track, calibration_track, too_few, training_data
-from models.training.data import LabelledJobs, labelled_jobs
+
+from ..training.data import LabelledJobs, labelled_jobs
+from .champion_data import held_out_but_learnt, lacking, origins, slot_of
+from .collect import Collected, Row
+from .gate import RULE
+from .judging import judge_candidate, parts_of, without_answer
+from .request import Request
+from .steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
+from .tracks import Track, calibration_track, too_few, training_data
 
 
 class Work:
@@ -93,7 +94,7 @@ class Work:
         def train(folder: Path) -> Bundle:
             data = training_data(track)
             self._say(f"training {what}")
-            from models.retrain.training import train_candidate  # loads torch
+            from .training import train_candidate  # loads torch
 
             return train_candidate(
                 folder,
@@ -140,7 +141,7 @@ class Work:
 
         def train(folder: Path) -> Bundle:
             self._say(f"training a stand-in of {champion.card.name}")
-            from models.retrain.training import train_stand_in
+            from .training import train_stand_in
 
             measurements = [row.measurement for row in rows]
             return train_stand_in(folder, champion, measurements, _readings(self._calibration_of(champion)))

@@ -19,9 +19,10 @@ from gpumemnet.errors import TrackingError
 from gpumemnet.registry.mlflow_releases import push
 from gpumemnet.registry.mlflow_store import MlflowStore
 from gpumemnet.registry.registry import Registry
-from models.retrain.gate import MEASURES
-from models.retrain.release import lineage
-from models.retrain.request import PROMOTED, Outcome, Request
+
+from .gate import MEASURES
+from .release import lineage
+from .request import PROMOTED, Outcome, Request
 
 KEY_TAG: Final = "gpumemnet.run"
 """Names a run by the hash of its inputs: the same retraining again is the same run."""

@@ -20,10 +20,11 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.predictor import TRUST
 from gpumemnet.units import MIB
-from models.networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
-from models.retrain.collect import Row, newest_runs
-from models.retrain.holdout import is_held_out, newest_after
-from models.training.data import LabelledJobs, features_on, labelled_jobs
+
+from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
+from ..training.data import LabelledJobs, features_on, labelled_jobs
+from .collect import Row, newest_runs
+from .holdout import is_held_out, newest_after
 
 FEWEST_ROWS: Final = 120
 """Labelled rows that a candidate is trained on; a bound at 99 % needs 99."""

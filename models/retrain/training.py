@@ -12,14 +12,15 @@ import torch
 
 from gpumemnet.data.measurement import OBSERVED, Measurement
 from gpumemnet.predict.bundle import Bundle, save_bundle
-from models.retrain.holdout import HELD_OUT_RULE
-from models.retrain.tracks import Track, TrainingData
-from models.training.data import LabelledJobs, labelled_jobs
-from models.training.export import save_classifier
-from models.training.mlp import TrainedClassifier, TrainingPlan, train_classifier
-from models.training.plan_file import FoundPlan
-from models.training.plans import Plan, mlp_plan, transformer_plan
-from models.training.sequence import SequencePlan, train_sequence_classifier
+
+from ..training.data import LabelledJobs, labelled_jobs
+from ..training.export import save_classifier
+from ..training.mlp import TrainedClassifier, TrainingPlan, train_classifier
+from ..training.plan_file import FoundPlan
+from ..training.plans import Plan, mlp_plan, transformer_plan
+from ..training.sequence import SequencePlan, train_sequence_classifier
+from .holdout import HELD_OUT_RULE
+from .tracks import Track, TrainingData
 
 
 def train_candidate(

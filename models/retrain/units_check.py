@@ -15,8 +15,8 @@ import numpy as np
 from gpumemnet.data.measurement import Measurement
 
 if TYPE_CHECKING:
-    from models.networks.physics_line import PhysicsLine
-    from models.retrain.collect import Row
+    from ..networks.physics_line import PhysicsLine
+    from .collect import Row
 
 FEWEST: Final = 20
 """Rows, of the file and of those before it, from which a line can be told."""
@@ -56,8 +56,8 @@ def _has_line(one: Measurement) -> bool:
 
 
 def _line(rows: Sequence[Measurement]) -> PhysicsLine:
-    from models.networks.physics_line import fit_line  # loads scikit-learn
-    from models.training.data import features_on
+    from ..networks.physics_line import fit_line  # loads scikit-learn
+    from ..training.data import features_on
 
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     return fit_line(features_on(rows[0].gpu, [one.job for one in rows]), labels, _LINE)

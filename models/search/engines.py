@@ -6,15 +6,13 @@ A task is one fold of one trial; values come back here, and only this process wr
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any, Final, Protocol
 
-import gpumemnet
-import models
-from gpumemnet.batch.ray_loading import load_ray
+from gpumemnet.batch.ray_loading import load_ray, package_folders
 from gpumemnet.errors import DatasetError
-from models.search.judging import Question, fold_loss
-from models.training.plans import Plan
+
+from ..training.plans import Plan
+from .judging import Question, fold_loss
 
 ENGINES: Final = ("local", "ray")
 
@@ -122,9 +120,8 @@ def _loss_or_reason(asked: Question, plan: Plan, fold: int) -> float | str:
 
 
 def _connect(ray: Any) -> None:
-    packages = [str(Path(each).parent) for each in (models.__file__, gpumemnet.__file__) if each]
     try:
-        ray.init(runtime_env={"py_modules": packages}, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(runtime_env={"py_modules": package_folders(__name__)}, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DatasetError(f"the Ray cluster cannot be reached ({reason[0][:200]}): RAY_ADDRESS names it") from None

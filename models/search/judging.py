@@ -15,15 +15,16 @@ import torch
 
 from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.errors import DatasetError
-from models.networks.mlp import float_tensor
-from models.networks.served import SequenceClassifier
-from models.retrain.gate import MOST_WASTE, losses
-from models.retrain.holdout import is_held_out
-from models.training.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
-from models.training.mlp import TrainedClassifier, train_classifier
-from models.training.plans import Plan
-from models.training.sequence import SequencePlan, batch_of, train_sequence_classifier
-from models.training.splits import folds
+
+from ..networks.mlp import float_tensor
+from ..networks.served import SequenceClassifier
+from ..retrain.gate import MOST_WASTE, losses
+from ..retrain.holdout import is_held_out
+from ..training.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
+from ..training.mlp import TrainedClassifier, train_classifier
+from ..training.plans import Plan
+from ..training.sequence import SequencePlan, batch_of, train_sequence_classifier
+from ..training.splits import folds
 
 COVERAGE: Final = 0.99
 FEWEST_ROWS: Final = 150

@@ -18,12 +18,13 @@ from typing import Any, Final
 
 from gpumemnet.data.atomic_files import locked
 from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError, MissingExtraError
-from models.retrain.holdout import HELD_OUT_RULE
-from models.retrain.steps import TRAINING_CODE, code_hash, code_version
-from models.search.engines import Engine
-from models.search.judging import OBJECTIVE, Question
-from models.search.space import SPACES, Between, suggested, values_of
-from models.training.plans import Plan, mlp_plan, transformer_plan
+
+from ..retrain.holdout import HELD_OUT_RULE
+from ..retrain.steps import TRAINING_CODE, code_hash, code_version
+from ..training.plans import Plan, mlp_plan, transformer_plan
+from .engines import Engine
+from .judging import OBJECTIVE, Question
+from .space import SPACES, Between, suggested, values_of
 
 Progress = Callable[[str, float], None]
 FIRST_UNPRUNED: Final = 4

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from models.training.plans import Plan
+from ..training.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.training.data import LabelledJobs
+from .data import LabelledJobs
 
 Array = NDArray[np.float64]
 

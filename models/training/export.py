@@ -18,13 +18,14 @@ from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
 from gpumemnet.site.training_reference import reference_document, training_reference
-from models.networks.mlp import float_tensor
-from models.networks.served import SequenceClassifier
-from models.training.data import LabelledJobs
-from models.training.graph_export import export_graph
-from models.training.mlp import TrainedClassifier, TrainingPlan
-from models.training.sequence import SequencePlan, batch_of
-from models.training.traced_peak import fit_traced_peak, traced_peak_card
+
+from ..networks.mlp import float_tensor
+from ..networks.served import SequenceClassifier
+from .data import LabelledJobs
+from .graph_export import export_graph
+from .mlp import TrainedClassifier, TrainingPlan
+from .sequence import SequencePlan, batch_of
+from .traced_peak import fit_traced_peak, traced_peak_card
 
 OPTION_FIELDS: Final = (
     *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),

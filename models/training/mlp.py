@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.units import MIB
-from models.networks.mlp import (
+
+from ..networks.mlp import (
     FeatureTransform,
     MemberMLPs,
     centre_and_spread,
@@ -28,11 +29,11 @@ from models.networks.mlp import (
     mixture_cdf,
     mode_name,
 )
-from models.networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
-from models.networks.served import MixtureClassifier, MixtureHead
-from models.training.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
-from models.training.data import LabelledJobs
-from models.training.splits import pieces
+from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, PhysicsLine, fit_line
+from ..networks.served import MixtureClassifier, MixtureHead
+from .bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
+from .data import LabelledJobs
+from .splits import pieces
 
 SHORTEST_SCHEDULE: Final = 20
 """Steps of the shortest one-cycle schedule: with fewer its first tenth holds none."""

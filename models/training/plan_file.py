@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.training_job import FAMILIES
-from models.training.mlp import TrainingPlan
-from models.training.plans import Plan
-from models.training.sequence import SequencePlan
+
+from .mlp import TrainingPlan
+from .plans import Plan
+from .sequence import SequencePlan
 
 FORMAT: Final = 1
 KIND: Final = "gpumemnet training plan"

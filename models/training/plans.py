@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from models.training.data import LabelledJobs
-from models.training.mlp import TrainingPlan
-from models.training.sequence import SequencePlan
+from .data import LabelledJobs
+from .mlp import TrainingPlan
+from .sequence import SequencePlan
 
 Plan = TrainingPlan | SequencePlan
 

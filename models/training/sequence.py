@@ -18,20 +18,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpumemnet.features.sequence import layer_sequence
-from models.networks.mlp import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
-from models.networks.physics_line import LAYER_TERMS
-from models.networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
-from models.networks.served import MixtureHead, SequenceClassifier
-from models.training.bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
-from models.training.data import LabelledJobs
-from models.training.mlp import (
+
+from ..networks.mlp import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
+from ..networks.physics_line import LAYER_TERMS
+from ..networks.sequence import SequenceInputs, SequenceNetwork, encoder_width, initialised
+from ..networks.served import MixtureHead, SequenceClassifier
+from .bounds import COVERAGES, Errors, conformal_scores, errors_of, grouped_multiples, spread_floor
+from .data import LabelledJobs
+from .mlp import (
     SHORTEST_SCHEDULE,
     TrainedClassifier,
     extrapolation_scale,
     fitted_transform,
     label_interval,
 )
-from models.training.splits import pieces
+from .splits import pieces
 
 HELD_OUT: Final = 6
 """One in so many architectures chooses the epoch and calibrates."""

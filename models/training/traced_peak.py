@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from models.training.data import LabelledJobs
+from .data import LabelledJobs
 
 CENTRAL_WEIGHT: Final = 0.9
 _CENTRAL_SHARE: Final = 0.5

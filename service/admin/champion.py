@@ -16,11 +16,12 @@ from gpumemnet.errors import BundleError, RegistryError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_digest
-from service.admin.metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
-from service.admin.self_test import check_golden
-from service.admin.shadow import Shadow
-from service.api.answers import Answerer
-from service.heap import give_memory_back
+
+from ..api.answers import Answerer
+from ..heap import give_memory_back
+from .metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
+from .self_test import check_golden
+from .shadow import Shadow
 
 CONFIGURED: Final = "configured"
 """The release's name where bundle folders are given in the settings."""

@@ -8,9 +8,10 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpumemnet.registry.registry import SHIPPED
-from service.api.endpoint import JSON
-from service.api.problems import MEDIA_TYPE
-from service.api.schemas import reference
+
+from ..api.endpoint import JSON
+from ..api.problems import MEDIA_TYPE
+from ..api.schemas import reference
 
 HISTORY_SHOWN: Final = 50
 MAX_REASON: Final = 500

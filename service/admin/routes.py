@@ -29,10 +29,11 @@ from gpumemnet.errors import (
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.registry.registry import NAME_RULE, Registry, Release, is_release_name
-from service.admin.champion import Serving
-from service.admin.description import HISTORY_SHOWN, MAX_REASON
-from service.api.endpoint import JSON, read_json_body, send_answer
-from service.api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+
+from ..api.endpoint import JSON, read_json_body, send_answer
+from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from .champion import Serving
+from .description import HISTORY_SHOWN, MAX_REASON
 
 logger = logging.getLogger("gpumemnet.service")
 

@@ -22,7 +22,8 @@ from gpumemnet.predict.bundle import ENCODERS
 from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from service.api.examples import EXAMPLE_JOBS, predict_examples
+
+from ..api.examples import EXAMPLE_JOBS, predict_examples
 
 PLAUSIBLE_FACTOR: Final = 4.0
 """Answers to golden jobs lie within this factor of context, weights, gradients, optimizer state and layer outputs together.

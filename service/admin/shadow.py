@@ -18,8 +18,9 @@ from typing import Final, NamedTuple, Protocol
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
-from service.admin.metrics import SHADOW_DIFFERENCE, SHADOWED
-from service.api.records import PredictionRecord, RecordBatch, Recorder
+
+from ..api.records import PredictionRecord, RecordBatch, Recorder
+from .metrics import SHADOW_DIFFERENCE, SHADOWED
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from service.admin.champion import Serving
+from .champion import Serving
 
 logger = logging.getLogger("gpumemnet.service")
 

@@ -30,14 +30,15 @@ from gpumemnet.predict.estimates import Estimates
 from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from service.admin.self_test import check_golden
-from service.api.batch_text import read_plain_batch
-from service.api.prediction_id import prediction_id, prediction_ids
-from service.api.prediction_json import fit_document, integer, many_predictions, one_prediction
-from service.api.problems import field_problem, located
-from service.api.records import PredictionRecord, RecordBatch, Recorder
-from service.api.requests import PLAIN_OPTIONS, Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
-from service.middleware.limits import LEAST_TOGETHER, MAX_PROBABILITIES
+
+from ..admin.self_test import check_golden
+from ..middleware.limits import LEAST_TOGETHER, MAX_PROBABILITIES
+from .batch_text import read_plain_batch
+from .prediction_id import prediction_id, prediction_ids
+from .prediction_json import fit_document, integer, many_predictions, one_prediction
+from .problems import field_problem, located
+from .records import PredictionRecord, RecordBatch, Recorder
+from .requests import PLAIN_OPTIONS, Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
 """Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""

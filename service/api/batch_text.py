@@ -28,8 +28,9 @@ from gpumemnet.job.training_job import (
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
 )
-from service.api.requests import OPTION_FIELDS as REQUEST_OPTIONS
-from service.api.requests import PLAIN_OPTIONS, Options, read_options
+
+from .requests import OPTION_FIELDS as REQUEST_OPTIONS
+from .requests import PLAIN_OPTIONS, Options, read_options
 
 _RANGES: Final = {name: (minimum, maximum) for name, minimum, maximum in FIELD_RANGES}
 _LAYERS: Final = attrgetter("layers")

@@ -13,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from service.api.microbatch import Together
-from service.middleware.limits import INLINE_BODY_BYTES
+from ..middleware.limits import INLINE_BODY_BYTES
+from .microbatch import Together
 
 JSON: Final = "application/json"
 

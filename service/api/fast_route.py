@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import FieldError
-from service.api.problems import problem_answer
+
+from .problems import problem_answer
 
 
 class Shortcut:

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from gpumemnet.errors import FieldError
-from service.middleware.limits import LEAST_TOGETHER
-from service.middleware.load import LOAD, Load
+
+from ..middleware.limits import LEAST_TOGETHER
+from ..middleware.load import LOAD, Load
 
 logger = logging.getLogger("gpumemnet.service")
 

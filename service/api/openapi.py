@@ -17,8 +17,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from gpumemnet.errors import FieldError
-from service.api.answers import Answerer
-from service.api.examples import (
+
+from .answers import Answerer
+from .examples import (
     Document,
     batch_examples,
     batch_sizes_examples,
@@ -26,9 +27,9 @@ from service.api.examples import (
     refused_example,
     smallest_gpu_examples,
 )
-from service.api.problems import MEDIA_TYPE, field_problem
-from service.api.schemas import component_schemas, reference
-from service.api.text_response import PLAIN, PLAIN_FIELDS, plain_text
+from .problems import MEDIA_TYPE, field_problem
+from .schemas import component_schemas, reference
+from .text_response import PLAIN, PLAIN_FIELDS, plain_text
 
 Description = dict[str, Any]
 

@@ -16,11 +16,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gpumemnet.errors import BundleError
-from service.admin.champion import Serving
-from service.api.endpoint import JSON, JsonEndpoint
-from service.api.microbatch import Together
-from service.api.openapi import describe_answer
-from service.api.text_response import NegotiatedEndpoint
+
+from ..admin.champion import Serving
+from .endpoint import JSON, JsonEndpoint
+from .microbatch import Together
+from .openapi import describe_answer
+from .text_response import NegotiatedEndpoint
 
 logger = logging.getLogger("gpumemnet.service")
 

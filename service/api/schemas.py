@@ -31,7 +31,8 @@ from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.predict.bundle import ENCODERS
 from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
-from service.api.requests import MAX_ASKED_BATCH, MAX_BIN_WIDTH_MIB, MAX_TARGETS, MIN_BIN_WIDTH_MIB
+
+from .requests import MAX_ASKED_BATCH, MAX_BIN_WIDTH_MIB, MAX_TARGETS, MIN_BIN_WIDTH_MIB
 
 Schema = dict[str, Any]
 

@@ -21,8 +21,9 @@ from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from service.api.endpoint import JSON, JsonEndpoint, send_answer
-from service.api.problems import OUTSIDE_SUPPORT, Refusal
+
+from .endpoint import JSON, JsonEndpoint, send_answer
+from .problems import OUTSIDE_SUPPORT, Refusal
 
 PLAIN: Final = "text/plain"
 PLAIN_FIELDS: Final = ("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "prediction_id")

@@ -19,7 +19,7 @@ from typing import Final
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import (
+from ..api.problems import (
     FORBIDDEN,
     INTERNAL_ERROR,
     MEDIA_TYPE,
@@ -29,12 +29,12 @@ from service.api.problems import (
     ProblemKind,
     Refusal,
 )
-from service.middleware.keys import ApiKey, KeyRing
-from service.middleware.load import LOAD, Load
-from service.middleware.logs import REQUEST_ID, LogWriter, current_log
-from service.middleware.metrics import REFUSED, RequestMetrics
-from service.middleware.paths import ANY_KEY, PathRule, rule_of
-from service.middleware.rate import RateLimit
+from .keys import ApiKey, KeyRing
+from .load import LOAD, Load
+from .logs import REQUEST_ID, LogWriter, current_log
+from .metrics import REFUSED, RequestMetrics
+from .paths import ANY_KEY, PathRule, rule_of
+from .rate import RateLimit
 
 CLIENT_LEFT: Final = 499
 """Logged and counted as the status when the client left before there was an answer; no client sees it."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import REQUEST_TIMEOUT, Refusal
+from ..api.problems import REQUEST_TIMEOUT, Refusal
 
 INLINE_BODY_BYTES: Final = 32 * 1024
 """Longer bodies are answered in a worker thread, so that one long batch does not hold up the short requests beside it."""

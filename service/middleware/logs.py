@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from service.middleware.log_sink import MAX_BLOCK_BYTES, LogSink
+from .log_sink import MAX_BLOCK_BYTES, LogSink
 
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("gpumemnet_request_id", default="")
 """Id of the request that is in work, for every line that is logged meanwhile."""

@@ -30,10 +30,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from service.api.endpoint import send_answer
-from service.api.records import PredictionRecord, RecordBatch, Recorder
-from service.middleware.paths import PathRule
-from service.middleware.worker_metrics import metrics_folder, worker_number
+from ..api.endpoint import send_answer
+from ..api.records import PredictionRecord, RecordBatch, Recorder
+from .paths import PathRule
+from .worker_metrics import metrics_folder, worker_number
 
 MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

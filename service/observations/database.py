@@ -20,7 +20,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from gpumemnet.errors import GpumemnetError
-from service.observations.schema import HEAD, REVISIONS, VERSION_TABLE
+
+from .schema import HEAD, REVISIONS, VERSION_TABLE
 
 BUSY_SECONDS: Final = 5.0
 """How long a write waits for that of another process."""
@@ -162,7 +163,7 @@ def check_revision(found: str | None, url: URL) -> None:
 
 def _migrate_in_child(url: URL) -> None:
     # The URL goes through the standard input: arguments can be seen by every user of the machine, and it may hold a password.
-    command = [sys.executable, "-m", "service.observations.migrate"]
+    command = [sys.executable, "-m", f"{__package__}.migrate"]
     try:
         done = subprocess.run(
             command,

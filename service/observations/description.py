@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.site.observation import MAX_BYTES, MAX_KEY_LENGTH, MAX_TEXT_LENGTH, MIN_BYTES, SOURCES
 from gpumemnet.units import MIB
-from service.api.examples import EXAMPLE_JOBS
-from service.api.problems import MEDIA_TYPE
-from service.api.schemas import Problem, reference
-from service.observations.routes import DEFAULT_DAYS, MAX_DAYS, MAX_OBSERVATIONS
+
+from ..api.examples import EXAMPLE_JOBS
+from ..api.problems import MEDIA_TYPE
+from ..api.schemas import Problem, reference
+from .routes import DEFAULT_DAYS, MAX_DAYS, MAX_OBSERVATIONS
 
 Schema = dict[str, Any]
 

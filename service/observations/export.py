@@ -24,8 +24,9 @@ from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import PROCESS_OBSERVATIONS
-from service.observations.database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown
-from service.observations.schema import HEAD, JOBS, OBSERVATIONS
+
+from .database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown
+from .schema import HEAD, JOBS, OBSERVATIONS
 
 RECIPE: Final = "observations"
 PROTOCOL: Final = "observation/1"

@@ -18,8 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from gpumemnet.data.atomic_files import locked
 from gpumemnet.errors import GpumemnetError
 from gpumemnet.sandbox.child_lifetime import end_with_starter
-from service.observations import migrations
-from service.observations.database import (
+
+from . import migrations
+from .database import (
     MIGRATION_LOCK,
     MIGRATION_SECONDS,
     DatabaseError,
@@ -28,6 +29,7 @@ from service.observations.database import (
     make_engine,
     revision,
 )
+from .schema import METADATA, VERSION_TABLE
 
 
 def main() -> int:
@@ -58,7 +60,7 @@ def migrate(url: URL) -> None:
             with engine.begin() as connection:
                 if url.get_backend_name() == "postgresql":
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-                configuration.attributes["connection"] = connection
+                configuration.attributes |= {"connection": connection, "metadata": METADATA, "version_table": VERSION_TABLE}
                 command.upgrade(configuration, "head")
     except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
         cause = getattr(error, "orig", None) or error

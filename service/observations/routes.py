@@ -15,11 +15,12 @@ from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.site.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
-from service.api.endpoint import JSON, read_json_body, send_answer
-from service.api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
-from service.middleware.limits import INLINE_BODY_BYTES
-from service.observations.store import Answer, ObservationStore
-from service.observations.tables import Stored
+
+from ..api.endpoint import JSON, read_json_body, send_answer
+from ..api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
+from ..middleware.limits import INLINE_BODY_BYTES
+from .store import Answer, ObservationStore
+from .tables import Stored
 
 MAX_OBSERVATIONS: Final = 1000
 """Most observations in one request."""

@@ -21,14 +21,15 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from gpumemnet.errors import FieldError
 from gpumemnet.job.job_batch import layer_counts
 from gpumemnet.site.observation import Observation, content_hash
-from service.api.prediction_id import prediction_id
-from service.api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
-from service.api.records import PredictionRecord, RecordBatch
-from service.middleware.load import LOAD
-from service.observations.database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
-from service.observations.metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
-from service.observations.summary import SECONDS_PER_DAY, read_alarms, read_summary
-from service.observations.tables import (
+
+from ..api.prediction_id import prediction_id
+from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from ..api.records import PredictionRecord, RecordBatch
+from ..middleware.load import LOAD
+from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
+from .metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
+from .summary import SECONDS_PER_DAY, read_alarms, read_summary
+from .tables import (
     ChallengeRecord,
     Incoming,
     KnownJobs,

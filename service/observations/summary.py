@@ -12,8 +12,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select, func, select
 
 from gpumemnet.job.training_job import FAMILIES
-from service.observations.alarm import ALARM_PROBABILITY, ALARM_RULE, Alarm, Outcome, alarm, median_error_ratio, summarise
-from service.observations.schema import CHALLENGES, OBSERVATIONS, PREDICTIONS
+
+from .alarm import ALARM_PROBABILITY, ALARM_RULE, Alarm, Outcome, alarm, median_error_ratio, summarise
+from .schema import CHALLENGES, OBSERVATIONS, PREDICTIONS
 
 MAX_SUMMARISED: Final = 5000
 """Newest observations that a summary looks at."""

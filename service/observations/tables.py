@@ -18,9 +18,10 @@ from sqlalchemy import Connection, Table, delete, exists, select, text
 from gpumemnet.errors import FieldError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.site.observation import Observation, check_capacity
-from service.api.records import PredictionRecord, RecordBatch
-from service.observations.job_documents import job_document, job_documents
-from service.observations.schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
+
+from ..api.records import PredictionRecord, RecordBatch
+from .job_documents import job_document, job_documents
+from .schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000

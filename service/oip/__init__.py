@@ -4,7 +4,7 @@ Jobs travel in a tensor of JSON documents, because a feature vector alone does n
 lie in a model's support, and without that no limit could be given honestly.
 """
 
-from service.oip.description import OIP_SHAPES, oip_paths
-from service.oip.routes import oip_routes
+from .description import OIP_SHAPES, oip_paths
+from .routes import oip_routes
 
 __all__ = ["OIP_SHAPES", "oip_paths", "oip_routes"]

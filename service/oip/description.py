@@ -7,11 +7,11 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from service.api.examples import EXAMPLE_JOBS
-from service.api.requests import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB
-from service.api.schemas import reference
-from service.oip.outputs import OUTPUTS
-from service.oip.request import DEFAULT_BIN_WIDTH_MIB
+from ..api.examples import EXAMPLE_JOBS
+from ..api.requests import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB
+from ..api.schemas import reference
+from .outputs import OUTPUTS
+from .request import DEFAULT_BIN_WIDTH_MIB
 
 Description = dict[str, Any]
 

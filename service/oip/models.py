@@ -14,11 +14,12 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from service.api.answers import Answerer
-from service.api.examples import EXAMPLE_JOBS
-from service.api.problems import located
-from service.oip.outputs import Row
-from service.oip.request import INPUT_NAME, InferRequest
+
+from ..api.answers import Answerer
+from ..api.examples import EXAMPLE_JOBS
+from ..api.problems import located
+from .outputs import Row
+from .request import INPUT_NAME, InferRequest
 
 WHOLE: Final = "gpumemnet"
 """The model that is the whole predictor."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.estimate import Estimate
-from service.oip.tensors import Tensor
+
+from .tensors import Tensor
 
 NO_LIMIT: Final = -1
 """Stands for the limit of a job outside the model's support: a tensor of integers has no null."""

@@ -19,11 +19,12 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
-from service.api.problems import located
-from service.api.requests import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB
-from service.middleware.limits import MAX_PROBABILITIES
-from service.oip.outputs import OUTPUT_NAMES
-from service.oip.tensors import split_bytes
+
+from ..api.problems import located
+from ..api.requests import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB
+from ..middleware.limits import MAX_PROBABILITIES
+from .outputs import OUTPUT_NAMES
+from .tensors import split_bytes
 
 INPUT_NAME: Final = "job"
 INPUT_DATATYPE: Final = "BYTES"

@@ -22,12 +22,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gpumemnet.errors import BundleError, FieldError
 from gpumemnet.units import MIB
-from service.api.answers import Answerer
-from service.api.endpoint import JSON, read_body
-from service.middleware.limits import INLINE_BODY_BYTES
-from service.oip.models import WHOLE, OipModel, oip_models
-from service.oip.outputs import OUTPUTS, output_tensors
-from service.oip.request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
+
+from ..api.answers import Answerer
+from ..api.endpoint import JSON, read_body
+from ..middleware.limits import INLINE_BODY_BYTES
+from .models import WHOLE, OipModel, oip_models
+from .outputs import OUTPUTS, output_tensors
+from .request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 RAW: Final = "application/octet-stream"

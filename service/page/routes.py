@@ -13,7 +13,7 @@ from typing import Final
 from starlette.routing import BaseRoute, Route
 from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
 
-from service.page.static_file import CONTENT_SECURITY_POLICY, MEDIA_TYPES, StaticFile
+from .static_file import CONTENT_SECURITY_POLICY, MEDIA_TYPES, StaticFile
 
 SWAGGER_FILES: Final = ("swagger-ui.css", "swagger-ui-bundle.js")
 """What the documentation needs of Swagger UI."""
@@ -24,14 +24,14 @@ _DOCS_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; img-src 'self' data:"
 
 def page_routes() -> list[BaseRoute]:
     """``/`` and the files of the page below ``/page/``; readable without an API key, because they hold nothing secret."""
-    own = resources.files("service.page")
+    own = resources.files(__package__)
     routes = _folder_routes("/page", own / "files") + _folder_routes("/page/examples", own / "examples")
     return [_route("/", "page", own / "files" / "index.html"), *routes]
 
 
 def docs_routes() -> list[BaseRoute]:
     """``/docs`` and its files below ``/docs/``; the description itself stays at ``/openapi.json``."""
-    own = resources.files("service.page") / "docs"
+    own = resources.files(__package__) / "docs"
     return [
         _route("/docs", "docs", own / "docs.html", _DOCS_POLICY),
         *_folder_routes("/docs", own),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dataset_builder.families import Network, TensorSpec
-from dataset_builder.families.cnn.architecture import DENSE_PREDICTION, FEATURES, CnnArchitecture, compose, parse
-from dataset_builder.families.cnn.styles import plan_network
-from dataset_builder.families.cnn.survey import ShapeError, Survey
+from .. import Network, TensorSpec
+from .architecture import DENSE_PREDICTION, FEATURES, CnnArchitecture, compose, parse
+from .styles import plan_network
+from .survey import ShapeError, Survey
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,7 +68,7 @@ def build(architecture: CnnArchitecture) -> nn.Module:
     It maps ``[batch, input_channels, image_size, image_size]`` to logits ``[batch, classes]``, or ``[batch, classes, image_size,
     image_size]`` in dense prediction.
     """
-    from dataset_builder.families.cnn.modules import module
+    from .modules import module
 
     return module(plan_network(architecture))
 

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
+
+from .. import Feature
 
 DENSE_PREDICTION: Final = ("unet", "hourglass")
 """Styles that answer for every pixel."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dataset_builder.families.cnn.architecture import CnnArchitecture, granule_of, rounded
-from dataset_builder.families.cnn.plan import (
+from .architecture import CnnArchitecture, granule_of, rounded
+from .plan import (
     Activation,
     Chain,
     Concatenated,

@@ -8,9 +8,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from dataset_builder.families import blocks
-from dataset_builder.families.cnn import plan
-from dataset_builder.families.cnn.survey import norm_groups
+from .. import blocks
+from . import plan
+from .survey import norm_groups
 
 _ACTIVATIONS: Final[Mapping[str, Callable[..., nn.Module]]] = {
     "relu": nn.ReLU,

@@ -6,9 +6,9 @@ prediction bring the map of classes back to the image's size, the stem's part of
 
 from __future__ import annotations
 
-from dataset_builder.families.cnn.architecture import DENSE_PREDICTION, STEM_REDUCTION, CnnArchitecture, rounded
-from dataset_builder.families.cnn.blocks import BLOCKS, convolution, leading_norm_act, norm, norm_act
-from dataset_builder.families.cnn.plan import (
+from .architecture import DENSE_PREDICTION, STEM_REDUCTION, CnnArchitecture, rounded
+from .blocks import BLOCKS, convolution, leading_norm_act, norm, norm_act
+from .plan import (
     Activation,
     Chain,
     Conv,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dataset_builder.families.cnn.plan import (
+from gpumemnet.job.layers import Layer
+
+from .plan import (
     Activation,
     Chain,
     Concatenated,
@@ -25,7 +27,6 @@ from dataset_builder.families.cnn.plan import (
     UpConv,
     Upsample,
 )
-from gpumemnet.job.layers import Layer
 
 NORM_KINDS: Final = {"batch_norm": "batch_norm2d", "group_norm": "group_norm", "layer_norm": "layer_norm"}
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from dataset_builder.families import Network, TensorSpec
-from dataset_builder.families.transformer.architecture import (
+from .. import Network, TensorSpec
+from .architecture import (
     FEATURES,
     IMAGE_CHANNELS,
     TransformerArchitecture,
     compose,
     parse,
 )
-from dataset_builder.families.transformer.survey import Survey
+from .survey import Survey
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +56,7 @@ def build(architecture: TransformerArchitecture) -> nn.Module:
     images ``[batch, 3, image_size, image_size]``, to logits: ``[batch, classes]``, or over the vocabulary at every position
     ``[batch, sequence_length or target_length, vocabulary]``.
     """
-    from dataset_builder.families.transformer.modules import Transformer
+    from .modules import Transformer
 
     return Transformer(architecture)
 

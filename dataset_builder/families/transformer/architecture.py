@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dataset_builder.families import Feature
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
+
+from .. import Feature
 
 STYLES: Final = ("encoder", "decoder", "encoder_decoder", "vision")
 ACTIVATIONS: Final = ("relu", "gelu", "silu")

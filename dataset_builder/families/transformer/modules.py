@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dataset_builder.families.blocks import Blocks
-from dataset_builder.families.transformer.architecture import IMAGE_CHANNELS, TransformerArchitecture
+from ..blocks import Blocks
+from .architecture import IMAGE_CHANNELS, TransformerArchitecture
 
 _BACKENDS: Final = {
     "math": SDPBackend.MATH,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dataset_builder.families.transformer.architecture import IMAGE_CHANNELS, TransformerArchitecture
 from gpumemnet.job.layers import Layer
+
+from .architecture import IMAGE_CHANNELS, TransformerArchitecture
 
 
 class Survey:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from dataset_builder.families import Feature, Network, TensorSpec
-from dataset_builder.families.zoo.catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
+
+from .. import Feature, Network, TensorSpec
+from .catalogue import CATALOGUE, IMAGE_CLASSES, PIXEL_CLASSES, Entry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -143,7 +144,7 @@ def build(architecture: ZooArchitecture) -> nn.Module:
     Raises:
         DatasetError: when the library is not installed.
     """
-    from dataset_builder.families.zoo.networks import make
+    from .networks import make
 
     if missing := _missing(architecture):
         raise DatasetError(missing)

@@ -100,7 +100,7 @@ _LANGUAGE_MODELS: Final[Mapping[str, Entry]] = {
 }
 
 CATALOGUE: Final[Mapping[str, Entry]] = {
-    "unet": Entry("dataset_builder", "unet", "pixels"),
+    "unet": Entry("gpumemnet", "unet", "pixels"),
     **{f"torchvision/{name}": Entry("torchvision", name, "image") for name in _TORCHVISION},
     "torchvision/vit_b_16": Entry("torchvision", "vit_b_16", "image", size_argument="image_size"),
     **{

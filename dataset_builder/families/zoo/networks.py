@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from dataset_builder.families import cnn
-from dataset_builder.families.cnn.architecture import CnnArchitecture
-from dataset_builder.families.zoo.catalogue import IMAGE_CLASSES, PIXEL_CLASSES, Entry
+from .. import cnn
+from ..cnn.architecture import CnnArchitecture
+from .catalogue import IMAGE_CLASSES, PIXEL_CLASSES, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

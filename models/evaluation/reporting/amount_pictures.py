@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from models.evaluation.reporting.candidate_figures import candidate_figures, judged_rows
-from models.evaluation.reporting.canvas import (
+from ..section import Section
+from .candidate_figures import candidate_figures, judged_rows
+from .canvas import (
     COLOURS,
     FAMILY_COLOURS,
     GREY,
@@ -21,8 +22,7 @@ from models.evaluation.reporting.canvas import (
     new_figure,
     shortened,
 )
-from models.evaluation.reporting.groups import octave_groups
-from models.evaluation.section import Section
+from .groups import octave_groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.units import GIB
-from models.evaluation.answers import COVERAGE, Answers
-from models.evaluation.reporting.candidate_figures import architectures, judged_rows
-from models.evaluation.reporting.interval import Interval, share_interval
-from models.evaluation.section import Section
+
+from ..answers import COVERAGE, Answers
+from ..section import Section
+from .candidate_figures import architectures, judged_rows
+from .interval import Interval, share_interval
 
 INTERVALS: Final = 10
 

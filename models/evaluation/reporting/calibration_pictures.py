@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from models.evaluation.reporting.calibration import INTERVALS, CoveragePoint, Reliability
-from models.evaluation.reporting.canvas import FAMILY_COLOURS, GREY, OURS, new_figure
-from models.evaluation.reporting.groups import MIN_ROWS
-from models.evaluation.reporting.tables import share
+from .calibration import INTERVALS, CoveragePoint, Reliability
+from .canvas import FAMILY_COLOURS, GREY, OURS, new_figure
+from .groups import MIN_ROWS
+from .tables import share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
-from models.evaluation.answers import Answers
-from models.evaluation.metrics import bin_figures
-from models.evaluation.reporting.interval import Interval, share_interval
-from models.evaluation.section import Section
+
+from ..answers import Answers
+from ..metrics import bin_figures
+from ..section import Section
+from .interval import Interval, share_interval
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -15,8 +15,9 @@ import numpy as np
 from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.units import GIB, MIB
-from models.evaluation.reporting.candidate_figures import GIB_BINS, CandidateFigures
-from models.evaluation.section import Section
+
+from ..section import Section
+from .candidate_figures import GIB_BINS, CandidateFigures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

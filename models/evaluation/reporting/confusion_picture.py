@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.evaluation.metrics import confusion
-from models.evaluation.reporting.candidate_figures import NO_ANSWER, judged_rows, predicted_bins
-from models.evaluation.reporting.canvas import label_word, new_figure, shown_bins, width_name
-from models.evaluation.reporting.tables import share
-from models.evaluation.section import Section
+from ..metrics import confusion
+from ..section import Section
+from .candidate_figures import NO_ANSWER, judged_rows, predicted_bins
+from .canvas import label_word, new_figure, shown_bins, width_name
+from .tables import share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

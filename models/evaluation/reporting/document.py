@@ -12,19 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from models.evaluation.reporting.amount_pictures import octave_picture, scatter_picture
-from models.evaluation.reporting.calibration import CoveragePoint, Reliability, coverages, reliability
-from models.evaluation.reporting.calibration_pictures import coverage_picture, reliability_picture
-from models.evaluation.reporting.candidate_figures import CandidateFigures, candidate_figures
-from models.evaluation.reporting.canvas import baselines, png, write_whole
-from models.evaluation.reporting.confusion_picture import confusion_picture
-from models.evaluation.reporting.groups import groupings
-from models.evaluation.reporting.map_picture import MAX_MAP_ROWS, map_picture
-from models.evaluation.reporting.published import published_beside
-from models.evaluation.reporting.tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
-from models.evaluation.reporting.zoo import estimates
-from models.evaluation.reporting.zoo_picture import zoo_picture
-from models.evaluation.section import Section
+from ..section import Section
+from .amount_pictures import octave_picture, scatter_picture
+from .calibration import CoveragePoint, Reliability, coverages, reliability
+from .calibration_pictures import coverage_picture, reliability_picture
+from .candidate_figures import CandidateFigures, candidate_figures
+from .canvas import baselines, png, write_whole
+from .confusion_picture import confusion_picture
+from .groups import groupings
+from .map_picture import MAX_MAP_ROWS, map_picture
+from .published import published_beside
+from .tables import LEGEND, TRACED, bin_table, byte_table, group_table, model_table
+from .zoo import estimates
+from .zoo_picture import zoo_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

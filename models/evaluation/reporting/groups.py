@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.job.training_options import CHECKPOINTING, OPTIMIZERS, PRECISIONS
 from gpumemnet.units import GIB
-from models.evaluation.reporting.candidate_figures import judged_rows
-from models.evaluation.section import Section
+
+from ..section import Section
+from .candidate_figures import judged_rows
 
 Rows = NDArray[np.int64]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation.reporting.candidate_figures import judged_rows
-from models.evaluation.reporting.canvas import new_figure, shown_bins, width_name
-from models.evaluation.section import Section
+from ..section import Section
+from .candidate_figures import judged_rows
+from .canvas import new_figure, shown_bins, width_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

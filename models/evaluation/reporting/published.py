@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from models.evaluation.section import Section
+from ..section import Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpumemnet.units import MIB
-from models.evaluation.reporting.candidate_figures import GIB_BINS, SCHEMES, CandidateFigures
-from models.evaluation.reporting.interval import Interval
-from models.evaluation.reporting.published import PublishedAccuracy
-from models.evaluation.reporting.zoo import estimates
-from models.evaluation.section import Section
+
+from ..section import Section
+from .candidate_figures import GIB_BINS, SCHEMES, CandidateFigures
+from .interval import Interval
+from .published import PublishedAccuracy
+from .zoo import estimates
 
 NOTHING: Final = "–"
 TRACED: Final = "Labels are traced, not measured: the figures are agreement with the trace."

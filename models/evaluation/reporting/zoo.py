@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.units import MIB
-from models.evaluation.reporting.canvas import label_word
-from models.evaluation.section import Section
+
+from ..section import Section
+from .canvas import label_word
 
 _TRACE_WORD: Final = "trace"
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.units import GIB
-from models.evaluation.reporting.candidate_figures import judged_rows
-from models.evaluation.reporting.canvas import COLOURS, GREY, OURS, new_figure, shortened
-from models.evaluation.reporting.zoo import estimates
-from models.evaluation.section import Section
+
+from ..section import Section
+from .candidate_figures import judged_rows
+from .canvas import COLOURS, GREY, OURS, new_figure, shortened
+from .zoo import estimates
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpumemnet.predict.bins import BinScheme
-from models.evaluation.answers import Answers
-from models.published.gpumemnet_paper.features import paper_features, paper_sequences
-from models.published.gpumemnet_paper.networks import PaperMLP, PaperTransformer
-from models.training.data import LabelledJobs
-from models.training.splits import pieces
+
+from ...evaluation.answers import Answers
+from ...training.data import LabelledJobs
+from ...training.splits import pieces
+from .features import paper_features, paper_sequences
+from .networks import PaperMLP, PaperTransformer
 
 Inputs = tuple[Tensor, ...]
 """What a network reads of ``B`` jobs; each tensor's first axis is ``B``."""

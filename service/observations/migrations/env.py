@@ -1,13 +1,14 @@
-"""What Alembic runs for every migration: in one transaction, on the connection that :mod:`service.observations.migrate` gives."""
+"""What Alembic runs for every migration, in one transaction.
+
+Alembic runs this file outside of its package, so :mod:`service.observations.migrate` passes the connection and the schema.
+"""
 
 from alembic import context
 
-from service.observations.schema import METADATA, VERSION_TABLE
-
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=METADATA,
-    version_table=VERSION_TABLE,
+    target_metadata=context.config.attributes["metadata"],
+    version_table=context.config.attributes["version_table"],
     transaction_per_migration=False,
 )
 with context.begin_transaction():
