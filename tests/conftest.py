@@ -31,7 +31,7 @@ StartService = Callable[..., AbstractContextManager[RunningService]]
 
 
 @contextmanager
-def _running_service(log: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
+def running_service(log: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     clean["GPUMEMNET_DATABASE_URL"] = f"sqlite:///{log.parent / 'observations.sqlite3'}"
     with log.open("wb") as stream:
@@ -68,7 +68,7 @@ def start_service(tmp_path_factory: pytest.TempPathFactory) -> StartService:
     """
 
     def start(*arguments: str, **environment: str) -> AbstractContextManager[RunningService]:
-        return _running_service(tmp_path_factory.mktemp("service") / "log", *arguments, **environment)
+        return running_service(tmp_path_factory.mktemp("service") / "log", *arguments, **environment)
 
     return start
 
