@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import training_state_bytes
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.units import GIB, MIB
 
 from .coverage import CHOICE_LIMIT, TENTH_LIMIT, Spread

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.gpu.catalogue import DeviceProfile, context
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import peak_of

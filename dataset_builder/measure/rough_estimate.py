@@ -10,7 +10,9 @@ from typing import Final
 
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, optimizer_copies
+from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.physics.optimizers import optimizer_copies
+from gpumemnet.physics.saved_tensors import LOSS_TENSORS
 from gpumemnet.units import MIB
 
 from ..recipe.options import Options
@@ -23,8 +25,6 @@ _CHECKPOINTED_SHARE: Final = 0.35
 """What is left of the activations when only the blocks' inputs are kept; a block has about three layers."""
 _ATTENDING: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
 _NORMS: Final = frozenset(LAYER_GROUPS["norm"])
-_LOSS_COPIES: Final = 3
-"""Tensors of the logits' size in the backward pass of cross-entropy: log-probabilities, their gradient, the logits' gradient."""
 
 
 def rough_bytes(job: TrainingJob) -> int:
@@ -39,8 +39,7 @@ def rough_bytes(job: TrainingJob) -> int:
     saved, largest = _activations(job)
     kept = _checkpointed(job, saved) if job.checkpointing == "every_block" else saved
     logits = job.layers[-1].activations if job.layers else 0
-    loss_element = 2 if job.precision == "bf16" else 4  # autocast computes the loss in fp32
-    passing = max(2 * largest * size.activation, _LOSS_COPIES * logits * loss_element)
+    passing = max(2 * largest * size.activation, LOSS_TENSORS * logits * size.uncast)
     activations = job.batch_size * (size.activation * kept + passing + 4 * job.input_elements)
     tensors = weights + state + gradients + max(activations, step_scratch)
     return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES

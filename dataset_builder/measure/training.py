@@ -14,12 +14,15 @@ statistics: the caller passes ``observe``, which is told when a phase has ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
+
+from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
+from gpumemnet.tracing.optimizers import named_optimizer
 
 from ..families import Family, TensorSpec, family
 from ..families.blocks import checkpoint_blocks
@@ -66,7 +69,7 @@ def train(planned: PlannedJob, device: torch.device, seed: int, observe: Observe
     members = family(planned.family)
     set_backends(options)
     network = build_network(planned, device)
-    scaler = torch.amp.GradScaler(device.type, init_scale=INITIAL_SCALE, enabled=options.precision == "amp_fp16")
+    scaler = torch.amp.GradScaler(device.type, init_scale=INITIAL_SCALE, enabled=options.precision in SCALED_PRECISIONS)
     run = _Run(members, planned, device, network, make_optimizer(network, options), scaler)
     observe("build")
     reserved: list[int] = []
@@ -137,8 +140,8 @@ def laid_out(planned: PlannedJob) -> nn.Module:
 
 
 def _apply_options(network: nn.Module, options: Options) -> nn.Module:
-    if options.precision == "bf16":
-        network = network.to(torch.bfloat16)
+    if options.precision in MODEL_TYPES:
+        network = network.to(getattr(torch, MODEL_TYPES[options.precision]))
     if options.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     owners = [module for module in network.modules() if next(module.parameters(recurse=False), None) is not None]
@@ -189,35 +192,14 @@ def _fill(tensor: Tensor, block: Tensor) -> None:
 
 
 def make_optimizer(network: nn.Module, options: Options) -> torch.optim.Optimizer:
-    """The optimizer over the trainable parameters, in the asked implementation."""
-    parameters: Iterator[nn.Parameter] = (each for each in network.parameters() if each.requires_grad)
-    switches: dict[str, Any] = {
-        "default": {},
-        "foreach": {"foreach": True},
-        "fused": {"fused": True},
-        "for_loop": {"foreach": False},
-    }[options.optimizer_implementation]
-    match options.optimizer:
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=1e-3, **switches)
-        case "sgd_momentum":
-            return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **switches)
-        case "adam":
-            return torch.optim.Adam(parameters, lr=1e-3, **switches)
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=1e-3, **switches)
-        case "rmsprop":
-            return torch.optim.RMSprop(parameters, lr=1e-3, **switches)
-        case "adagrad":
-            return torch.optim.Adagrad(parameters, lr=1e-3, **switches)
-        case "adafactor":
-            return torch.optim.Adafactor(parameters, lr=1e-3, **switches)
-    raise ValueError(f"unknown optimizer {options.optimizer}")
+    """The optimizer over the trainable parameters, in the implementation of ``options``."""
+    make = named_optimizer(options.optimizer, options.optimizer_implementation)
+    return make(parameter for parameter in network.parameters() if parameter.requires_grad)
 
 
 def _autocast(options: Options, device: torch.device) -> torch.autocast:
-    dtype = torch.float16 if options.precision == "amp_fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=options.precision.startswith("amp"))
+    name = AUTOCAST_TYPES.get(options.precision)
+    return torch.autocast(device.type, dtype=getattr(torch, name or "bfloat16"), enabled=name is not None)
 
 
 def _batch(run: _Run) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -232,7 +214,7 @@ def _random(spec: TensorSpec, run: _Run) -> Tensor:
     layout = torch.channels_last if options.channels_last and len(shape) == 4 and spec.high is None else torch.contiguous_format
     count = min(math.prod(shape), _BLOCK_ELEMENTS)
     if spec.high is None:
-        dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+        dtype: torch.dtype = getattr(torch, MODEL_TYPES.get(options.precision, "float32"))
         block = torch.randn(count).to(dtype)
     else:
         block = torch.randint(spec.high, (count,))

@@ -1,7 +1,4 @@
-"""Options of a training run that every family shares and that move memory: optimizer, precision, checkpointing and so on.
-
-All but the share of frozen layers are fields of :class:`~gpumemnet.job.training_job.TrainingJob` under the same name.
-"""
+"""How a planned job is trained: the project's training options, the batch size, and the share of frozen layers."""
 
 from __future__ import annotations
 
@@ -9,41 +6,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpumemnet.errors import DatasetError
-from gpumemnet.job.layers import Layer, describe
+from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.job.layers import Layer, check_count, describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE
-from gpumemnet.job.training_options import CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
+from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES
 
 from ..families import Feature
 
-FUSED_OPTIMIZERS: Final = ("sgd", "sgd_momentum", "adam", "adamw")
-"""Optimizers with a fused CUDA kernel in torch 2.11."""
-
 HALF_PRECISION_KERNELS: Final = ("flash", "cudnn")
 """Attention kernels that take no fp32 tensors."""
+MAX_FROZEN_SHARE: Final = 0.99
 
+
+def _feature(option: Option) -> Feature:
+    if option.is_count:
+        return Feature(int, option.minimum, option.maximum)
+    return Feature(bool) if option.is_switch else Feature(str, choices=option.choices)
+
+
+_OF_NETWORK_OR_SITE: Final = ("attention_kernel", "ranks")
+"""Training options that a recipe does not vary: the architecture has the first, and one process is measured at a time."""
 FEATURES: Final[Mapping[str, Feature]] = {
     "batch_size": Feature(int, 1, MAX_BATCH_SIZE),
-    "optimizer": Feature(str, choices=OPTIMIZERS),
-    "optimizer_implementation": Feature(str, choices=OPTIMIZER_IMPLEMENTATIONS),
-    "precision": Feature(str, choices=PRECISIONS),
-    "checkpointing": Feature(str, choices=CHECKPOINTING),
-    "gradient_accumulation": Feature(int, 1, 1024),
-    "channels_last": Feature(bool),
-    "cudnn_benchmark": Feature(bool),
-    "frozen_share": Feature(float, 0.0, 0.99),
+    **{name: _feature(option) for name, option in TRAINING_OPTIONS.items() if name not in _OF_NETWORK_OR_SITE},
+    "frozen_share": Feature(float, 0.0, MAX_FROZEN_SHARE),
 }
-"""Options that a recipe may declare; what it leaves out keeps the default of :class:`Options`."""
+"""Options that a recipe may declare; the others keep the default of :class:`Options`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How a network is trained.
+class Options(TrainingOptions):
+    """How a planned job is trained.
 
     Attributes:
         batch_size: samples per forward pass.
-        optimizer, optimizer_implementation, precision, checkpointing, gradient_accumulation, channels_last,
-            cudnn_benchmark: as in :class:`~gpumemnet.job.training_job.TrainingJob`.
+        optimizer: as in :class:`~gpumemnet.job.training_options.TrainingOptions`, with the default of the published datasets.
         frozen_share: share of the layers with parameters, counted from the input, that receive no gradient.
 
     Raises:
@@ -52,26 +50,18 @@ class Options:
 
     batch_size: int
     optimizer: str = "adam"
-    optimizer_implementation: str = "default"
-    precision: str = "fp32"
-    checkpointing: str = "none"
-    gradient_accumulation: int = 1
-    channels_last: bool = False
-    cudnn_benchmark: bool = False
     frozen_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, feature in FEATURES.items():
-            value = getattr(self, name)
-            if feature.kind is str:
-                allowed = value in feature.choices
-            elif feature.kind is bool:
-                allowed = isinstance(value, bool)
-            else:
-                number = type(value) in ((int,) if feature.kind is int else (int, float))
-                allowed = number and feature.minimum <= value <= feature.maximum
-            if not allowed:
-                raise DatasetError(f"the option {name} cannot be {describe(value)}")
+        try:
+            TrainingOptions.__post_init__(self)
+            check_count(self.batch_size, "batch_size", 1, MAX_BATCH_SIZE)
+        except InvalidJobError as error:
+            raise DatasetError(f"option {error.field} {error.reason}") from None
+        if type(self.frozen_share) not in (int, float) or not 0.0 <= self.frozen_share <= MAX_FROZEN_SHARE:
+            raise DatasetError(
+                f"option frozen_share must be a number from 0 to {MAX_FROZEN_SHARE}, not {describe(self.frozen_share)}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; :func:`parse_options` is the inverse."""
@@ -87,12 +77,12 @@ def parse_options(document: Mapping[str, Any]) -> Options:
     try:
         return Options(**document)
     except TypeError as error:
-        raise DatasetError(f"no options: {error}") from None
+        raise DatasetError(f"these are not the options of a job: {error}") from None
 
 
 def option_obstacle(options: Options) -> str | None:
     """Why torch cannot run these options together, if so."""
-    if options.optimizer_implementation == "fused" and options.optimizer not in FUSED_OPTIMIZERS:
+    if options.optimizer_implementation == "fused" and not OPTIMIZER_RULES[options.optimizer].has_fused:
         return f"{options.optimizer} has no fused implementation"
     return None
 

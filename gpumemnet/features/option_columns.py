@@ -15,8 +15,8 @@ import numpy as np
 
 from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTIONS_OF, Array, JobBatch, number_columns
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, FACTORED_FILTERS, optimizer_copies
-from gpumemnet.physics.saved_tensors import FULL_BYTES
+from gpumemnet.physics.element_types import ELEMENT_BYTES, MODEL_TYPES, SCALED_PRECISIONS
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES, filter_copies, optimizer_copies
 
 FLAGS: Final = 16
 """How many columns ``is_…`` there are."""
@@ -29,9 +29,9 @@ class OptionNumbers(NamedTuple):
     Attributes:
         flags: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS`, in their order.
         input_bytes, weight_bytes, activation_bytes, copy_bytes: per element, see
-            :class:`gpumemnet.physics.bytes_per_element.ElementBytes`.
+            :class:`gpumemnet.physics.element_types.ElementBytes`.
         base_bytes: per output element of a layer whose kind says nothing else.
-        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
+        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
         filter_copies: optimizer state in copies of the parameters of convolutions, beside ``state_copies``.
         is_autocast, is_math, is_checkpointed, is_channels_last: 1 where it is so.
     """
@@ -65,8 +65,8 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
     flags = (
         *(checkpointing != "none", channels_last, cudnn_benchmark),
         *(family == each for each in FAMILIES),
-        *(element.weight_copy > 0, precision == "amp_fp16", precision == "bf16", precision == "tf32"),
-        *(copies.is_foreach, implementation == "fused", optimizer == "adafactor"),
+        *(element.is_autocast, precision in SCALED_PRECISIONS, precision in MODEL_TYPES, precision == "tf32"),
+        *(copies.is_foreach, implementation == "fused", OPTIMIZER_RULES[optimizer].is_factored),
         *(kernel == "flash", kernel == "memory_efficient", kernel == "math"),
     )
     return OptionNumbers(
@@ -75,12 +75,12 @@ def _option_numbers(options: tuple[Any, ...]) -> OptionNumbers:
         weight_bytes=element.weight,
         activation_bytes=element.activation,
         copy_bytes=element.weight_copy,
-        base_bytes=element.activation if not element.weight_copy else FULL_BYTES,
+        base_bytes=element.uncast,
         state_copies=copies.state,
         temporary_copies=copies.temporary,
         loop_copies=copies.loop,
-        filter_copies=FACTORED_FILTERS if optimizer == "adafactor" else 0.0,
-        is_autocast=float(element.weight_copy > 0),
+        filter_copies=filter_copies(optimizer),
+        is_autocast=float(element.is_autocast),
         is_math=float(kernel == "math"),
         is_checkpointed=float(checkpointing != "none"),
         is_channels_last=float(channels_last),

@@ -20,8 +20,9 @@ from gpumemnet.features.option_columns import JobTable, OptionNumbers, job_table
 from gpumemnet.job.job_batch import JobBatch
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
+from gpumemnet.physics.element_types import ELEMENT_BYTES
+from gpumemnet.physics.optimizers import FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.physics.saved_tensors import KIND_RULES
 
 _FEW: Final = 12

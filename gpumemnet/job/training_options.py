@@ -7,7 +7,7 @@ dataset builder take names, values, defaults and descriptions from :class:`Train
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import check_count, describe
@@ -120,7 +120,7 @@ class TrainingOptions:
 
 
 TRAINING_OPTIONS: Final[dict[str, Option]] = {
-    each.name: Option(each.name, each.default, **each.metadata) for each in fields(TrainingOptions)
+    each.name: Option(each.name, cast(Any, each.default), **each.metadata) for each in fields(TrainingOptions)
 }
 """Name → declaration, in the order of the fields."""
 OPTION_CHOICES: Final[dict[str, tuple[str, ...]]] = {

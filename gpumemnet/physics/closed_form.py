@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
 from gpumemnet.job.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
+from gpumemnet.physics.element_types import FULL_BYTES
 from gpumemnet.physics.layer_roles import (
     BLOCK_BEGIN,
     CONSTANT,
@@ -36,7 +37,7 @@ from gpumemnet.physics.layer_roles import (
     WRITTEN_OUT,
     fill_roles,
 )
-from gpumemnet.physics.saved_tensors import FULL_BYTES, KIND_RULES
+from gpumemnet.physics.saved_tensors import KIND_RULES, LOSS_TENSORS
 from gpumemnet.units import MIB
 
 IS_COMPILED: Final = not __file__.endswith(".py")
@@ -54,8 +55,6 @@ HANDLES: Final = 2
 """cuBLAS handles of a training process: forward and backward run on different host threads."""
 TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
-LOSS_TENSORS: Final = 3
-"""At the loss: log-probabilities, their gradient, and the gradient of the logits (``aten/src/ATen/native/LossNLL.cpp``)."""
 PADDED_IMAGE: Final = 8.0 / 3.0
 """Tensor cores read half types by eight channels; an image is taken to have three, as photographs have."""
 WEIGHING_REACH: Final = 12
@@ -89,8 +88,8 @@ JOB_COLUMNS: Final = (
 """What the closed form needs of a job beside its layers.
 
 ``positions`` is the sequence length, or 1 where there is none: a linear layer's output elements over its output width.  The bytes
-are per element (:class:`gpumemnet.physics.bytes_per_element.ElementBytes`), the copies those of
-:class:`gpumemnet.physics.bytes_per_element.OptimizerCopies`.
+are per element (:class:`gpumemnet.physics.element_types.ElementBytes`), the copies those of
+:class:`gpumemnet.physics.optimizers.OptimizerCopies`.
 ``filter_copies`` are optimizer state of convolutions, beside ``state_copies``.  ``is_created`` says that the backward pass makes
 the gradients as it goes: it does not where they are accumulated.
 """

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.job_batch import Array, JobBatch
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
 
 WITH_OTHERS: Final = "one of several replicas: what the others make it hold is no part of what a model learns"

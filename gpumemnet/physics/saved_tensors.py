@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.job.layers import KINDS, LAYER_GROUPS
+from gpumemnet.physics.autocast import CAST_KINDS, LOWERED_KINDS, RAISED_INPUT_KINDS, RAISED_KINDS
+from gpumemnet.physics.element_types import FULL_BYTES, HALF_BYTES
 
 SAVES_INPUT: Final = frozenset(
     {
@@ -43,24 +45,14 @@ MASK_BYTES: Final[dict[str, int]] = {
 SAVES_STATISTICS: Final = frozenset(kind for kind in LAYER_GROUPS["norm"] if kind.startswith(("batch_norm", "instance_norm")))
 """Kinds that keep a mean and an inverse deviation per channel."""
 
-CAST_BY_AUTOCAST: Final = frozenset({*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"], *LAYER_GROUPS["attention"]})
-"""Kinds whose weights autocast copies to half precision; norms and embeddings stay in fp32."""
-
 ALIASES: Final = frozenset({"identity"})
 """Kinds whose output is their input: no storage of their own."""
 
-LOWERED: Final = frozenset(
-    {*LAYER_GROUPS["linear"], *LAYER_GROUPS["conv"], *LAYER_GROUPS["attention"], *LAYER_GROUPS["recurrent"]}
-)
-"""Kinds that autocast runs in half precision, casting what it is given (``aten/src/ATen/autocast_mode.h``)."""
-RAISED: Final = frozenset(
-    {"layer_norm", "group_norm", "rms_norm", *("softmax", "log_softmax", "softplus"), *LAYER_GROUPS["embedding"]}
-)
-"""Kinds whose output is fp32 under autocast: those that it raises, and those that hand on fp32 weights."""
-RAISES_INPUT: Final = RAISED - set(LAYER_GROUPS["embedding"])
-HALF_BYTES: Final = 2
-FULL_BYTES: Final = 4
+LOSS_TENSORS: Final = 3
+"""Tensors of the logits' size at the loss, a cross-entropy: log-probabilities, their gradient, and the gradient of the logits.
 
+Source: ``aten/src/ATen/native/LossNLL.cpp``.  An element has :attr:`gpumemnet.physics.element_types.ElementBytes.uncast` bytes.
+"""
 
 KIND_RULES: Final[NDArray[np.float64]] = np.array(
     [
@@ -72,9 +64,9 @@ KIND_RULES: Final[NDArray[np.float64]] = np.array(
             2 * (kind in SAVES_STATISTICS),
             0.5 * (kind in LAYER_GROUPS["norm"] and kind != "rms_norm"),
             kind in LAYER_GROUPS["linear"],
-            kind in CAST_BY_AUTOCAST,
-            HALF_BYTES if kind in LOWERED else FULL_BYTES if kind in RAISED else 0,
-            HALF_BYTES if kind in LOWERED else FULL_BYTES if kind in RAISES_INPUT else 0,
+            kind in CAST_KINDS,
+            HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_KINDS else 0,
+            HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_INPUT_KINDS else 0,
         )
         for kind in KINDS
     ],

@@ -23,7 +23,7 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.replicas import WITH_OTHERS
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel

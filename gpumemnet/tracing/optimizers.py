@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -17,24 +17,9 @@ from torch.optim import Optimizer
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.physics.optimizers import IMPLEMENTATION_SWITCHES, LEARNING_RATE, OPTIMIZER_RULES
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-
-_SWITCHES: Final[Mapping[str, dict[str, Any]]] = {
-    "default": {},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-    "for_loop": {"foreach": False},
-}
-_CLASSES: Final[Mapping[str, tuple[type[Optimizer], dict[str, Any]]]] = {
-    "sgd": (torch.optim.SGD, {"lr": 1e-3}),
-    "sgd_momentum": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
-    "adam": (torch.optim.Adam, {}),
-    "adamw": (torch.optim.AdamW, {}),
-    "rmsprop": (torch.optim.RMSprop, {}),
-    "adagrad": (torch.optim.Adagrad, {}),
-    "adafactor": (torch.optim.Adafactor, {}),
-}
 
 
 def named_optimizer(name: str, implementation: str = "default") -> OptimizerFactory:
@@ -43,12 +28,13 @@ def named_optimizer(name: str, implementation: str = "default") -> OptimizerFact
     Raises:
         InvalidRequestError: when PyTorch has no such implementation of it.
     """
-    made, settings = _CLASSES[name]
-    switches = _SWITCHES[implementation]
+    rule, switches = OPTIMIZER_RULES[name], IMPLEMENTATION_SWITCHES[implementation]
+    made: type[Optimizer] = getattr(torch.optim, rule.torch_class)
     missing = switches.keys() - inspect.signature(made).parameters.keys()
     if missing:
         raise InvalidRequestError(f"PyTorch's {made.__name__} has no {implementation} implementation", "optimizer_implementation")
-    return lambda parameters: made(parameters, **settings, **switches)
+    settings: dict[str, Any] = {"lr": LEARNING_RATE, **rule.settings, **switches}
+    return lambda parameters: made(parameters, **settings)
 
 
 def same_optimizer(optimizer: Optimizer, stand_ins: Mapping[int, nn.Parameter]) -> OptimizerFactory:
@@ -79,8 +65,8 @@ def optimizer_factory(optimizer: object, implementation: str, stand_ins: Mapping
         InvalidRequestError: when it is none of these.
     """
     if isinstance(optimizer, str):
-        if optimizer not in _CLASSES:
-            raise InvalidRequestError(f"must be one of {', '.join(_CLASSES)}, not {describe(optimizer)}", "optimizer")
+        if optimizer not in OPTIMIZER_RULES:
+            raise InvalidRequestError(f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}", "optimizer")
         return named_optimizer(optimizer, implementation)
     if isinstance(optimizer, Optimizer):
         return same_optimizer(optimizer, stand_ins)

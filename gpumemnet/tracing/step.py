@@ -6,7 +6,7 @@ output and loss keep their names until the step is over; gradients are dropped (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,7 @@ from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import placement
 from gpumemnet.extract.walk import tensors_in
 from gpumemnet.job.layers import describe
+from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
 from gpumemnet.tracing.best_effort import BestEffort, NotedUnknowns
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
@@ -35,7 +36,7 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.stand_ins import StandIns, stand_ins
 from gpumemnet.tracing.timeline import Timeline
 
-AUTOCAST: Final = {"amp_fp16": torch.float16, "amp_bf16": torch.bfloat16}
+AUTOCAST: Final[dict[str, torch.dtype]] = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
 """What autocast computes in, for the precisions that use it."""
 
 
@@ -137,7 +138,7 @@ def record(
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 run.phase = "the forward pass that settles lazy modules"
                 model(*inputs.args, **inputs.kwargs)
-            dtype = torch.bfloat16 if options.precision == "bf16" else None
+            dtype = getattr(torch, MODEL_TYPES[options.precision]) if options.precision in MODEL_TYPES else None
             stood_in = stack.enter_context(stand_ins(model, dtype, options.channels_last))
             if options.checkpointing == "every_block":
                 stack.enter_context(checkpointed(model))
@@ -198,7 +199,7 @@ class _Run:
             self.notes += rank.notes
             factory = optimizer_factory(options.optimizer, options.optimizer_implementation, rank.parameters)
             trained = [p for p in rank.parameters.values() if p.requires_grad]
-            scaler = _Scaler(recorder) if options.precision == "amp_fp16" else None
+            scaler = _Scaler(recorder) if options.precision in SCALED_PRECISIONS else None
             self._look(options.forward_passes_first)
             optimizer = factory(trained)  # some have their state from the start
             self._classify_state(optimizer)
@@ -338,7 +339,7 @@ class _Scaler:
 
 def _cast(inputs: ModelInputs, options: TraceOptions) -> ModelInputs:
     """``inputs`` in the precision of the model."""
-    if options.precision != "bf16":
+    if options.precision not in MODEL_TYPES:
         return inputs
-    cast: Callable[[Tensor], Tensor] = lambda t: torch.empty_like(t, dtype=torch.bfloat16) if t.is_floating_point() else t  # noqa: E731
-    return inputs.mapped(cast)
+    dtype = getattr(torch, MODEL_TYPES[options.precision])
+    return inputs.mapped(lambda tensor: torch.empty_like(tensor, dtype=dtype) if tensor.is_floating_point() else tensor)

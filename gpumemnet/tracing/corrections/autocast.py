@@ -1,7 +1,7 @@
 """Autocast for CUDA on meta tensors: every cast of its policies, ahead of autograd, with the cache of casted weights.
 
-The lists and the rules are those of ``aten/src/ATen/autocast_mode.h`` and ``autocast_mode.cpp``, whose kernels look for
-tensors on a GPU.  Whether a region is entered, with which type, is PyTorch's own thread-local state, which
+The lists are those of :mod:`gpumemnet.physics.autocast`, the rules those of ``aten/src/ATen/autocast_mode.cpp``, whose kernels
+look for tensors on a GPU.  Whether a region is entered, with which type, is PyTorch's own thread-local state, which
 :func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` lets ``torch.autocast("cuda")`` set.
 """
 
@@ -15,46 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
 from gpumemnet.tracing.corrections.overrides import Override
-
-LOWER_PRECISION: Final = (
-    *("_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d"),
-    *("conv_transpose2d.input", "conv_transpose3d.input", "convolution", "cudnn_convolution", "cudnn_convolution_transpose"),
-    *("prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm"),
-    *("chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell"),
-    *("rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"),
-)
-"""Operators whose tensors are cast to the type of the region."""
-
-FLOAT32: Final = (
-    *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan"),
-    *("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "rms_norm"),
-    *("group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "poisson_nll_loss"),
-    *("cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss"),
-    *("huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss"),
-    *("multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp"),
-    *("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d"),
-    *("upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa"),
-    *("upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"),
-)
-"""Operators whose tensors are cast to float32."""
-
-FLOAT32_RESULT: Final = (
-    *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm"),
-    *("linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList"),
-)
-"""Operators with a result type of their own, which becomes float32 where the call gives none."""
-
-FLOAT32_APPENDED: Final = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""Operators without a result type, and what runs instead, with one."""
-
-PROMOTE: Final = (
-    *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"),
-)
-"""Operators whose tensors are cast to the widest type among them."""
-
-BANNED: Final = ("binary_cross_entropy",)
-"""Operators that raise."""
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 

@@ -13,10 +13,11 @@ from torch import nn
 
 from dataset_builder.families import family, mlp, rebuild
 from dataset_builder.measure.training import build_network
-from dataset_builder.recipe.options import FUSED_OPTIMIZERS, Options
+from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import GROUP_OF_KIND, Layer
+from gpumemnet.job.training_options import OPTIMIZERS
 
 KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
@@ -104,8 +105,8 @@ def test_an_architecture_survives_json_and_is_rebuilt_from_a_row(architecture: m
 
 def test_keys_differ_when_an_option_does() -> None:
     architecture = mlp.MlpArchitecture(shape="uniform", input_width=3, output_width=2, hidden_widths=(4,), activation="relu")
-    keys = {PlannedJob("mlp", architecture, Options(batch_size=8, optimizer=name)).key for name in FUSED_OPTIMIZERS}
-    assert len(keys) == len(FUSED_OPTIMIZERS)
+    keys = {PlannedJob("mlp", architecture, Options(batch_size=8, optimizer=name)).key for name in OPTIMIZERS}
+    assert len(keys) == len(OPTIMIZERS)
 
 
 @pytest.mark.parametrize(

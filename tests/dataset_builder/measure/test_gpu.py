@@ -16,7 +16,7 @@ from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import validate
 from gpumemnet.errors import MeasurementError
-from gpumemnet.physics.bytes_per_element import ELEMENT_BYTES
+from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.units import MIB
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
 from gpumemnet.features.vector import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
-from gpumemnet.physics.bytes_per_element import FACTORED_FILTERS
 from gpumemnet.physics.closed_form import SIZE_CLASSES
+from gpumemnet.physics.optimizers import FACTORED_FILTERS
 from gpumemnet.units import MIB
 from tests.jobs import jobs, small_job
 
