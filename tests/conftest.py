@@ -1,4 +1,4 @@
-"""A real service in a child process, for every test that asks one."""
+"""What all tests share: their settings, and a real service in a child process for every test that asks one."""
 
 import os
 import re
@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-START_SECONDS = 60
+from tests import watchdog
+from tests.skips import pytest_addoption, pytest_sessionfinish  # noqa: F401 - pytest calls them by these names
+
+START_SECONDS = 300
+"""Long enough for a machine that is busy with other work: a service usually starts in two seconds."""
+
+# A busy machine is no reason to fail, so examples have no deadline and may be slow to make.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background of a shell: children would ignore Ctrl-C too, and some tests send it
@@ -25,6 +34,10 @@ class RunningService:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+
+
+def pytest_configure() -> None:
+    watchdog.start()
 
 
 StartService = Callable[..., AbstractContextManager[RunningService]]
