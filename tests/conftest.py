@@ -56,7 +56,7 @@ def running_service(log: Path, *arguments: str, **environment: str) -> Iterator[
     finally:
         process.terminate()
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=300)
         finally:
             process.kill()
 

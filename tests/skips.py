@@ -31,7 +31,9 @@ def refused(reasons: Iterable[str], patterns: Iterable[str]) -> Counter[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--strict-skips", action="store_true", help="fail when a test skips for a reason that tests/allowed_skips.txt does not list"
+        "--strict-skips",
+        action="store_true",
+        help="fail when a test skips for a reason that tests/allowed_skips.txt does not list",
     )
 
 

@@ -24,19 +24,20 @@ def test_a_reason_is_accepted_by_its_pattern_alone() -> None:
     assert refused(["anything"], []) == {"anything": 1}
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-@pytest.mark.parametrize(("reason", "strict", "status"), [("new", True, 1), ("new", False, 0), ("listed", True, 0)])
+@pytest.mark.parametrize(
+    ("reason", "strict", "processes", "status"),
+    [("new", True, 0, 1), ("new", True, 2, 1), ("new", False, 0, 0), ("listed", True, 0, 0)],
+)
 def test_a_session_fails_on_a_reason_that_is_not_listed(
-    tmp_path: Path, reason: str, strict: bool, status: int, processes: int
+    tmp_path: Path, reason: str, strict: bool, processes: int, status: int
 ) -> None:
     said = reason if reason == "new" else allowed_patterns(LIST.read_text("utf-8"))[0].replace("*", "something")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_skipping.py").write_text(SKIPPING.format(said))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(processes), *["--strict-skips"] * strict]
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", str(processes), *["--strict-skips"] * strict, str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        [*command, str(tmp_path)], cwd=tmp_path, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     assert ("1 x new" in done.stdout) == (status == 1)
 

@@ -1,7 +1,7 @@
 """Ends the processes that a test session left behind, however the session itself ended: ``python tests/watchdog.py PID MARK``.
 
-A test that fails, or a session that is killed, must not leave a service or a database running.  Every process that a session starts
-inherits an environment variable with a value of the session's own, so a process beside the session finds them all afterwards.
+A test that fails, or a session that is killed, must not leave a service or a database running.  Every process that a session
+starts inherits an environment variable whose value belongs to this session, so that a process beside the session finds them all.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Manifest = dict[str, Any]
 
 
 def built(folder: Path) -> list[Manifest]:
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     return list(yaml.safe_load_all(done.stdout))
 
@@ -134,7 +134,7 @@ def test_probes_ask_paths_that_are_open_to_all(targets, service):
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             asked = container[probe]["httpGet"]
             assert asked["port"] == port["name"]
-            assert httpx.get(service.url + asked["path"], timeout=10).status_code == 200
+            assert httpx.get(service.url + asked["path"], timeout=300).status_code == 200
 
 
 def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(targets):
@@ -169,5 +169,5 @@ def test_the_webhooks_arguments_are_its_own(targets):
 
     arguments = service_container(targets["webhook"])["args"]
     program = ROOT / "integrations/kubernetes/webhook.py"
-    known = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=60).stdout
+    known = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=300).stdout
     assert all(argument.partition("=")[0] in known for argument in arguments)

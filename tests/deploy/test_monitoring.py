@@ -47,7 +47,7 @@ def expressions(rules, dashboard) -> list[str]:
 
 @pytest.fixture(scope="module")
 def known_names() -> set[str]:
-    done = subprocess.run([sys.executable, "-c", ALL_NAMES], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", ALL_NAMES], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     return set(done.stdout.split())
 
 
@@ -61,15 +61,15 @@ def test_every_metric_named_is_exposed(expressions, service):
     """Those with labels of which none has been seen yet have their TYPE line alone."""
     job = {"family": "mlp", "batch_size": 8, "input_elements": 4, "optimizer": "adam", "precision": "fp32"}
     job |= {"total_activations": 100, "total_parameters": 100}
-    httpx.post(f"{service.url}/v1/predict", json={"job": job}, timeout=30)
-    text = httpx.get(f"{service.url}/metrics", timeout=30).text
+    httpx.post(f"{service.url}/v1/predict", json={"job": job}, timeout=300)
+    text = httpx.get(f"{service.url}/metrics", timeout=300).text
     exposed = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for expression in expressions for name in NAME.findall(expression)}
     assert families - exposed == set()
 
 
 def test_labels_named_are_labels_of_the_metric(expressions, service):
-    text = httpx.get(f"{service.url}/metrics", timeout=30).text
+    text = httpx.get(f"{service.url}/metrics", timeout=300).text
     seen: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
         seen.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
@@ -95,7 +95,7 @@ def test_prometheus_accepts_its_files():
     if promtool is None:
         pytest.skip("promtool is not installed: it comes with Prometheus")
     for arguments in (["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]):
-        done = subprocess.run([promtool, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([promtool, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

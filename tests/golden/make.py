@@ -56,7 +56,7 @@ def write_answers() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         running_service(Path(folder) / "log") as service,
-        httpx.Client(base_url=service.url, timeout=60) as http,
+        httpx.Client(base_url=service.url, timeout=300) as http,
     ):
         answers = {
             "questions": [_asked(http, jobs, question, 1 if at < 2 else 5) for at, question in enumerate(QUESTIONS)],

@@ -170,7 +170,7 @@ def answers(predictor: gpumemnet.Predictor) -> Answers:
 
 @pytest.fixture(scope="module")
 def http(service: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, timeout=60) as client:
+    with httpx.Client(base_url=service.url, timeout=300) as client:
         yield client
 
 
@@ -273,7 +273,7 @@ def test_largest_batch_and_smallest_gpu(http: httpx.Client, path: str, table: Ta
 def command(*arguments: str | Path) -> str:
     """What ``gpumemnet predict`` prints."""
     words = [sys.executable, "-m", "gpumemnet", "predict", *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

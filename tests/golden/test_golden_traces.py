@@ -88,7 +88,7 @@ def traced(name: str) -> dict[str, Any]:
     """The totals of a trace and the parts of its peak, by golden names."""
     if name in COMMAND_CASES:
         words = [sys.executable, "-m", "gpumemnet", "trace", *COMMAND_CASES[name], "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         return {golden: answer[place] for golden, place in NAMES.items()}

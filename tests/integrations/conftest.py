@@ -1,7 +1,6 @@
 """Services that fail, for adapters that must not."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -27,12 +26,14 @@ class Canned(BaseHTTPRequestHandler):
 
     chosen = "hang"
     """What ``/chosen/…`` answers, for a client whose URL stays the same."""
+    stopped = threading.Event()
+    """Ends the requests that hang, when the tests are done."""
 
     def do_POST(self) -> None:
         kind = self.path.split("/")[1]
         kind = Canned.chosen if kind == "chosen" else kind
         if kind == "hang":
-            time.sleep(2)
+            Canned.stopped.wait()
             return
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(int(kind) if kind.isdigit() else 200)
@@ -58,6 +59,7 @@ def canned() -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
+    Canned.stopped.set()
     server.shutdown()
     thread.join()
     server.server_close()

@@ -35,7 +35,7 @@ class Forks:
         return status, said, step
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=300)
 
     def _line(self) -> str:
         assert self._process.stdout is not None

@@ -11,7 +11,7 @@ from service.api.examples import EXAMPLE_JOBS
 
 @pytest.fixture(scope="session")
 def http(service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, timeout=30) as client:
+    with httpx.Client(base_url=service.url, timeout=300) as client:
         yield client
 
 

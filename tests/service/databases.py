@@ -56,7 +56,7 @@ class PostgreSQL:
 def run_as_server(command: list[str]) -> None:
     """Run a program of the server, which refuses to run as root."""
     prefix = UNPRIVILEGED if os.geteuid() == 0 else []
-    done = subprocess.run([*prefix, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, cwd="/")
+    done = subprocess.run([*prefix, *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=300, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
 
 

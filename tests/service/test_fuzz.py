@@ -12,7 +12,7 @@ from gpumemnet.job.layers import MAX_ELEMENTS
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS
 from service.api.schemas import BatchPrediction, Prediction, Problem
 
-bounded = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+bounded = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 
 SHAPE_OF_PATH = {"/v1/predict": Prediction, "/v1/predict/batch": BatchPrediction}
 

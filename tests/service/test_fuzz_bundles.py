@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gpumemnet.predict.bundle import CARD_FILE, MODEL_FILE, SUMS_FILE, shipped_bundles
 from tests.fuzzing import fuzzed, spoilt_bytes, spoilt_json
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 BUNDLES = {bundle.card.encoder: bundle for bundle in shipped_bundles()}
 """The last of each encoder."""
 FOLDERS = [Path(bundle.source) for bundle in BUNDLES.values()]

@@ -154,7 +154,7 @@ def answer_to(url: str, request: bytes) -> bytes:
     """What comes back until the service closes the connection or waits for more."""
     address = urlsplit(url)
     received = []
-    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
         try:
             connection.sendall(request)
             connection.settimeout(WAIT_SECONDS)
@@ -222,7 +222,7 @@ def test_what_is_sent_in_pieces_is_answered_as_a_whole(service_alone):
         b"Content-Type: application/json",
     )
     request = b"\r\n".join((*lines, b"Content-Length: %d" % len(BODY), b"", BODY))
-    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
         for at in range(0, len(request), 7):
             connection.sendall(request[at : at + 7])
         answer = b""

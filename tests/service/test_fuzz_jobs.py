@@ -56,7 +56,7 @@ QUESTIONS = {
 def http(start_service, tmp_path_factory) -> Iterator[httpx.Client]:
     """A service of its own, whose log holds these questions alone."""
     with start_service(GPUMEMNET_REGISTRY=str(tmp_path_factory.mktemp("registry"))) as running:
-        with httpx.Client(base_url=running.url, timeout=60, headers={"Content-Type": "application/json"}) as client:
+        with httpx.Client(base_url=running.url, timeout=300, headers={"Content-Type": "application/json"}) as client:
             yield client
             assert client.get("/healthz").status_code == 200
         assert "Traceback" not in running.log.read_text()

@@ -24,7 +24,7 @@ HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx"
 def run_service(*arguments, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     command = [sys.executable, "-m", "service", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**clean, **environment})
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**clean, **environment})
 
 
 def resident_mib(pid: int) -> float:
@@ -41,22 +41,33 @@ def test_it_loads_neither_torch_nor_pandas():
         "create_app(Settings(database_url='off'))\n"
         f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_importing_it_loads_nothing():
     script = "import sys, service, service.settings; print('numpy' in sys.modules, 'fastapi' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
 def test_memory_stays_small_under_large_batches(start_service, job):
-    with start_service() as running, httpx.Client(base_url=running.url, timeout=60) as client:
+    with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
         for body in [{"jobs": [job] * 1000, "bin_width_mib": 1024}, {"jobs": [job] * 60, "bin_width_mib": 49}] * 5:
             assert client.post("/v1/predict/batch", json=body).status_code == 200
         assert resident_mib(running.process.pid) < MAX_RESIDENT_MIB
+
+
+def wait_until_refused(host, port):
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, port), timeout=300).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the service goes on listening")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -69,21 +80,20 @@ def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number
     with start_service() as running:
         address = urlsplit(running.url)
         with (
-            socket.create_connection((address.hostname, address.port), timeout=30),  # idle: must not hold the end up
-            socket.create_connection((address.hostname, address.port), timeout=30) as connection,
+            socket.create_connection((address.hostname, address.port), timeout=300),  # idle: must not hold the end up
+            socket.create_connection((address.hostname, address.port), timeout=300) as connection,
         ):
             connection.sendall(head.encode())
             assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")  # the handler is waiting for the body
             running.process.send_signal(number)
             with pytest.raises(subprocess.TimeoutExpired):
                 running.process.wait(timeout=0.5)
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection((address.hostname, address.port), timeout=30)
+            wait_until_refused(address.hostname, address.port)
             connection.sendall(body)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b'"expected_bytes"' in answer
-        assert running.process.wait(timeout=30) == code
+        assert running.process.wait(timeout=300) == code
         assert "Traceback" not in running.log.read_text()
 
 
@@ -91,7 +101,7 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
     head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
         address = urlsplit(running.url)
-        with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
             connection.sendall(head)
             while "0.0" in re.findall(r"requests_in_work (\S+)", httpx.get(f"{running.url}/metrics").text):
                 time.sleep(0.1)
@@ -99,7 +109,7 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after" in answer
-        assert running.process.wait(timeout=30) == 0
+        assert running.process.wait(timeout=300) == 0
 
 
 def test_a_taken_port_is_said_in_one_sentence():

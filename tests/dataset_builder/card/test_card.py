@@ -215,7 +215,7 @@ def test_maps_keep_neighbours_together(rows: list[Measurement]) -> None:
     assert np.allclose(features.std(axis=0), 1.0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(count=st.integers(1, 12), columns=st.integers(1, 5), equal=st.booleans())
 def test_any_few_points_can_be_mapped(count: int, columns: int, equal: bool) -> None:
     points = np.ones((count, columns)) if equal else np.random.default_rng(count).normal(size=(count, columns))

@@ -125,7 +125,7 @@ def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("style", space.STYLES)
 def test_the_job_is_what_the_network_runs(style: str) -> None:
-    @settings(max_examples=3, deadline=None)
+    @settings(max_examples=3)
     @given(architectures(style), st.floats(0.0, 0.99), st.booleans(), st.integers(1, 2))
     def check(architecture: CnnArchitecture, frozen_share: float, channels_last: bool, samples: int) -> None:
         options = Options(batch_size=samples, frozen_share=frozen_share, channels_last=channels_last)
@@ -298,7 +298,7 @@ def test_checkpointing_gives_the_same_gradients() -> None:
         assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6), style
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_an_architecture_survives_json(data: st.DataObject) -> None:
     architecture = data.draw(architectures(data.draw(st.sampled_from(space.STYLES))))

@@ -73,7 +73,7 @@ def executed_layers(network: nn.Module, inputs: torch.Tensor) -> list[Layer]:
     return layers
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(architectures(), st.floats(0.0, 0.99))
 def test_the_job_is_what_the_network_runs(architecture: mlp.MlpArchitecture, frozen_share: float) -> None:
     planned = PlannedJob("mlp", architecture, Options(batch_size=2, frozen_share=frozen_share))
@@ -90,7 +90,7 @@ def test_the_job_is_what_the_network_runs(architecture: mlp.MlpArchitecture, fro
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(architectures())
 def test_an_architecture_survives_json_and_is_rebuilt_from_a_row(architecture: mlp.MlpArchitecture) -> None:
     planned = PlannedJob("mlp", architecture, Options(batch_size=8, optimizer="sgd", precision="bf16"))

@@ -101,7 +101,7 @@ def batch_of(specs: Sequence[TensorSpec], samples: int, device: torch.device) ->
     )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(architectures(), st.floats(0.0, 0.99), st.booleans())
 def test_the_job_is_what_the_network_runs(architecture: TransformerArchitecture, frozen_share: float, recompute: bool) -> None:
     options = Options(batch_size=2, frozen_share=frozen_share, checkpointing="every_block" if recompute else "none")
@@ -120,7 +120,7 @@ def test_the_job_is_what_the_network_runs(architecture: TransformerArchitecture,
     assert transformer.describe_network(architecture).multiply_adds == counter.get_total_flops() // 2 // 2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(architectures())
 def test_an_architecture_survives_json(architecture: TransformerArchitecture) -> None:
     planned = PlannedJob("transformer", architecture, Options(batch_size=8))

@@ -67,7 +67,7 @@ class Rehearsal:
 
     def run(self, mode: str = "process", *extra: object, limits: Callable[[], object] | None = None) -> str:
         """Run to the end; what it wrote to standard error."""
-        _, errors = self.start(mode, *extra, limits=limits).communicate(timeout=60)
+        _, errors = self.start(mode, *extra, limits=limits).communicate(timeout=300)
         return errors
 
     def rows(self) -> list[Measurement]:
@@ -241,6 +241,6 @@ def test_children_die_with_the_campaign_and_with_the_fork_server(tmp_path: Path)
     server = int(Path(f"/proc/{child}/status").read_text().split("PPid:")[1].split()[0])
     os.kill(server, signal.SIGKILL)
     _wait(lambda: not rehearsal.living_children())
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=300)
     assert "the fork server has died" in errors
     assert "Traceback" not in errors

@@ -43,7 +43,7 @@ def campaign(tmp_path: Path) -> tuple[Path, list[str]]:
 def rehearse(folder: Path) -> str:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{REHEARSAL.parent}", "STAND_IN_FOLDER": str(folder)}
     command = [sys.executable, str(REHEARSAL), str(folder), "ray", str(JOBS), "2"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False).stderr
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False).stderr
 
 
 def keys_in(folder: Path) -> list[str]:
@@ -78,7 +78,7 @@ def test_without_ray_or_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path) -> 
     (tmp_path / "ray.py").write_text("raise ImportError")
     command = [sys.executable, "-m", "dataset_builder", "campaign", "mlp", "--out", str(tmp_path / "c"), "--engine", "ray"]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: --engine ray needs the package 'ray': install it with  pip install 'gpumemnet[ray]'\n"
     assert not (tmp_path / "c").exists()

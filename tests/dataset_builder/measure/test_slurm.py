@@ -36,7 +36,7 @@ def submit(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     interpreter.chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     environment = clean | {"PYTHON": str(interpreter), "PYTHONPATH": str(ROOT), "OUT": str(folder / "all")} | variables
-    return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_two_tasks_work_in_folders_of_their_own(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_shapes_grow_as_they_are_called() -> None:
     assert len(widths["residual"]) == 3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(SHAPES), st.integers(2, 9), st.integers(2, 40), st.integers(8, 40), st.booleans())
 def test_every_network_trains(arch: str, depth: int, base: int, size: int, norm: bool) -> None:
     architecture = PublishedCnn(arch, 3, 7, depth, base, size, "gelu", 0.1, norm)

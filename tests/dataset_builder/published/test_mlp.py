@@ -94,7 +94,7 @@ def test_a_foreign_file_says_where_to_get_the_table(tmp_path: Path, content: byt
         list(read_published(tmp_path / "absent.csv"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="[]()', 0123456789abcLinear_", max_size=60))
 def test_layer_text_is_parsed_or_refused(text: str) -> None:
     try:

@@ -73,7 +73,7 @@ def architectures(draw: st.DrawFn) -> PublishedTransformer:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(architectures())
 def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTransformer) -> None:
     with torch.device("meta"):
@@ -86,7 +86,7 @@ def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTr
     assert sum(each.numel() for each in network.parameters()) == sum(layer.parameters for layer in described.layers)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(architectures())
 def test_the_published_counts_are_those_of_the_modules_that_were_summed(architecture: PublishedTransformer) -> None:
     with torch.device("meta"):
@@ -185,7 +185,7 @@ def test_a_foreign_architecture_is_refused(change: dict[str, Any], sentence: str
         parse(TINY.to_dict() | change)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(alphabet="numclasehdbigo_:.0123456789", max_size=80))
 def test_a_name_is_parsed_or_refused(text: str) -> None:
     with pytest.raises(DatasetError, match="published form"):

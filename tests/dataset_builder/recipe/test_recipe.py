@@ -92,7 +92,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(value=json_values, path=st.sampled_from(["features.width", "features.norm", "options.cudnn_benchmark", "memory", "work"]))
 def test_any_value_gives_a_recipe_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, value: object, path: str) -> None:
     with contextlib.suppress(GpumemnetError):

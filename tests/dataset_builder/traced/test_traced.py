@@ -62,7 +62,7 @@ def planned(width: int = 4096, **options: object) -> PlannedJob:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dataset_builder", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_traced_row_is_reserved_bytes_and_context_and_says_that_nobody_measured_it() -> None:

@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "gpumemnet", "predict"]
 
 def run(*arguments: str | Path, **environment: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **environment
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, **environment
     )
 
 

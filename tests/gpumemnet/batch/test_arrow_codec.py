@@ -63,7 +63,7 @@ def in_columns(batch: pa.RecordBatch) -> list[TrainingJob | str]:
     return [found[row] for row in range(batch.num_rows)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows(), st.booleans(), st.integers(0, 3))
 def test_columns_are_read_as_documents_are(documents: list[dict[str, Any]], as_dictionary: bool, cut: int) -> None:
     batch = pa.RecordBatch.from_pylist(documents, nullable(SCHEMA))
@@ -77,7 +77,7 @@ def test_columns_are_read_as_documents_are(documents: list[dict[str, Any]], as_d
 
 
 @given(rows())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_ordinary_rows_never_become_objects(documents: list[dict[str, Any]]) -> None:
     read = read_arrow_jobs(pa.RecordBatch.from_pylist(documents, nullable(SCHEMA)))
     refused = {row for row, document in enumerate(documents) if isinstance(one_by_one(document), str)}

@@ -20,7 +20,7 @@ from tests.jobs import jobs
 PREDICTOR = Predictor.default()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.sampled_from([64 * MIB, GIB, 8 * GIB, 200 * GIB]), st.sampled_from([0.001, 0.05, 1.0]))
 def test_the_most_probable_bin_is_that_of_all_probabilities(seed: int, width_bytes: int, spread: float) -> None:
     generator = np.random.default_rng(seed)
@@ -34,7 +34,7 @@ def test_the_most_probable_bin_is_that_of_all_probabilities(seed: int, width_byt
         np.testing.assert_array_equal(distribution.most_probable_bins(edges, near), expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(jobs(), min_size=1, max_size=30), st.sampled_from([None, "L4"]))
 def test_columns_say_what_single_estimates_say(many: list[TrainingJob], gpu: str | None) -> None:
     batch = read_jobs([job_to_dict(job) for job in many]).jobs

@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"
 
 def gpumemnet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpumemnet", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "gpumemnet", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -149,10 +149,10 @@ def test_serve_becomes_the_service_even_beside_one_of_the_same_name(tmp_path: Pa
         try:
             assert process.stderr is not None
             address = re.findall(r"listening on (http://\S+) with 2 workers", process.stderr.readline())[0]
-            with urllib.request.urlopen(f"{address}/healthz", timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/healthz", timeout=300) as answer:
                 assert answer.status == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=300) == 0
         finally:
             process.kill()  # or a failure would wait for the service for ever
 

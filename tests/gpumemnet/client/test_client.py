@@ -28,7 +28,7 @@ from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB, ceil_mib
 
-PATIENT_SECONDS = 30.0
+PATIENT_SECONDS = 300.0
 DEVICES: list[Device] = [{"id": "GPU-1", "gpu": "T4", "free_mib": 1}]
 MLP_ONLY = Path(__file__).parents[3] / "gpumemnet" / "bundles" / "mlp-a100-published"
 """Served alone, so that there are families without a model."""
@@ -332,5 +332,5 @@ def test_without_httpx_the_extra_is_named():
         "except MissingExtraError as error: print(error)\n"
         "assert not {'onnxruntime', 'torch'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert "pip install 'gpumemnet[client]'" in done.stdout, done.stderr

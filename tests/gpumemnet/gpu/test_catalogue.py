@@ -197,7 +197,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from([*document(), "format", "version", "profile"]), value=JSON)
 def test_whatever_stands_in_a_file_is_a_profile_or_a_sentence(
     tmp_path_factory: pytest.TempPathFactory, name: str, value: object

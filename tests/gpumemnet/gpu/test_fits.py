@@ -62,7 +62,7 @@ def test_the_catalogue_is_answered_as_every_target_alone(predictor, family):
         assert_same(fit, asked_alone(predictor, job, wanted))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(job=jobs(), amounts=st.lists(st.integers(1, 200_000), min_size=1, max_size=6))
 def test_any_job_and_any_free_memory(predictor, job, amounts):
     names = ("A100", "H200", "RTX 5090", "T4")

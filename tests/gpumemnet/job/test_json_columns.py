@@ -19,7 +19,7 @@ from tests.jobs import jobs, small_job
 WORKSPACE = 8_519_680
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(documents() | oddities, max_size=8))
 def test_both_readers_agree(many: list[Any]) -> None:
     read = read_jobs(many)
@@ -38,7 +38,6 @@ def test_both_readers_agree(many: list[Any]) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@settings(deadline=None)
 @given(st.lists(jobs(), max_size=8))
 def test_ordinary_jobs_are_never_odd(many: list[TrainingJob]) -> None:
     read = read_jobs([job_to_dict(job) for job in many])
@@ -46,7 +45,6 @@ def test_ordinary_jobs_are_never_odd(many: list[TrainingJob]) -> None:
     assert not read.odd_rows
 
 
-@settings(deadline=None)
 @given(st.lists(jobs(), max_size=8), st.data())
 def test_parts_of_a_batch_are_batches(many: list[TrainingJob], data: st.DataObject) -> None:
     batch = read_jobs([job_to_dict(job) for job in many]).jobs

@@ -78,7 +78,7 @@ policies = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     jobs=st.lists(a_job, min_size=1, max_size=14), gpus=st.sampled_from(["A100", "A100:2", "A100:1,A100-80GB:1"]), policy=policies
 )

@@ -79,7 +79,7 @@ def cnn(batch_size: int = 64, **changes) -> TrainingJob:
 amounts = st.lists(st.integers(1, 200_000), min_size=2, max_size=8).map(sorted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), memories=amounts, max_batch=st.integers(1, 3000))
 def test_more_memory_never_gives_a_smaller_batch(seed, memories, max_batch):
     found = [batch_sizes(Erratic(seed), small_job(), device(memory), max_batch=max_batch) for memory in memories]
@@ -93,7 +93,7 @@ def test_more_memory_never_gives_a_smaller_batch(seed, memories, max_batch):
         assert (sizes.safe_batch or 0) <= (sizes.likely_batch or 0) <= max_batch
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6),
     batches=st.lists(st.integers(1, 5000), min_size=2, max_size=6).map(sorted),
@@ -109,7 +109,7 @@ def test_a_larger_batch_never_gives_a_smaller_gpu(seed, batches, copies):
     assert is_none == sorted(is_none)  # what no GPU holds, no GPU holds with more
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(job=jobs(), memories=amounts)
 def test_the_shipped_models_are_monotone_as_well(predictor, job, memories):
     found = [batch_sizes(predictor, job, device(memory), max_batch=2000) for memory in memories]

@@ -50,7 +50,7 @@ def test_totals_alone_are_answered_much_like_layers(width: int) -> None:
     assert bare.expected_bytes == pytest.approx(full.expected_bytes, rel=0.06)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(jobs())
 def test_any_mlp_job_gets_a_whole_answer(job: TrainingJob) -> None:
     assume(job.family == "mlp")
@@ -174,7 +174,6 @@ def test_fewer_optimizer_states_take_less() -> None:
 
 
 @given(st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.995]))
-@settings(deadline=None)
 def test_more_coverage_needs_more_memory(coverage: float) -> None:
     less, more = (PREDICTOR.predict(mlp(1500), coverage=level).safe_bytes for level in (coverage, 0.999))
     assert less is not None
@@ -301,7 +300,7 @@ def test_a_gpu_that_nobody_knows_is_refused() -> None:
 # Columns.
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(jobs(), max_size=6), st.sampled_from([None, "H200"]), st.sampled_from([None, 8 * GIB, None]))
 def test_a_batch_in_columns_is_answered_as_its_jobs_are(many: list[TrainingJob], gpu: str | None, traced: int | None) -> None:
     many = [replace(job, traced_peak_bytes=traced) for job in many] + [mlp(600, 64)] * 14  # so that both take the arrays

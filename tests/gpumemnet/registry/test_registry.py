@@ -32,7 +32,7 @@ def registry(tmp_path: Path) -> Registry:
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", "registry", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**clean, "COLUMNS": "200"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "200"})
 
 
 def test_without_files_the_shipped_release_is_champion(registry: Registry) -> None:

@@ -207,7 +207,7 @@ def test_an_address_is_shown_without_its_password() -> None:
         check_store("ftp://me:secret@host/")
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 300.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if holds():

@@ -372,7 +372,7 @@ def test_no_card_with_a_calibration_that_cannot_be(changes: dict[str, Any], tmp_
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**clean, "COLUMNS": "100"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "100"})
 
 
 def test_the_command_writes_bundles_and_a_profile(tmp_path: Path) -> None:

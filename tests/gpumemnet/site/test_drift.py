@@ -214,7 +214,7 @@ def test_a_picture_that_cannot_be_used_is_none(broken: Any) -> None:
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", "drift", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**clean, "COLUMNS": "120"})
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "120"})
 
 
 def test_exit_codes_for_cron(tmp_path: Path) -> None:

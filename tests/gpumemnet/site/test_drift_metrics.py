@@ -32,7 +32,7 @@ def samples(text: str) -> Samples:
 def drift(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpumemnet", "drift", *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=clean)
 
 
 def test_the_command_leaves_metrics_for_each_family_and_gpu(tmp_path: Path) -> None:

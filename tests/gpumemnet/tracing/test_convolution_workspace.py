@@ -243,7 +243,7 @@ def test_benchmarking_tries_each_shape_once_and_all_algorithms(platform: Platfor
     assert len({piece.once for piece in backward if piece.once is not None} | {tried.once}) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 64),
     groups=st.integers(1, 4),

@@ -133,7 +133,7 @@ def test_a_browser_fills_the_read_out(answer: TraceAnswer, tmp_path: Path) -> No
     for name in ("memory", "moved"):
         command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / f"{name}.html").as_uri()]
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        dom = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
         where = re.search(r'<span id="where"[^>]*>([^<]*)</span>', dom)
         assert where, dom[:500]
         cells = dict(re.findall(r'<td data-row="" data-name="([^"]*)">([^<]*)</td>', dom))

@@ -146,7 +146,7 @@ def test_clipping_gradients_takes_a_norm_for_each_chunk_of_the_largest() -> None
     assert exact(pieces(aten._foreach_norm.Scalar, tensors, 2)) == [2 * 10 * 4]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shape=st.lists(st.integers(0, 5000), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
@@ -248,7 +248,7 @@ def test_pooling_reads_channels_last_where_the_input_is() -> None:
     assert exact(pieces(aten.max_pool2d_with_indices_backward.default, meta(2, 8, 8, 8), *given)) == [2 * 8 * 8 * 8 * 4]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=5), st.randoms(use_true_random=False))
 def test_channels_last_is_told_as_pytorch_tells_it(shape: list[int], order: Any) -> None:
     tensor = meta(*shape).permute(order.sample(range(len(shape)), len(shape)))
@@ -360,7 +360,7 @@ def test_flash_attention_splits_long_keys_where_queries_are_few() -> None:
     assert pieces(aten._scaled_dot_product_flash_attention.default, many, many, many) == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 4096), st.integers(1, 2**17), st.integers(1, 256))
 def test_key_splits_are_at_most_the_blocks_of_keys(blocks: int, keys: int, width: int) -> None:
     assert 1 <= key_splits(blocks, keys, width, A100) <= min(128, -(-keys // 64))

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 
 def loop(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, ROOT / "benchmarks" / "learning_loop.py", "--alone", *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_another_context_is_noticed_learnt_and_served():

@@ -122,7 +122,7 @@ def test_the_same_again_trains_nothing_and_more_trials_go_on(
 @needs_optuna
 def test_a_killed_search_goes_on_and_finds_the_same(base: Path, searched: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, *arguments(base, tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "plan.json").exists()
     assert len(tried(tmp_path)) == 1
@@ -218,7 +218,7 @@ def test_ray_tasks_find_a_plan_in_the_same_storage(base: Path, searched: Path, t
         [*command, "--trials", str(TRIALS + 2)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
         check=False,
         cwd=ROOT,
         env=environment,

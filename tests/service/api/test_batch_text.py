@@ -56,13 +56,13 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=CASES)
 @given(st.lists(documents() | oddities, max_size=4), options)
 def test_both_readers_agree(many: list[Any], beside: dict[str, Any]) -> None:
     assert_read_alike(json.dumps({"jobs": many, **beside}).encode())
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=CASES)
 @given(st.lists(jobs(), min_size=1, max_size=2), st.data())
 def test_both_readers_agree_on_spoilt_text(many: list[TrainingJob], data: st.DataObject) -> None:
     body = json.dumps({"jobs": [job_to_dict(job) for job in many]}).encode()
@@ -73,7 +73,6 @@ def test_both_readers_agree_on_spoilt_text(many: list[TrainingJob], data: st.Dat
     assert_read_alike(body)
 
 
-@settings(deadline=None)
 @given(st.lists(jobs(), min_size=1, max_size=8))
 def test_ordinary_jobs_are_plain(many: list[TrainingJob]) -> None:
     plain = read_plain_batch(json.dumps({"jobs": [job_to_dict(job) for job in many], "coverage": 0.9}).encode(), 8, 1000)
@@ -82,7 +81,6 @@ def test_ordinary_jobs_are_plain(many: list[TrainingJob]) -> None:
     assert plain.options.coverage == 0.9
 
 
-@settings(deadline=None)
 @given(st.lists(jobs(), min_size=1, max_size=8), st.data())
 def test_what_is_not_stated_has_its_default(many: list[TrainingJob], data: st.DataObject) -> None:
     sent = [{name: value for name, value in job_to_dict(job).items() if value is not None} for job in many]

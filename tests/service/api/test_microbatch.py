@@ -70,7 +70,7 @@ def test_each_question_is_answered_as_it_is_alone() -> None:
 def test_a_busy_service_answers_everyone_their_own(service: Any) -> None:
     async def ask() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=len(QUESTIONS))
-        async with httpx.AsyncClient(base_url=service.url, timeout=30, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=service.url, timeout=300, limits=limits) as client:
             post = [
                 client.post("/v1/predict", content=body, headers={"Content-Type": "application/json"}) for body in 5 * QUESTIONS
             ]

@@ -182,7 +182,7 @@ def test_a_job_at_the_upper_end_of_every_count_is_answered(http, job):
 
 def test_many_at_once_get_the_answers_that_one_alone_gets(service, predictor, job):
     jobs = [{**job, "batch_size": size} for size in range(1, 65)]
-    with httpx.Client(base_url=service.url, timeout=30) as shared, ThreadPoolExecutor(16) as threads:
+    with httpx.Client(base_url=service.url, timeout=300) as shared, ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda job: predict(shared, job), jobs * 4))
     for document, answer in zip(jobs * 4, answers, strict=True):
         assert_same(answer, predictor.predict(job_from_dict(document)))

@@ -116,7 +116,7 @@ def test_a_script_goes_on_with_its_default(service, job, tmp_path):
         path = tmp_path / "job.json"
         path.write_text(json.dumps({"job": job}))
         done = subprocess.run(
-            ["bash", "-c", script, "script", str(path), url], capture_output=True, text=True, timeout=30, check=True
+            ["bash", "-c", script, "script", str(path), url], capture_output=True, text=True, timeout=300, check=True
         )
         return done.stdout.strip()
 

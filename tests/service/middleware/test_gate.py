@@ -25,7 +25,7 @@ from service.middleware.rate import RateLimit
 def send_head(url: str, path: str, length: int, content: bytes = b"") -> socket.socket:
     """Begin a request whose body is not all there; returns the connection."""
     address = urlsplit(url)
-    connection = socket.create_connection((address.hostname, address.port), timeout=30)
+    connection = socket.create_connection((address.hostname, address.port), timeout=300)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
@@ -149,13 +149,11 @@ def test_remembered_clients_are_bounded_and_the_busy_ones_stay():
 
 
 def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service, job):
-    with start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running, httpx.Client(base_url=running.url, timeout=30) as client:
+    with start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running, httpx.Client(base_url=running.url, timeout=300) as client:
         body = json.dumps({"job": job}).encode()
         waiting = [send_head(running.url, "/v1/predict", len(body), body[:5]) for _ in range(3)]
-        for _ in range(100):
-            answer = client.get("/v1/models")
-            if answer.status_code == 503:
-                break
+        deadline = time.monotonic() + 300
+        while (answer := client.get("/v1/models")).status_code != 503 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["type"] == "urn:gpumemnet:problem:overloaded"
@@ -222,7 +220,7 @@ def test_a_body_that_trickles_in_is_cut_off(hasty, path):
                 answer += chunk
         stop.set()
         thread.join()
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 60  # the whole body would take 100 seconds
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in head.lower()

@@ -25,7 +25,7 @@ def locked(start_service):
     keys = [entry(scope, scope, key) for scope, key in KEYS.items()] + [entry("both", "predict+admin", "both")]
     with (
         start_service(GPUMEMNET_API_KEYS=",".join(keys)) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        httpx.Client(base_url=running.url, timeout=300) as client,
     ):
         client.log = running.log
         yield client

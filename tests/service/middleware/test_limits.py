@@ -17,7 +17,7 @@ JSON = {"Content-Type": "application/json"}
 def small(start_service) -> Iterator[httpx.Client]:
     with (
         start_service(GPUMEMNET_MAX_BODY_BYTES=str(LIMIT_BYTES), GPUMEMNET_MAX_JOBS="3") as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+        httpx.Client(base_url=running.url, timeout=300) as client,
     ):
         yield client
 
@@ -75,7 +75,7 @@ def test_the_limit_of_a_batch_is_a_setting(small):
 @pytest.mark.parametrize("length", [b"-1", b"x", b"1e3", b"99999999999999999999999"])
 def test_a_false_content_length_gets_no_answer_but_a_refusal(small, length):
     address = urlsplit(str(small.base_url))
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
         head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %b\r\n\r\n{}"
         connection.sendall(head % length)
         assert connection.recv(65536).startswith(b"HTTP/1.1 4")
@@ -87,7 +87,7 @@ def test_a_client_that_leaves_in_the_middle_is_no_failure(start_service):
     with start_service() as running:
         address = urlsplit(running.url)
         for _ in range(20):
-            with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+            with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
                 connection.sendall(head)
         assert httpx.get(f"{running.url}/healthz").status_code == 200
     assert '"level":"error"' not in running.log.read_text()

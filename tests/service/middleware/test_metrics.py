@@ -14,7 +14,7 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "service.md"
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Name and labels → value."""
-    answer = httpx.get(f"{url}/metrics", timeout=30)
+    answer = httpx.get(f"{url}/metrics", timeout=300)
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}

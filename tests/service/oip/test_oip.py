@@ -477,7 +477,7 @@ def test_a_body_that_is_too_large_is_refused_as_the_protocol_does(start_service)
         assert "larger than the 2000 bytes" in refused(http.post(INFER, content=iter([b" " * 1500] * 2)), 413)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(elements=st.lists(st.binary(max_size=20), max_size=5))
 def test_raw_bytes_tensors_come_back(elements):
     assert split_bytes(join_bytes(elements), "data") == elements

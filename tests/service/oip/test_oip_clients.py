@@ -22,7 +22,7 @@ def test_an_independent_client_is_answered(service, predictor: Predictor, client
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"the package {package} is not installed, whose client would ask")
     command = [sys.executable, EXAMPLE, "--client", client, "--url", service.url, "--coverage", "0.9", JOB, JOB]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.splitlines()
     expected = predictor.predict(job_from_json(JOB.read_bytes()), coverage=0.9)
     assert len(lines) == 2
     for line in map(json.loads, lines):

@@ -19,7 +19,7 @@ FLAGS = (
     *("--disable-component-update", "--disable-dev-shm-usage", "--window-size=1280,900"),
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-WAIT_SECONDS = 15
+WAIT_SECONDS = 300
 
 
 class Browser:
