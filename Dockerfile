@@ -19,7 +19,7 @@ RUN export GPUMEMNET_COMPILE=1 \
  && python -m venv --without-pip /opt/gpumemnet \
  && pip --python /opt/gpumemnet/bin/python install --no-cache-dir --no-compile --constraint constraints.txt '.[service,postgres,client]' \
  && find /opt/gpumemnet -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.map' \) -delete \
- && /opt/gpumemnet/bin/python -I -c "import service.app, alembic.command, httpx, psycopg, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite" \
+ && /opt/gpumemnet/bin/python -I -c "import gpumemnet.service.app, alembic.command, httpx, psycopg, sqlalchemy.dialects.postgresql, sqlalchemy.dialects.sqlite" \
  && /opt/gpumemnet/bin/python -I -c "import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl" \
  && mkdir /state
 
@@ -34,4 +34,4 @@ USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=15s \
   CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
-CMD ["python", "-m", "service", "--host", "0.0.0.0", "--port", "8000"]
+CMD ["gpumemnet", "serve", "--host", "0.0.0.0", "--port", "8000"]

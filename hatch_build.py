@@ -1,13 +1,15 @@
-"""Compiles the modules that have a file of types beside them while the package is built, where Cython and a C compiler can.
+"""What building the package adds: compiled modules, and the long description.
 
-Without them the package is whole all the same and runs those modules as they stand, far more slowly.  The environment variable
-``GPUMEMNET_COMPILE`` says ``0`` to build without, and ``1`` to fail rather than do without.
+Every module with a ``.pxd`` file beside it is compiled, where Cython and a C compiler are there.  Without them the package works
+too, but those modules run as Python, far more slowly.  The environment variable ``GPUMEMNET_COMPILE`` says ``0`` to build without
+them, and ``1`` to fail when they cannot be built.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PACKAGE = "gpumemnet"
 DIRECTIVES = {
@@ -28,6 +31,20 @@ DIRECTIVES = {
 # A product and a sum in one rounding would give other last digits than Python.
 FLAGS = [] if sys.platform == "win32" else ["-O2", "-g0", "-ffp-contract=off"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone
+    """Makes README.md the long description, without pictures and links whose target lies in the repository."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Called before the project's metadata are read."""
+        text = (Path(self.root) / "README.md").read_text("utf-8")
+        text = re.sub(r"!\[[^\]]*\]\((?!https?:)[^)]*\)", "", text)
+        text = re.sub(r'<img [^>]*src="(?!https?:)[^>]*>', "", text)
+        text = re.sub(r"\[([^\]]*)\]\((?!https?:|#)[^)]*\)", r"\1", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone
@@ -50,7 +67,8 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
             except Exception as error:  # compilers fail in many ways, and none of them is a reason not to install
                 if wanted == "1":
                     raise
-                self.app.display_warning(f"{', '.join(names)} not compiled, hence slower: {type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                self.app.display_warning(f"{', '.join(names)} could not be compiled, so predictions take longer: {reason}")
                 libraries = {}
         if version == "editable":
             remove_others(package, libraries)

@@ -292,7 +292,7 @@ def import_real_models(
 def main() -> None:
     """Run the command line."""
     try:
-        app()
+        app(prog_name=f"python -m {__package__}")
     except GpumemnetError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

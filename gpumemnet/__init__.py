@@ -86,6 +86,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "trace":
         return importlib.import_module("gpumemnet.tracing")  # the package is itself the function
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("gpumemnet")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'gpumemnet' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

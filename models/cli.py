@@ -294,7 +294,7 @@ def search(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for what the user can mend, 130 for an interrupt."""
     try:
-        app(args=arguments, prog_name="python -m models")
+        app(args=arguments, prog_name=f"python -m {__package__}")
     except GpumemnetError as error:
         typer.echo(f"error: {error}", err=True)
         return 2

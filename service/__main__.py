@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m service",
+        f"python -m {__package__}",
         description="Serve predictions over HTTP.",
         epilog="Every setting is a variable, and docs/service.md lists them; these are the ones that are arguments too.",
     )

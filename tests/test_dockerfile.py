@@ -1,6 +1,5 @@
 """The Dockerfile keeps its word without being built: what it copies and starts exists, and it does not run as root."""
 
-import importlib.util
 import json
 import os
 import re
@@ -62,12 +61,14 @@ def test_it_does_not_run_as_root(instructions):
     assert ("USER", last(instructions, "USER")) in instructions[stages[-1] :]
 
 
-def test_it_starts_a_module_that_exists(instructions):
-    python, flag, module, *arguments = json.loads(last(instructions, "CMD"))
-    assert (python, flag) == ("python", "-m")
-    assert importlib.util.find_spec(f"{module}.__main__")
-    listed = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=300).stdout
-    assert all(argument in listed for argument in arguments if argument.startswith("--"))
+def test_it_starts_a_command_that_exists(instructions):
+    program, *command = json.loads(last(instructions, "CMD"))
+    assert program in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    arguments = [argument for argument in command if argument.startswith("--")]
+    listed = subprocess.run(
+        [sys.executable, "-m", program, command[0], "--help"], capture_output=True, text=True, timeout=300
+    ).stdout
+    assert all(argument in listed for argument in arguments)
 
 
 def test_the_health_check_asks_the_port_that_is_served(instructions):
@@ -101,7 +102,8 @@ def test_the_modules_that_it_compiles_are_there(instructions):
     install = next(arguments for name, arguments in instructions if name == "RUN" and " install " in arguments)
     scripts = re.findall(r'-I -c "(import [^"]+)"', install)
     assert len(scripts) == 2
-    done = subprocess.run([sys.executable, "-c", "\n".join(scripts)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    script = "\n".join(scripts).replace("gpumemnet.service", "service")  # where a checkout has it
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -114,10 +116,12 @@ def test_the_state_is_on_a_volume_that_the_user_may_write(instructions):
 
 
 def test_it_does_not_listen_to_others_without_keys(instructions, tmp_path):
-    _, *arguments = json.loads(last(instructions, "CMD"))
+    arguments = json.loads(last(instructions, "CMD"))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     environment |= {"XDG_STATE_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 2
     assert "key" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,7 +1,6 @@
 """``gpumemnet serve``: starts the REST service.
 
-The service is a program of its own (``python -m service``) and takes this process over: signals and exit code are the service's,
-and the vocabulary imports none of its users.
+The service replaces this process, so signals and exit code are the service's.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-import gpumemnet
+from gpumemnet.cli.rooms import room
 from gpumemnet.errors import MissingExtraError
+from gpumemnet.sandbox.checkout import checkout_folder
 
 _PACKAGES: Final = ("fastapi", "uvicorn", "uvloop", "httptools", "orjson", "pydantic_settings", "sqlalchemy", "prometheus_client")
 
@@ -38,10 +38,10 @@ def serve(
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "service", "serving")
-    # The folder that one happens to stand in is no place to import from: it may hold a service of its own.
-    arguments = [sys.executable, "-P", "-m", "service"]
-    home = str(Path(gpumemnet.__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+    # -P: the current folder may hold a service of its own.
+    arguments = [sys.executable, "-P", "-m", room("service")]
+    if (checkout := checkout_folder()) is not None:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
     for option, value in (
         ("--host", host),
         ("--port", port),

@@ -1,7 +1,7 @@
 """The child's half: reads a question, has it answered, and writes the answer or the sentence that stands for it.
 
-A user's file is run here and nowhere else, with nothing of this project importable but ``gpumemnet``, so a ``models`` or
-``service`` package of the user's is the one that the file gets.  What the user's code prints goes to standard error.
+A user's file is run here and nowhere else.  Of this project only ``gpumemnet`` can be imported, so a user's own ``models`` or
+``service`` package is the one that the file gets.  What the user's code prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,41 +11,21 @@ import logging
 import os
 import signal
 import sys
-import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, Final, NoReturn
 
-import gpumemnet
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.extract.faults import user_location
+from gpumemnet.sandbox.checkout import checkout_folder
 
-_HIDDEN: Final = frozenset({"dataset_builder", "models", "service"})
 _AGAIN_SECONDS: Final = 0.5
 """The clock strikes again after this long: what a callback raises, such as a weak reference's, Python only prints."""
 
 
 class _DeadlineReached(BaseException):
     """Raised in the user's code when its time is up; no ``except Exception`` swallows it."""
-
-
-class _HideOwnPackages:
-    """Keeps installed packages of this project from being found in place of a user's of the same name."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find ``name`` anywhere but next to ``gpumemnet``."""
-        if path is not None or name not in _HIDDEN:
-            return None
-        spec = PathFinder.find_spec(name, [entry for entry in sys.path if os.path.realpath(entry) != self._root])
-        if spec is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return spec
 
 
 def serve(answer_to: Callable[[dict[str, Any]], object]) -> NoReturn:
@@ -58,7 +38,7 @@ def serve(answer_to: Callable[[dict[str, Any]], object]) -> NoReturn:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _hide_this_project(request["pythonpath"])
+    _set_import_path(request["pythonpath"])
     if request["steps"] is not None:
         _write_steps(request["steps"])
     answer: dict[str, Any]
@@ -104,17 +84,17 @@ def _write_steps(descriptor: int) -> None:
     logger.propagate = False
 
 
-def _hide_this_project(pythonpath: str | None) -> None:
-    """Take the folder that holds ``gpumemnet`` off the path, and what else lies in it out of reach."""
-    root = os.path.realpath(Path(gpumemnet.__path__[0]).parent)
+def _set_import_path(pythonpath: str | None) -> None:
+    """Give child processes the user's own ``PYTHONPATH``, and take a checkout off the import path.
+
+    A checkout holds ``models`` and ``service`` beside ``gpumemnet``.  They would be found in place of a user's ``models/``
+    without an ``__init__.py``, even behind it on the path.  ``gpumemnet`` is imported by now and needs no path.
+    """
     os.environ.pop("PYTHONPATH", None)
     if pythonpath is not None:
         os.environ["PYTHONPATH"] = pythonpath
-    installed = {os.path.realpath(sysconfig.get_path(scheme)) for scheme in ("purelib", "platlib")}
-    if root in installed:
-        sys.meta_path.insert(0, _HideOwnPackages(root))
-    else:
-        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != root]
+    if (checkout := checkout_folder()) is not None:
+        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != str(checkout)]
 
 
 def _start_clock(deadline_seconds: float) -> None:
