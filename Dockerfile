@@ -5,7 +5,7 @@
 #     -v ./api-keys:/run/api-keys:ro -e GPUMEMNET_API_KEYS_FILE=/run/api-keys gpumemnet
 #
 # Without keys it does not listen on an address that others can reach; deploy/README.md tells how to make them, and
-# docs/service.md lists every setting.  Own bundles: -v ./my-bundle:/bundle:ro -e GPUMEMNET_BUNDLES=/bundle
+# The page Settings of the documentation lists every setting.  Own bundles: -v ./my-bundle:/bundle:ro -e GPUMEMNET_BUNDLES=/bundle
 
 # The whole image, because the slim one has no compiler.
 FROM python:3.12 AS build

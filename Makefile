@@ -6,13 +6,16 @@ TYPES := $(wildcard gpumemnet/*/*.pxd)
 BUILT_FROM := pyproject.toml constraints.txt hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test lint format benchmark clean
+.PHONY: serve test docs lint format benchmark clean
 
 serve: $(VENV)/.installed-service  ## answer predictions on http://127.0.0.1:$(PORT) with the shipped bundle
 	$(VENV)/bin/gpumemnet serve --port $(PORT)
 
 test: $(VENV)/.installed-dev  ## run all tests
 	$(VENV)/bin/pytest -n 2 --dist loadgroup
+
+docs: $(VENV)/.installed-dev  ## the documentation site in build/docs; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 
 lint: $(VENV)/.installed-dev  ## style, types, import rule
 	$(VENV)/bin/ruff check .

@@ -11,7 +11,7 @@ other driver is a number of MiB added to each (``--shift-mib``).  The new jobs a
 (:mod:`models.retrain.holdout`).  The shipped model has learnt from them, which flatters "before" in all but the context.
 
 It stands among the benchmarks and not the examples because it needs the repository's datasets and measures what
-``docs/learning_loop.md`` says.
+``docs/accuracy/learning-loop.md`` says.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         f"python -m {__package__}",
         description="Serve predictions over HTTP.",
-        epilog="Every setting is a variable, and docs/service.md lists them; these are the ones that are arguments too.",
+        epilog="Every setting is a variable, listed in the documentation; these are the ones that are arguments too.",
     )
     fields = Settings.model_fields
     for name in ("host", "port", "workers", "bundles", "registry", "database_url", "log_level", "log_format"):

@@ -1,7 +1,7 @@
 """The service's settings: read from the environment once, checked, and then fixed.
 
 Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect it (twelve-factor app, III).  An
-argument on the command line takes precedence, and the variable behind it is then not looked at.  ``docs/service.md`` lists all.
+argument on the command line takes precedence, and the variable behind it is then not looked at.  The documentation lists all.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             and not _OF_KUBERNETES.fullmatch(name)
         ):
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "docs/service.md lists the settings"
+            hint = f"did you mean {close[0]}?" if close else "the page Settings of the documentation lists them"
             warnings.append(f"{name[:80]} is no setting of the service: {hint}")
     return warnings
 

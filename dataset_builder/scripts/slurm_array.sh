@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One task of a Slurm job array: a campaign on one GPU, in a folder of its own, with the task's number as its seed.
-# Submitting, going on and merging: docs/slurm.md.  Every setting below can be given on sbatch's command line instead.
+# Submitting, going on and merging: docs/how-to/measure-slurm.md.  Every setting below can be given on sbatch's command line instead.
 #SBATCH --job-name=gpu-memory
 #SBATCH --array=0-3
 #SBATCH --nodes=1

@@ -72,8 +72,8 @@ def trace_model(
         precision: one of :data:`gpumemnet.job.training_options.PRECISIONS`.
         batch_size: samples per step; the inputs' own unless given.
         gpu: name or alias of a GPU of the catalogue, or a profile.
-        optimizer_implementation, checkpointing, channels_last, gradient_accumulation, attention_kernel, cudnn_benchmark: as in
-            :class:`~gpumemnet.job.training_job.TrainingJob`.
+        optimizer_implementation: as in :class:`~gpumemnet.job.training_job.TrainingJob`, like ``checkpointing``,
+            ``channels_last``, ``gradient_accumulation``, ``attention_kernel`` and ``cudnn_benchmark``.
         zero_grad: where the loop drops its gradients, see :data:`gpumemnet.tracing.options.ZERO_GRAD`.
         parallel: how several GPUs are used, one of :data:`gpumemnet.tracing.options.PARALLEL`; the answer is for one of them.
         ranks: how many GPUs; each has a batch of ``batch_size``.

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-DOCUMENTATION = Path(__file__).parents[3] / "docs" / "service.md"
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

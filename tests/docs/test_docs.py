@@ -1,0 +1,196 @@
+"""The documents are true: they build without a broken link, show what the commands print, and name what exists."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.documents import PAGES, ROOT, Marked, marked, shell_commands, text_of, without_frame
+
+BIN = Path(sys.executable).parent
+NIGHTLY = os.environ.get("GPUMEMNET_NIGHTLY") == "1"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        loaded = re.findall(r'<(?:script|link|img|iframe)[^>]*?(?:src|href)="(https?:)?//', page.read_text("utf-8"))
+        assert not loaded, f"{page} loads something from another host"
+
+
+@cache
+def printed(command: str) -> tuple[str, ...]:
+    """The lines that a command prints, without frames."""
+    words = shlex.split(command)
+    done = subprocess.run(
+        [str(BIN / words[0]) if (BIN / words[0]).exists() else shutil.which(words[0]) or words[0], *words[1:]],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(without_frame(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [*marked("output"), *(marked("nightly output") if NIGHTLY else ())],
+    ids=lambda shown: f"{shown.page}: {shown.argument}",
+)
+def test_the_command_prints_what_the_page_shows(shown: Marked) -> None:
+    given = iter(printed(shown.argument))
+    assert shown.lines
+    for line in shown.lines:  # a page may leave out lines, and what stands at the right of one
+        assert any(f"{each} ".startswith(f"{line} ") for each in given), f"{line!r} is not printed, or not in this place"
+
+
+@pytest.mark.parametrize("shown", marked("table"), ids=lambda shown: f"{shown.page}: {shown.argument}")
+def test_the_table_is_that_of_the_report(shown: Marked) -> None:
+    assert shown.text.strip() in text_of(shown.argument)
+
+
+def sections() -> dict[str, Any]:
+    report = json.loads((ROOT / "docs/evaluation/classifiers/report.json").read_text("utf-8"))
+    return {section["slug"]: section for section in report["sections"]}
+
+
+_SECTION_OF = {
+    "MLPs, published": "measured-mlp",
+    "CNNs, published": "measured-cnn",
+    "transformers, published": "measured-transformer",
+    "real vision models": "zoo-cnn",
+    "MLPs, traced": "traced-mlp",
+    "CNNs, traced": "traced-cnn",
+    "transformers, traced": "traced-transformer",
+}
+
+
+_BASELINES = {"closed form with a line": "calibrated closed form", "ExtraTrees": "ExtraTrees on its ratio"}
+
+
+@pytest.mark.parametrize("shown", marked("rows from"), ids=lambda shown: shown.page)
+def test_the_rows_are_those_of_the_classifiers_report(shown: Marked) -> None:
+    head, _, *rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in shown.text.strip().splitlines()]
+    for row in rows:
+        section = sections()[next(slug for name, slug in _SECTION_OF.items() if row[0].startswith(name))]
+        assert row[1] == f"{section['jobs']:,}"
+        candidates = section["candidates"]
+        for column, cell in list(zip(head, row, strict=True))[2:]:
+            assert not cell or cell in expected_cells(column, candidates, section["candidate"]), (row[0], column)
+
+
+def expected_cells(column: str, candidates: dict[str, Any], own: str) -> list[str]:
+    """What a cell of the column may hold."""
+
+    def percent(share: float) -> str:
+        return f"{100 * share:.1f} %"
+
+    def accuracy(name: str, bins: str = "1024 MiB") -> str:
+        return percent(candidates[name]["bins"][bins]["accuracy"])
+
+    if column.startswith("best baseline"):
+        errors = {
+            short: (name, percent(candidates[name]["median_error"])) for short, name in _BASELINES.items() if name in candidates
+        }
+        cells = [f"{short}: {error}" for short, (_, error) in errors.items()]
+        cells += [f"{short}: {error}, 1 GiB {accuracy(name)}" for short, (name, error) in errors.items()]
+        return [*cells, "FakeTensor: 54 %"]  # the median of docs/evaluation/real_models.md, as published
+    if column == "the same from the traced peak":
+        return [f"{accuracy('traced peak, calibrated')}, {percent(candidates['traced peak, calibrated']['median_error'])}"]
+    return {
+        "1 GiB accuracy": [accuracy(own)],
+        "8,000 MiB": [accuracy(own, "published-8000mib")],
+        "error, median": [percent(candidates[own]["median_error"])],
+        "within 10 %": [percent(candidates[own]["close"])],
+    }[column.removeprefix("our MLP-based: ")]
+
+
+@cache
+def options_of_commands() -> dict[tuple[str, ...], set[str]]:
+    """Every command as its words → its options."""
+    found: dict[tuple[str, ...], set[str]] = {}
+
+    def walk(path: tuple[str, ...], command: Any) -> None:
+        command = command.loaded() if hasattr(command, "loaded") else command
+        found[path] = {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("-")}
+        for name, child in getattr(command, "commands", {}).items():
+            walk((*path, name), child)
+
+    walk((), generate().commands())
+    return found
+
+
+def generate() -> Any:
+    """The module ``docs/generate.py``."""
+    specification = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert specification
+    assert specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+_COMING = {"build", "train", "evaluate", "report", "search", "retrain", "keys", "observations"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_and_options_of_a_page_exist(page: str) -> None:
+    known = options_of_commands()
+    coming = _COMING - {path[0] for path in known if path}
+    for words in shell_commands(page):
+        if words and words[0] in coming:
+            continue
+        path = max((words[:length] for length in range(len(words) + 1) if tuple(words[:length]) in known), key=len)
+        rest = words[len(path) :]
+        has_children = any(len(each) > len(path) and each[: len(path)] == tuple(path) for each in known)
+        plain = [word for word in rest if not word.startswith("-") and word not in ("…", "COMMAND")]
+        assert path or not plain, f"gpumemnet {' '.join(words)}: no such command"
+        assert not has_children or not path or not plain, f"gpumemnet {' '.join(words)}: no such command"
+        for word in rest[: rest.index("--")] if "--" in rest else rest:
+            if re.fullmatch(r"-{1,2}[a-z][\w-]*(=.*)?", word):
+                assert word.split("=")[0] in known[tuple(path)] | {"--help"}, f"gpumemnet {' '.join(words)}: no option {word}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_lines_of_a_page_are_short(page: str) -> None:
+    is_code = False
+    for number, line in enumerate(text_of(page).splitlines(), 1):
+        is_code ^= line.startswith("```")
+        assert is_code or len(line) <= 124 or line.startswith(("|", "!", "<!--")), f"{page}:{number} has {len(line)} columns"
+
+
+FOLDERS = "gpumemnet|dataset_builder|models|service|examples|docs|deploy|integrations|benchmarks|tests"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_exist(page: str) -> None:
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]*)(?::\w+)?`", text_of(page)):
+        assert (ROOT / path).exists(), f"{page} names {path}"
+
+
+def test_make_knows_the_targets_that_documents_name() -> None:
+    makefile = text_of("Makefile")
+    for page in PAGES:
+        for target in re.findall(r"(?:^|`)make (\w+)", text_of(page), re.MULTILINE):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: make {target}"
