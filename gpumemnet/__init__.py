@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob
+    from gpumemnet.job.training_options import TrainingOptions
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
@@ -46,6 +47,7 @@ _MODULE_OF = {
     "Predictor": "gpumemnet.predict.predictor",
     "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
+    "TrainingOptions": "gpumemnet.job.training_options",
 }
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "SEQUENCE_COLUMNS",
     "TraceAnswer",
     "TrainingJob",
+    "TrainingOptions",
     "bins_of_width",
     "device_profile",
     "device_profiles",

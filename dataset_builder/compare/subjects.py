@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.job.training_options import TrainingOptions
 from gpumemnet.tracing.losses import TargetLoss
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import TraceOptions
 
 from ..families import TensorSpec, family
 from ..measure.training import laid_out
@@ -22,7 +23,7 @@ from ..published.networks import Rebuilds, published_family
 from ..recipe.options import parse_options
 from ..recipe.planned_job import PlannedJob
 
-PUBLISHED_OPTIONS: Final[dict[str, Any]] = {"optimizer": "adam", "precision": "fp32"}
+PUBLISHED_OPTIONS: Final = TrainingOptions(optimizer="adam", precision="fp32")
 """What GPUMemNet held fixed (arXiv 2602.17817, section 4.1)."""
 
 
@@ -66,24 +67,10 @@ def traceable(
     planned: PlannedJob, attention_kernel: str | None, device: DeviceProfile
 ) -> tuple[nn.Module, ModelInputs, TraceOptions, Platform]:
     """What a planned job is traced with: its network on meta tensors, its batch, its options, what it would run on."""
-    members, options = family(planned.family), planned.options
-    return (
-        laid_out(planned),
-        _batch(members, planned.architecture, options.batch_size),
-        TraceOptions(
-            optimizer=options.optimizer,
-            optimizer_implementation=options.optimizer_implementation,
-            precision=options.precision,
-            channels_last=options.channels_last,
-            gradient_accumulation=options.gradient_accumulation,
-            loss=_loss(members, planned.architecture, options.batch_size),
-        ),
-        Platform(
-            device=device,
-            attention_kernel=attention_kernel,
-            cudnn_benchmark=options.cudnn_benchmark,
-        ),
-    )
+    members, architecture, batch_size = family(planned.family), planned.architecture, planned.options.batch_size
+    changed = {"attention_kernel": attention_kernel, "checkpointing": "none"}  # the network checkpoints its blocks itself
+    options = TraceOptions(**planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size))
+    return laid_out(planned), _batch(members, architecture, batch_size), options, Platform.of(device, options)
 
 
 def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
@@ -99,7 +86,7 @@ def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
         network,
         _batch(members, architecture, batch_size),
         TraceOptions(
-            **PUBLISHED_OPTIONS,
+            **PUBLISHED_OPTIONS.job_fields(),
             loss=_loss(members, architecture, batch_size),
             keeps_names=True,
             last_batch_size=last if last != batch_size else None,

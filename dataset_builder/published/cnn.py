@@ -189,7 +189,7 @@ def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
     """
     import torch
 
-    from gpumemnet.extract import extract_job
+    from gpumemnet.extract import ExtractOptions, extract_job
 
     named = _FILENAME.fullmatch(_text(row, "Filename"))
     if named is None:
@@ -216,7 +216,9 @@ def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
     batch_size = int(named["batch"])
     (image,), _ = tensors(architecture)
     job = extract_job(
-        network, torch.empty(batch_size, *image.shape, device="meta"), optimizer="adam", precision="fp32", family="cnn"
+        network,
+        torch.empty(batch_size, *image.shape, device="meta"),
+        ExtractOptions(optimizer="adam", precision="fp32", family="cnn"),
     ).job
     status = STATUS_OF.get(_text(row, "Status"))
     if status is None:

@@ -23,12 +23,13 @@ from torch import nn
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
 from gpumemnet.errors import DatasetError
-from gpumemnet.extract import extract_job
+from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.memory import Memory, steady_memory
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.step import record
 from gpumemnet.units import MIB
 
 from .mlp import PUBLISHED_CAPACITY_BYTES
@@ -191,9 +192,7 @@ def measurement_of_reading(model: RealModel, network: nn.Module, reading: Readin
     extraction = extract_job(
         network,
         _images(model, reading.batch_size),
-        optimizer=model.optimizer,
-        precision="fp32",
-        family="cnn",
+        ExtractOptions(optimizer=model.optimizer, precision="fp32", family="cnn"),
     )
     memory = traced_memory(model, network, reading.batch_size)
     options = {

@@ -20,9 +20,10 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
 from gpumemnet.tracing.memory import steady_memory
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.replay import Replayed
-from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import STEADY_STEPS
 
 from ..compare.subjects import Subject, subject, traceable

@@ -12,17 +12,18 @@ from rich.text import Text
 
 from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, print_table, write_atomically
-from gpumemnet.extract.options import JobOptions
+from gpumemnet.cli.training_options import training_option, training_values
+from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions
 from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
 from gpumemnet.extract.result import Extraction, extraction_to_dict
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, FAMILIES
-from gpumemnet.job.training_options import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
 
 _SHOWN_LAYERS: Final = 10
 
 
 def extract(
+    call: typer.Context,
     source: Annotated[
         str, typer.Argument(metavar="FILE.py:FACTORY", help="A function that returns a torch.nn.Module or (model, inputs).")
     ],
@@ -33,8 +34,8 @@ def extract(
             "--input", metavar="SHAPE", help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model."
         ),
     ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="|".join(OPTIMIZERS))] = "adamw",
-    precision: Annotated[str, typer.Option(metavar="|".join(PRECISIONS))] = "fp32",
+    optimizer: Annotated[str, training_option("optimizer")] = DEFAULT_OPTIONS.optimizer,
+    precision: Annotated[str, training_option("precision")] = DEFAULT_OPTIONS.precision,
     argument: Annotated[
         list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text.")
     ] = None,
@@ -47,49 +48,34 @@ def extract(
     activation_function: Annotated[
         str | None, typer.Option(metavar="|".join(ACTIVATION_FUNCTIONS), help="Instead of the most frequent one.")
     ] = None,
-    attention_kernel: Annotated[str | None, typer.Option(metavar="|".join(ATTENTION_KERNELS))] = None,
-    optimizer_implementation: Annotated[str, typer.Option(metavar="|".join(OPTIMIZER_IMPLEMENTATIONS))] = "default",
-    checkpointing: Annotated[str, typer.Option(metavar="|".join(CHECKPOINTING))] = "none",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Model and images in the NHWC memory format.")] = False,
-    gradient_accumulation: Annotated[int, typer.Option(help="Forward and backward passes per optimizer step.")] = 1,
-    cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark", help="torch.backends.cudnn.benchmark is on.")] = False,
-    ranks: Annotated[
-        int, typer.Option(metavar="N", help="Replicas (DistributedDataParallel), one on each GPU; the batch size is of one.")
-    ] = 1,
+    attention_kernel: Annotated[str | None, training_option("attention_kernel")] = DEFAULT_OPTIONS.attention_kernel,
+    optimizer_implementation: Annotated[
+        str, training_option("optimizer_implementation")
+    ] = DEFAULT_OPTIONS.optimizer_implementation,
+    checkpointing: Annotated[str, training_option("checkpointing")] = DEFAULT_OPTIONS.checkpointing,
+    channels_last: Annotated[bool, training_option("channels_last")] = DEFAULT_OPTIONS.channels_last,
+    gradient_accumulation: Annotated[int, training_option("gradient_accumulation")] = DEFAULT_OPTIONS.gradient_accumulation,
+    cudnn_benchmark: Annotated[bool, training_option("cudnn_benchmark")] = DEFAULT_OPTIONS.cudnn_benchmark,
+    ranks: Annotated[int, training_option("ranks")] = DEFAULT_OPTIONS.ranks,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
     show_output: Annotated[
         bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
     ] = False,
 ) -> None:
     """Turn a model into a job: no GPU is used and no weights are allocated."""
-    options: JobOptions = {
-        "optimizer": optimizer,
-        "precision": precision,
-        "optimizer_implementation": optimizer_implementation,
-        "checkpointing": checkpointing,
-        "channels_last": channels_last,
-        "gradient_accumulation": gradient_accumulation,
-        "cudnn_benchmark": cudnn_benchmark,
-        "ranks": ranks,
-    }
-    if family is not None:
-        options["family"] = family
-    if sequence_length is not None:
-        options["sequence_length"] = sequence_length
-    if activation_function is not None:
-        options["activation_function"] = activation_function
-    if attention_kernel is not None:
-        options["attention_kernel"] = attention_kernel
+    options = ExtractOptions(
+        **training_values(call.params), family=family, sequence_length=sequence_length, activation_function=activation_function
+    )
     if out is not None:
         check_writable(out)
     extraction = extract_file(
         source,
+        options,
         inputs=inputs or (),
         arguments=factory_arguments(argument or ()),
         batch_size=batch_size,
         deadline_seconds=deadline,
         show_output=show_output,
-        **options,
     )
     if out is not None:
         write_atomically(out, job_to_json(extraction.job))

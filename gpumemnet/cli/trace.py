@@ -15,10 +15,19 @@ from rich.text import Text
 
 from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, write_atomically
+from gpumemnet.cli.training_options import training_option, training_values
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_options import ATTENTION_KERNELS, CHECKPOINTING, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZERS, PRECISIONS
-from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, LOSSES, PARALLEL, ZERO_GRAD, Questions, TraceSettings
+from gpumemnet.tracing.options import (
+    DEADLINE_SECONDS,
+    DEFAULT_GPU,
+    DEFAULT_OPTIONS,
+    LOSSES,
+    PARALLEL,
+    ZERO_GRAD,
+    Questions,
+    TraceOptions,
+)
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
@@ -84,39 +93,32 @@ def trace(
             "--best-effort", rich_help_panel=_MODEL, help="Go on with a guess where the values of tensors are needed, and say so."
         ),
     ] = False,
-    optimizer: Annotated[str, typer.Option(metavar="|".join(OPTIMIZERS), rich_help_panel=_TRAINING)] = "adamw",
-    precision: Annotated[str, typer.Option(metavar="|".join(PRECISIONS), rich_help_panel=_TRAINING)] = "fp32",
+    optimizer: Annotated[str, training_option("optimizer", _TRAINING)] = DEFAULT_OPTIONS.optimizer,
+    precision: Annotated[str, training_option("precision", _TRAINING)] = DEFAULT_OPTIONS.precision,
     loss: Annotated[
         str, typer.Option(metavar="|".join(LOSSES), rich_help_panel=_TRAINING, help="Unless the factory returns one.")
-    ] = "auto",
+    ] = LOSSES[0],
     optimizer_implementation: Annotated[
-        str, typer.Option(metavar="|".join(OPTIMIZER_IMPLEMENTATIONS), rich_help_panel=_TRAINING)
-    ] = "default",
+        str, training_option("optimizer_implementation", _TRAINING)
+    ] = DEFAULT_OPTIONS.optimizer_implementation,
     gradient_accumulation: Annotated[
-        int, typer.Option(rich_help_panel=_TRAINING, help="Forward and backward passes per optimizer step.")
-    ] = 1,
+        int, training_option("gradient_accumulation", _TRAINING)
+    ] = DEFAULT_OPTIONS.gradient_accumulation,
     zero_grad: Annotated[
         str, typer.Option(metavar="|".join(ZERO_GRAD), rich_help_panel=_TRAINING, help="Where the loop drops its gradients.")
-    ] = "before_forward",
-    checkpointing: Annotated[str, typer.Option(metavar="|".join(CHECKPOINTING), rich_help_panel=_TRAINING)] = "none",
+    ] = ZERO_GRAD[0],
+    checkpointing: Annotated[str, training_option("checkpointing", _TRAINING)] = DEFAULT_OPTIONS.checkpointing,
     attention_kernel: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(ATTENTION_KERNELS), rich_help_panel=_TRAINING, help="Instead of the one that PyTorch picks."
-        ),
-    ] = None,
-    channels_last: Annotated[
-        bool, typer.Option("--channels-last", rich_help_panel=_TRAINING, help="Model and images in the NHWC memory format.")
-    ] = False,
-    cudnn_benchmark: Annotated[
-        bool, typer.Option("--cudnn-benchmark", rich_help_panel=_TRAINING, help="torch.backends.cudnn.benchmark is on.")
-    ] = False,
+        str | None, training_option("attention_kernel", _TRAINING, "Instead of the one that PyTorch picks.")
+    ] = DEFAULT_OPTIONS.attention_kernel,
+    channels_last: Annotated[bool, training_option("channels_last", _TRAINING)] = DEFAULT_OPTIONS.channels_last,
+    cudnn_benchmark: Annotated[bool, training_option("cudnn_benchmark", _TRAINING)] = DEFAULT_OPTIONS.cudnn_benchmark,
     parallel: Annotated[
         str, typer.Option(metavar="|".join(PARALLEL), rich_help_panel=_MACHINE, help="How several GPUs are used; see --ranks.")
-    ] = "none",
+    ] = PARALLEL[0],
     ranks: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=_MACHINE, help="GPUs; the answer and the batch size are for one of them.")
-    ] = 1,
+        int, training_option("ranks", _MACHINE, "GPUs; the answer and the batch size are for one of them.")
+    ] = DEFAULT_OPTIONS.ranks,
     gpu: Annotated[
         str,
         typer.Option(
@@ -176,21 +178,9 @@ def trace(
     words = source or []
     what = _what(words, script, call)
     device, allocator = _device(gpu, context_mib), parse_settings(allocator_conf)
-    settings: TraceSettings = {
-        "loss": loss,
-        "optimizer": optimizer,
-        "precision": precision,
-        "optimizer_implementation": optimizer_implementation,
-        "checkpointing": checkpointing,
-        "channels_last": channels_last,
-        "gradient_accumulation": gradient_accumulation,
-        "zero_grad": zero_grad,
-        "attention_kernel": attention_kernel,
-        "cudnn_benchmark": cudnn_benchmark,
-        "parallel": parallel,
-        "ranks": ranks,
-        "best_effort": best_effort,
-    }
+    options = TraceOptions(
+        **training_values(call.params), loss=loss, zero_grad=zero_grad, parallel=parallel, best_effort=best_effort
+    )
     questions = Questions(
         batches=_batches(batches), max_batch=max_batch, gpus=gpus, curve=plot is not None, job=job_out is not None
     )
@@ -211,6 +201,7 @@ def trace(
         else:
             answer = trace_file(
                 what,
+                options,
                 inputs=inputs or (),
                 arguments=factory_arguments(argument or ()),
                 batch_size=batch_size,
@@ -220,7 +211,6 @@ def trace(
                 deadline_seconds=deadline,
                 show_output=show_output,
                 progress=progress,
-                **settings,
             )
     _write(answer, plot, job_out)
     if as_json:
@@ -229,7 +219,7 @@ def trace(
         typer.echo(json.dumps(answer_to_dict(answer)))
         return
     console = Console()
-    spread = () if parallel == "none" else (parallel,)
+    spread = () if parallel == PARALLEL[0] else (parallel,)
     show_trace(answer, () if script is not None else (optimizer, precision, *spread), console)
     if script is None and not answer.fits and not max_batch:
         console.print(Text("--max-batch says which batch size would fit"), style="dim")

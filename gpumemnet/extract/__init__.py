@@ -13,12 +13,13 @@ from gpumemnet.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from gpumemnet.extract.extraction import extract_job
+    from gpumemnet.extract.options import ExtractOptions
     from gpumemnet.extract.process import extract_file
     from gpumemnet.extract.result import Extraction
 
-__all__ = ["Extraction", "extract_file", "extract_job"]
+__all__ = ["ExtractOptions", "Extraction", "extract_file", "extract_job"]
 
-_HOMES: Final = {"extract_job": "extraction", "extract_file": "process", "Extraction": "result"}
+_HOMES: Final = {"extract_job": "extraction", "extract_file": "process", "Extraction": "result", "ExtractOptions": "options"}
 
 
 def __getattr__(name: str) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.extract.result import extraction_to_dict
 from gpumemnet.extract.source import build, source_code
 from gpumemnet.sandbox.child import serve
@@ -14,7 +15,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     from gpumemnet.extract.extraction import extract_from
 
     built, inputs = build(question, code)
-    return extraction_to_dict(extract_from(built.model, inputs, question["options"]))
+    return extraction_to_dict(extract_from(built.model, inputs, ExtractOptions(**question["options"])))
 
 
 if __name__ == "__main__":

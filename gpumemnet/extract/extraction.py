@@ -6,13 +6,13 @@ Output elements are per sample, so a job scales to other batch sizes; every para
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.derive import activation_function_of, family_of, sequence_length_of
 from gpumemnet.extract.faults import fault_sentence
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
-from gpumemnet.extract.options import JobOptions, check_options
+from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
 from gpumemnet.extract.result import Extraction
 from gpumemnet.extract.walk import ForwardError, Walk, walk
 from gpumemnet.job.layers import Layer
@@ -29,27 +29,29 @@ UNUSED: Final = "(unused)"
 _SHOWN_NAMES: Final = 5
 
 
-def extract_job(model: nn.Module, inputs: object, *, batch_size: int | None = None, **options: Unpack[JobOptions]) -> Extraction:
+def extract_job(
+    model: nn.Module, inputs: object, options: ExtractOptions = DEFAULT_OPTIONS, *, batch_size: int | None = None
+) -> Extraction:
     """The training job of ``model``, which is run once on meta tensors and is left as it was.
 
     Args:
         model: on any device, meta included; its weights are neither read nor copied.
         inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
             dtypes matter.
+        options: how the model is trained, and facts that override the model's.
         batch_size: samples per batch of the job; the inputs' own unless given, see :func:`inputs_from_example`.
-        options: the job's other fields, see :class:`JobOptions`.
 
     Raises:
         ExtractError: when the model cannot run on these inputs, or needs the values of its activations to run.
-        InvalidJobError: when an option has no such value.
+        InvalidJobError: when the batch size is out of its limits.
     """
-    check_options(options, batch_size)
+    check_batch_size(batch_size)
     return extract_from(model, inputs_from_example(inputs, batch_size), options)
 
 
-def extract_from(model: nn.Module, inputs: ModelInputs, options: JobOptions, unknowns: Unknowns | None = None) -> Extraction:
+def extract_from(model: nn.Module, inputs: ModelInputs, options: ExtractOptions, unknowns: Unknowns | None = None) -> Extraction:
     """As :func:`extract_job`, for inputs that are meta tensors already; ``unknowns`` as in :func:`placement`."""
-    math_attention = options.get("attention_kernel") == "math"
+    math_attention = options.attention_kernel == "math"
     try:
         seen = walk(model, inputs.args, inputs.kwargs, math_attention, unknowns)
     except ForwardError as error:
@@ -73,7 +75,7 @@ def extract_from(model: nn.Module, inputs: ModelInputs, options: JobOptions, unk
         "sequence_length": sequence_length_of(seen.calls, inputs.tensors),
     }
     job = TrainingJob(
-        **{**derived, **options},
+        **{**derived, **options.job_fields()},
         batch_size=batch,
         input_elements=inputs.elements_per_sample,
         layers=tuple(layers),

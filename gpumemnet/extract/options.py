@@ -1,48 +1,49 @@
-"""The options of a job that a model does not tell: how it is going to be trained.
-
-They carry the names of the fields of :class:`~gpumemnet.job.training_job.TrainingJob` and are checked by it, so a wrong value
-gets the same sentence here as in a request to the service, and gets it before any model is loaded.
-"""
+"""What the caller states of a job beside its model: how it is trained, and facts that override those of the model."""
 
 from __future__ import annotations
 
-from typing import Required, TypedDict
+from dataclasses import dataclass
+from typing import Any, Final
 
-from gpumemnet.job.training_job import TrainingJob
-
-
-class JobOptions(TypedDict, total=False):
-    """Fields of a :class:`~gpumemnet.job.training_job.TrainingJob` that come from the caller; absent ones take the job's own
-    default.
-
-    ``family``, ``activation_function`` and ``sequence_length`` override what the model shows.
-    """
-
-    optimizer: Required[str]
-    precision: Required[str]
-    family: str
-    activation_function: str
-    sequence_length: int
-    attention_kernel: str
-    optimizer_implementation: str
-    checkpointing: str
-    channels_last: bool
-    gradient_accumulation: int
-    cudnn_benchmark: bool
-    ranks: int
+from gpumemnet.job.layers import check_count
+from gpumemnet.job.training_job import FAMILIES, MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.job.training_options import TrainingOptions
 
 
-def check_options(options: JobOptions, batch_size: int | None) -> None:
-    """Refuse options that no job can have.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractOptions(TrainingOptions):
+    """The training options, and facts of the model; a fact that is ``None`` is read off the model.
+
+    Attributes:
+        family, activation_function, sequence_length: as in :class:`~gpumemnet.job.training_job.TrainingJob`.
 
     Raises:
-        InvalidJobError: names the field and what it may be.
+        InvalidJobError: names the field and its values.
     """
-    known: JobOptions = {"family": "mlp", **options}
-    TrainingJob(
-        batch_size=1 if batch_size is None else batch_size,
-        input_elements=1,
-        total_activations=0,
-        total_parameters=0,
-        **known,
-    )
+
+    family: str | None = None
+    activation_function: str | None = None
+    sequence_length: int | None = None
+
+    def __post_init__(self) -> None:
+        TrainingOptions.__post_init__(self)
+        known = {"family": FAMILIES[0], **self.job_fields()}
+        TrainingJob(batch_size=1, input_elements=1, total_activations=0, total_parameters=0, **known)
+
+    def job_fields(self) -> dict[str, Any]:
+        """The options, and the facts that are stated, as fields of a job."""
+        facts = {name: getattr(self, name) for name in ("family", "activation_function", "sequence_length")}
+        return {**TrainingOptions.job_fields(self), **{name: value for name, value in facts.items() if value is not None}}
+
+
+DEFAULT_OPTIONS: Final = ExtractOptions()
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Check a batch size before any model is loaded; ``None`` is that of the inputs.
+
+    Raises:
+        InvalidJobError: names its limits.
+    """
+    if batch_size is not None:
+        check_count(batch_size, "batch_size", 1, MAX_BATCH_SIZE)

@@ -87,8 +87,8 @@ class TrainingOptions:
     optimizer: str = _option("adamw", "the optimizer", choices=OPTIMIZERS)
     precision: str = _option(
         "fp32",
-        "fp32, with convolutions in TF32 as by PyTorch's default; tf32, with matrix products in TF32 too; amp_fp16 and amp_bf16, "
-        "autocast over fp32 weights; bf16, all tensors in bfloat16",
+        "number formats: fp32, with convolutions in TF32 as by PyTorch's default; tf32, with matrix products in TF32 too; "
+        "amp_fp16 and amp_bf16, autocast over fp32 weights; bf16, all tensors in bfloat16",
         choices=PRECISIONS,
     )
     attention_kernel: str | None = _option(
@@ -100,7 +100,7 @@ class TrainingOptions:
         choices=OPTIMIZER_IMPLEMENTATIONS,
     )
     checkpointing: str = _option(
-        "none", "every_block recomputes each block's activations in the backward pass", choices=CHECKPOINTING
+        "none", "activation checkpointing: every_block recomputes each block in the backward pass", choices=CHECKPOINTING
     )
     channels_last: bool = _option(False, "whether model and images use the NHWC memory format")
     gradient_accumulation: int = _option(
@@ -117,6 +117,10 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         for option in TRAINING_OPTIONS.values():
             object.__setattr__(self, option.name, option.checked(getattr(self, option.name)))
+
+    def job_fields(self) -> dict[str, Any]:
+        """The options as fields of a :class:`~gpumemnet.job.training_job.TrainingJob`, without what a subclass adds."""
+        return {name: getattr(self, name) for name in TRAINING_OPTIONS}
 
 
 TRAINING_OPTIONS: Final[dict[str, Option]] = {

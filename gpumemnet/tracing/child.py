@@ -26,7 +26,7 @@ def _of_script(question: dict[str, Any], what: Asked) -> TraceAnswer:
     from gpumemnet.tracing.script.run import trace_script
 
     _LOG.info("running up to the second step")
-    platform = Platform(device=what.gpu, attention_kernel=what.settings.get("attention_kernel"))
+    platform = Platform(device=what.gpu, attention_kernel=what.options.attention_kernel)
     return trace_script(
         *(Path(question["script"]), question["arguments"], platform, what.allocator),
         ranks=question["ranks"],
@@ -39,16 +39,14 @@ def _of_file(question: dict[str, Any], what: Asked) -> TraceAnswer:
     _LOG.info("importing torch")
     from gpumemnet.tracing.best_effort import BestEffort, NotedUnknowns
     from gpumemnet.tracing.dynamo import without_dynamo
-    from gpumemnet.tracing.model_trace import trace_model
+    from gpumemnet.tracing.model_trace import trace_with
 
     _LOG.info("building the model")
-    unknowns = BestEffort() if what.settings.get("best_effort") else NotedUnknowns()
+    unknowns = BestEffort() if what.options.best_effort else NotedUnknowns()
     with without_dynamo():
         built, inputs = build(question, code, unknowns=unknowns, with_loss=True)
-        settings: dict[str, Any] = dict(what.settings)
-        if built.loss is not None:
-            settings["loss"] = built.loss
-        answer = trace_model(built.model, inputs, **settings, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
+        options = what.options if built.loss is None else replace(what.options, loss=built.loss)
+        answer = trace_with(built.model, inputs, options, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
     return replace(answer, notes=(*unknowns.notes, *answer.notes))
 
 

@@ -15,7 +15,7 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
-from gpumemnet.extract.options import JobOptions, check_options
+from gpumemnet.extract.options import ExtractOptions, check_batch_size
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles, find_profile
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import describe
@@ -27,12 +27,12 @@ from gpumemnet.tracing.best_effort import BestEffort
 from gpumemnet.tracing.corrections import CORRECTIONS
 from gpumemnet.tracing.memory import Memory, curve_of, memory_of, smallest_bytes
 from gpumemnet.tracing.non_allocator_memory import around
-from gpumemnet.tracing.options import DEFAULT_GPU, Questions
+from gpumemnet.tracing.options import DEFAULT_GPU, Questions, TraceOptions
 from gpumemnet.tracing.parallel.plan import check_plan
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.tracing.safe_bytes import safe_basis
-from gpumemnet.tracing.step import Recording, TraceOptions, record
+from gpumemnet.tracing.step import Recording, record
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
 
 _LOG: Final = logging.getLogger(__name__)
@@ -85,41 +85,43 @@ def trace_model(
         ExtractError: names the operator or the line of code that cannot be traced.
         InvalidJobError, InvalidRequestError: when an option has no such value.
     """
-    options: JobOptions = {
-        "optimizer": optimizer if isinstance(optimizer, str) else OPTIMIZERS[0],
-        "precision": precision,
-        "optimizer_implementation": optimizer_implementation,
-        "checkpointing": checkpointing,
-        "channels_last": channels_last,
-        "gradient_accumulation": gradient_accumulation,
-        "cudnn_benchmark": cudnn_benchmark,
-        "ranks": ranks if parallel == "ddp" else 1,
-    }
-    if attention_kernel is not None:
-        options["attention_kernel"] = attention_kernel
-    check_plan(parallel, ranks, precision, (questions or Questions()).job)
-    check_options(options, batch_size)
-    device = find_profile(gpu) if isinstance(gpu, str) else gpu
-    tracer = _Tracer(
-        model,
-        inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size),
-        TraceOptions(
-            optimizer=optimizer,
-            precision=precision,
-            optimizer_implementation=optimizer_implementation,
-            checkpointing=checkpointing,
-            channels_last=channels_last,
-            gradient_accumulation=gradient_accumulation,
-            zero_grad=zero_grad,
-            loss=loss,
-            parallel=parallel,
-            ranks=ranks,
-            best_effort=best_effort,
-        ),
-        Platform(device=device, attention_kernel=attention_kernel, cudnn_benchmark=cudnn_benchmark),
-        allocator or AllocatorSettings(),
+    named = {"optimizer": optimizer} if isinstance(optimizer, str) else {"own_optimizer": optimizer}
+    options = TraceOptions(
+        **named,
+        precision=precision,
+        optimizer_implementation=optimizer_implementation,
+        checkpointing=checkpointing,
+        channels_last=channels_last,
+        gradient_accumulation=gradient_accumulation,
+        zero_grad=zero_grad,
+        attention_kernel=attention_kernel,
+        cudnn_benchmark=cudnn_benchmark,
+        loss=loss,
+        parallel=parallel,
+        ranks=ranks,
+        best_effort=best_effort,
     )
-    return tracer.answer(questions or Questions(), options)
+    return trace_with(model, inputs, options, batch_size=batch_size, gpu=gpu, allocator=allocator, questions=questions)
+
+
+def trace_with(
+    model: nn.Module,
+    inputs: object,
+    options: TraceOptions,
+    *,
+    batch_size: int | None = None,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    questions: Questions | None = None,
+) -> TraceAnswer:
+    """As :func:`trace_model`, with the options in one object."""
+    wanted = questions or Questions()
+    check_plan(options, wanted.job)
+    check_batch_size(batch_size)
+    device = find_profile(gpu) if isinstance(gpu, str) else gpu
+    given = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
+    tracer = _Tracer(model, given, options, Platform.of(device, options), allocator or AllocatorSettings())
+    return tracer.answer(wanted)
 
 
 def not_included(timeline: Timeline) -> tuple[str, ...]:
@@ -201,7 +203,7 @@ class _Tracer:
         self._recording: Recording | None = None
         self._runs: dict[int, tuple[Timeline, LongRun]] = {}
 
-    def answer(self, questions: Questions, options: JobOptions) -> TraceAnswer:
+    def answer(self, questions: Questions) -> TraceAnswer:
         """The memory at the job's own batch size, and whatever else is asked."""
         timeline = self._traces.exact(self._inputs.batch_size)
         assert self._recording is not None
@@ -221,7 +223,7 @@ class _Tracer:
             batches=tuple(self._point(size) for size in questions.batches),
             max_batch_size=self._max_batch() if questions.max_batch else None,
             gpus=self._gpus() if questions.gpus else (),
-            job=job_to_dict(self._job(options, answer.reserved_bytes)) if questions.job else None,
+            job=job_to_dict(self._job(answer.reserved_bytes)) if questions.job else None,
         )
 
     def _timeline(self, batch_size: int) -> Timeline:
@@ -278,9 +280,13 @@ class _Tracer:
             )
         return tuple(fits)
 
-    def _job(self, options: JobOptions, reserved_bytes: int) -> TrainingJob:
+    def _job(self, reserved_bytes: int) -> TrainingJob:
+        options = self._options
+        alone = {} if options.parallel == "ddp" else {"ranks": 1}
+        optimizer = {"optimizer": OPTIMIZERS[0]} if options.own_optimizer is not None else {}
         unknowns = BestEffort() if self._options.best_effort else None
-        job = extract_from(self._model, self._inputs, options, unknowns).job
+        stated = ExtractOptions(**options.job_fields() | alone | optimizer)
+        job = extract_from(self._model, self._inputs, stated, unknowns).job
         return replace(job, traced_peak_bytes=reserved_bytes)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.job.training_options import TrainingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,11 @@ class Platform:
     attention_kernel: str | None = None
     cudnn_benchmark: bool = False
     tf32: bool = True
+
+    @classmethod
+    def of(cls, device: DeviceProfile, options: TrainingOptions) -> Platform:
+        """The platform of a job with ``options`` on ``device``."""
+        return cls(device=device, attention_kernel=options.attention_kernel, cudnn_benchmark=options.cudnn_benchmark)
 
     @property
     def compute_capability(self) -> tuple[int, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.source import factory_question
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.sandbox.parent import Child, Progress, ask
-from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, Questions, TraceSettings
+from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, DEFAULT_OPTIONS, Questions, TraceOptions
 from gpumemnet.tracing.parallel.plan import check_ranks
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict
 from gpumemnet.tracing.request import asked, asked_to_dict
@@ -21,6 +21,7 @@ _CHILD: Final = Child(module="gpumemnet.tracing.child", wanted="an answer", purp
 
 def trace_file(
     source: str,
+    options: TraceOptions = DEFAULT_OPTIONS,
     *,
     inputs: Sequence[str] = (),
     arguments: Mapping[str, Any] | None = None,
@@ -31,13 +32,13 @@ def trace_file(
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
     progress: Progress | None = None,
-    **settings: Unpack[TraceSettings],
 ) -> TraceAnswer:
     """The memory that training the model takes which ``source`` builds.
 
     Args:
         source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model, inputs)`` or
             ``(model, inputs, loss)``, where ``loss`` is a function from the model's output to a scalar.
+        options: how the model is trained, in words and numbers.
         inputs: one sample's shape for each of the model's inputs, as :func:`gpumemnet.extract.inputs.parse_input` reads them;
             none where the factory gives the inputs.
         arguments: keyword arguments for the factory; anything that JSON can hold.
@@ -48,17 +49,16 @@ def trace_file(
         deadline_seconds: time for everything, the import of torch included.
         show_output: let the file's own output through to standard error.
         progress: told in a few words what is being done.
-        settings: how the model is trained, see :func:`gpumemnet.tracing.model_trace.trace_model`.
 
     Raises:
         ExtractError: one sentence that names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: when a setting or an input has no such value.
+        InvalidJobError, InvalidRequestError: when an input has no such value, or options do not go together.
         MissingExtraError: when torch is not installed.
     """
     question = {
         "kind": "file",
         **factory_question(source, inputs, arguments, batch_size),
-        **asked_to_dict(asked(settings, gpu, allocator, questions, batch_size)),
+        **asked_to_dict(asked(options, gpu, allocator, questions, batch_size)),
     }
     answer = ask(_CHILD, source, question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)
@@ -97,7 +97,7 @@ def trace_script(
         "script": str(existing_file(str(script))),
         "arguments": list(arguments),
         "ranks": check_ranks(ranks),
-        **asked_to_dict(asked({"attention_kernel": attention_kernel}, gpu, allocator, Questions(curve=with_curve))),
+        **asked_to_dict(asked(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, Questions(curve=with_curve))),
     }
     answer = ask(_CHILD, str(script), question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)

@@ -20,7 +20,6 @@ from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import placement
 from gpumemnet.extract.walk import tensors_in
-from gpumemnet.job.layers import describe
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
 from gpumemnet.tracing.best_effort import BestEffort, NotedUnknowns
 from gpumemnet.tracing.checkpointing import checkpointed
@@ -29,7 +28,7 @@ from gpumemnet.tracing.corrections.overrides import overriding
 from gpumemnet.tracing.dynamo import without_dynamo
 from gpumemnet.tracing.losses import Loss, TargetLoss, loss_function, loss_name
 from gpumemnet.tracing.optimizers import gpu_optimizers, optimizer_factory
-from gpumemnet.tracing.options import ZERO_GRAD
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.parallel.rank import gathered_in, local, on_rank
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
@@ -38,51 +37,6 @@ from gpumemnet.tracing.timeline import Timeline
 
 AUTOCAST: Final[dict[str, torch.dtype]] = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
 """What autocast computes in, for the precisions that use it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
-    """How the model is trained.
-
-    Attributes:
-        optimizer: a name of :data:`gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
-            factory of one.
-        precision: one of :data:`gpumemnet.job.training_options.PRECISIONS`.
-        optimizer_implementation: ``default`` (what PyTorch picks on CUDA), ``foreach``, ``fused`` or ``for_loop``.
-        checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
-        channels_last: whether model and images use the NHWC memory format.
-        gradient_accumulation: forward-backward passes per optimizer step.
-        zero_grad: where the loop drops its gradients, one of :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
-        loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, or a function of the model's output.
-        keeps_names: whether batch, output and loss of a step live until the next step has its own, as in a loop without a
-            function of its own.
-        last_batch_size: samples in the last batch of an epoch, where it is smaller: two steps more are run, one of that size and
-            one of the whole size again, because the allocator's cache holds blocks for both.
-        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`.
-        ranks: how many GPUs; each has the inputs' batch size, and each holds what is recorded.
-        forward_passes_first: forward passes in training mode before the optimizer exists, as a summary or a check of shapes runs.
-        best_effort: whether to go on with a guess where values are needed, see
-            :class:`~gpumemnet.tracing.best_effort.BestEffort`.
-    """
-
-    optimizer: object = "adamw"
-    precision: str = "fp32"
-    optimizer_implementation: str = "default"
-    checkpointing: str = "none"
-    channels_last: bool = False
-    gradient_accumulation: int = 1
-    zero_grad: str = "before_forward"
-    loss: object = "auto"
-    keeps_names: bool = False
-    last_batch_size: int | None = None
-    parallel: str = "none"
-    ranks: int = 1
-    forward_passes_first: int = 0
-    best_effort: bool = False
-
-    def __post_init__(self) -> None:
-        if self.zero_grad not in ZERO_GRAD:
-            raise InvalidRequestError(f"must be one of {', '.join(ZERO_GRAD)}, not {describe(self.zero_grad)}", "zero_grad")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +151,8 @@ class _Run:
         with self._modules, recorder, on_gpu as rank:
             self._called, self._owners = rank.model, rank.owners
             self.notes += rank.notes
-            factory = optimizer_factory(options.optimizer, options.optimizer_implementation, rank.parameters)
+            own = options.optimizer if options.own_optimizer is None else options.own_optimizer
+            factory = optimizer_factory(own, options.optimizer_implementation, rank.parameters)
             trained = [p for p in rank.parameters.values() if p.requires_grad]
             scaler = _Scaler(recorder) if options.precision in SCALED_PRECISIONS else None
             self._look(options.forward_passes_first)

@@ -33,6 +33,7 @@ def test_names_are_these() -> None:
         "SEQUENCE_COLUMNS",
         "TraceAnswer",
         "TrainingJob",
+        "TrainingOptions",
         "bins_of_width",
         "device_profile",
         "device_profiles",

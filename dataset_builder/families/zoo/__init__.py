@@ -118,7 +118,7 @@ def describe_network(architecture: ZooArchitecture) -> Network:
         network = build(architecture)
         with FlopCounterMode(display=False) as counter:
             network(*inputs)
-    job = extract_job(network, inputs, optimizer="adam", precision="fp32").job
+    job = extract_job(network, inputs).job
     return Network(
         layers=job.layers,
         input_elements=job.input_elements,

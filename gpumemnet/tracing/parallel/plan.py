@@ -5,32 +5,29 @@ from __future__ import annotations
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_options import MAX_RANKS
-from gpumemnet.tracing.options import PARALLEL
+from gpumemnet.physics.element_types import SCALED_PRECISIONS
+from gpumemnet.tracing.options import PARALLEL, TraceOptions
 
 
-def check_plan(parallel: str, ranks: int, precision: str, wants_job: bool) -> None:
+def check_plan(options: TraceOptions, wants_job: bool) -> None:
     """Check that such a job can be traced.
 
     Args:
-        parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
-        ranks: how many GPUs.
-        precision: one of :data:`~gpumemnet.job.training_options.PRECISIONS`.
+        options: how the model is trained.
         wants_job: whether a :class:`~gpumemnet.job.training_job.TrainingJob` is wanted of it.
 
     Raises:
         InvalidRequestError: says what does not go together.
     """
-    if parallel not in PARALLEL:
-        raise InvalidRequestError(f"must be one of {', '.join(PARALLEL)}, not {describe(parallel)}", "parallel")
-    check_ranks(ranks)
+    parallel, ranks = options.parallel, options.ranks
     if parallel == "none":
         if ranks > 1:
             raise InvalidRequestError(f"{ranks:,} GPUs need a way to be used: say parallel {', '.join(PARALLEL[1:])}", "ranks")
         return
     if ranks == 1:
         raise InvalidRequestError(f"{parallel} needs at least 2 GPUs: say how many", "ranks")
-    if precision == "amp_fp16" and parallel != "ddp":
-        raise InvalidRequestError("amp_fp16 does not go with sharded parameters here: use amp_bf16", "precision")
+    if options.precision in SCALED_PRECISIONS and parallel != "ddp":
+        raise InvalidRequestError(f"{options.precision} does not go with sharded parameters here: use amp_bf16", "precision")
     if wants_job and parallel != "ddp":
         raise InvalidRequestError("a training job knows replicas (ddp) and no shards: leave the job out", "parallel")
 

@@ -29,7 +29,7 @@ from dataset_builder.recipe.recipe import Choices, Range, load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
-from gpumemnet.extract.options import JobOptions
+from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.units import GIB
 
@@ -105,7 +105,8 @@ def check_job(planned: PlannedJob) -> None:
                 network(inputs)
         return
     job = training_job(planned)
-    extraction = extract_job(network, inputs, **{name: getattr(job, name) for name in JobOptions.__annotations__})
+    stated = ExtractOptions(**job.options.job_fields(), family="cnn", activation_function=job.activation_function)
+    extraction = extract_job(network, inputs, stated)
     assert extraction.job == job
     assert all("overwrite their input" in note for note in extraction.notes), extraction.notes
     assert job.total_parameters == sum(each.numel() for each in network.parameters())

@@ -30,7 +30,7 @@ from dataset_builder.recipe.recipe import Choices, load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job
-from gpumemnet.extract.options import JobOptions
+from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
 from gpumemnet.job.training_options import PRECISIONS
 from gpumemnet.units import GIB
@@ -109,8 +109,7 @@ def test_the_job_is_what_the_network_runs(architecture: TransformerArchitecture,
     network = build_network(PlannedJob("transformer", architecture, options), META)
     inputs, target = transformer.tensors(architecture)
     batch = batch_of(inputs, 2, META)
-    given = JobOptions.__annotations__.keys() - {"family", "activation_function", "sequence_length"}
-    assert extract_job(network, batch, **{name: getattr(job, name) for name in given}).job == job
+    assert extract_job(network, batch, ExtractOptions(**job.options.job_fields())).job == job
     assert job.total_parameters == sum(each.numel() for each in network.parameters())
     assert job.trainable_parameters == sum(each.numel() for each in network.parameters() if each.requires_grad)
     assert {layer.kind for layer in job.layers} <= set(GROUP_OF_KIND)

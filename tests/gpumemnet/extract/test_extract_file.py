@@ -11,15 +11,13 @@ from torch import nn
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract import extract_file
 
-OPTIONS = {"optimizer": "adamw", "precision": "fp32"}
-
 
 def kinds(extraction):
     return [layer.kind for layer in extraction.job.layers]
 
 
-def extract(source, *inputs, batch_size=2, **options):
-    return extract_file(str(source), inputs=inputs, batch_size=batch_size, **{**OPTIONS, **options})
+def extract(source, *inputs, batch_size=2, **settings):
+    return extract_file(str(source), inputs=inputs, batch_size=batch_size, **settings)
 
 
 def refusal(source, *inputs, **options):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from gpumemnet.errors import ExtractError, InvalidJobError
-from gpumemnet.extract import extract_job
+from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.job.json_codec import job_from_json, job_to_json
 
-OPTIONS = {"optimizer": "adam", "precision": "fp32"}
+OPTIONS = ExtractOptions(optimizer="adam", precision="fp32")
 
 
-def extract(model, *inputs, **options):
-    extraction = extract_job(model, inputs, **{**OPTIONS, **options})
+def extract(model, *inputs, batch_size=None, **options):
+    extraction = extract_job(model, inputs, replace(OPTIONS, **options), batch_size=batch_size)
     assert extraction.job.total_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert len(extraction.layer_names) == len(extraction.job.layers)
     return extraction
@@ -86,11 +87,10 @@ def test_a_recurrent_layer_outputs_its_states_too(small, batch_first):
 
 
 def test_vision_transformers_with_either_attention_have_the_published_parameters(vit):
-    options = {"batch_size": 8, **OPTIONS}
     with torch.device("meta"):
         fused, by_hand = vit.build(), vit.build_by_hand()
     images = torch.zeros(1, 3, 224, 224, device="meta")
-    first, second = (extract_job(model, images, **options) for model in (fused, by_hand))
+    first, second = (extract_job(model, images, OPTIONS, batch_size=8) for model in (fused, by_hand))
     for extraction in (first, second):
         job = extraction.job
         assert job.total_parameters == 86_567_656
@@ -131,7 +131,7 @@ def test_under_the_math_kernel_attention_is_its_steps():
             return F.scaled_dot_product_attention(x, x[:, :2], x[:, :2, :, :8], None, 0.1, enable_gqa=True)
 
     def layers(model, x, kernel):
-        job = extract_job(model, x, **OPTIONS, attention_kernel=kernel).job
+        job = extract_job(model, x, replace(OPTIONS, attention_kernel=kernel)).job
         return [(layer.kind, layer.activations) for layer in job.layers], job.sequence_length, job.family
 
     x = torch.zeros(2, 4, 5, 16)
@@ -166,7 +166,7 @@ def test_an_encoder_decoder_takes_two_inputs(small):
 
 def test_a_loss_inside_the_model_is_no_layer(small):
     model, inputs = small.with_loss()
-    extraction = extract_job(model, inputs, **OPTIONS)
+    extraction = extract_job(model, inputs, OPTIONS)
     assert kinds(extraction) == ["embedding", "linear", "multiply"]
     assert extraction.job.sequence_length == 7
     assert any("1 loss value(s)" in note for note in extraction.notes)
@@ -267,8 +267,11 @@ def test_inputs_that_do_not_fit_are_said_with_shapes_and_module(small):
 
 
 def test_wrong_options_are_refused_with_their_name(small):
-    with pytest.raises(InvalidJobError, match="optimizer: must be one of"):
-        extract_job(small.ModuleMLP(), torch.zeros(2, 8), optimizer="lion", precision="fp32")
+    for name, value in (("optimizer", "lion"), ("family", "rnn"), ("sequence_length", 0), ("activation_function", "sine")):
+        with pytest.raises(InvalidJobError, match=f"{name}: must be"):
+            ExtractOptions(**{name: value})
+    with pytest.raises(InvalidJobError, match="batch_size: must be"):
+        extract_job(small.ModuleMLP(), torch.zeros(2, 8), batch_size=0)
 
 
 def test_a_model_without_layers_is_refused():
@@ -299,7 +302,7 @@ class WrittenRMSNorm(nn.Module):
 def test_a_norm_in_elementary_operations_is_two_layers() -> None:
     def layers(norm: nn.Module) -> list[tuple[str, int, int]]:
         model = nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 2))
-        job = extract_job(model, torch.zeros(3, 4), optimizer="adam", precision="fp32").job
+        job = extract_job(model, torch.zeros(3, 4)).job
         assert job.total_parameters == 40 + 8 + 18
         return [tuple(layer) for layer in job.layers[1:-1]]
 

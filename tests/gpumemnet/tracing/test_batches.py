@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing.batch_sizes import BatchTraces, affine_sizes, largest_batch
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import Timeline, peak_of
 
 

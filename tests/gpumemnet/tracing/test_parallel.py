@@ -19,12 +19,13 @@ from torch import Tensor, nn
 
 from benchmarks.several_gpus import traced as peaks_of_job
 from gpumemnet import trace
-from gpumemnet.errors import ExtractError, InvalidRequestError
+from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing import Questions
 from gpumemnet.tracing.checkpointing import blocks
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import Timeline
 from gpumemnet.units import MIB
 from tests.gpumemnet.tracing.test_record import bytes_by_class, end_of_step
@@ -54,7 +55,7 @@ PARAMETERS = DEPTH * BLOCK + HEAD
 
 
 def recorded(model: nn.Module, platform: Platform, parallel: str, ranks: int, **options: Any) -> Timeline:
-    chosen = TraceOptions(**{"optimizer": "adamw", "parallel": parallel, "ranks": ranks, **options})
+    chosen = TraceOptions(parallel=parallel, ranks=ranks, **options)
     return record(model, inputs_from_example(torch.zeros(8, WIDTH), None), chosen, platform).timeline
 
 
@@ -149,9 +150,9 @@ def test_an_optimizer_of_ones_own_and_weights_that_are_shared(platform: Platform
     model.blocks[1][0].weight = model.blocks[0][0].weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(ExtractError, match=r"the parameter 'blocks.0.0.weight' is shared by blocks"):
-        recorded(model, platform, "fsdp", 2, optimizer=optimizer)
+        recorded(model, platform, "fsdp", 2, own_optimizer=optimizer)
     model = Tower()
-    tied = recorded(model, platform, "fsdp", 2, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    tied = recorded(model, platform, "fsdp", 2, own_optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     held = bytes_by_class(tied, end_of_step(tied, 2))
     assert held["optimizer_state"] == held["parameter"] > 0
 
@@ -171,14 +172,14 @@ def test_a_process_group_of_the_callers_is_in_the_way(platform: Platform) -> Non
         ({"parallel": "fsdp"}, "fsdp needs at least 2 GPUs"),
         ({"ranks": 8}, "8 GPUs need a way to be used: say parallel ddp, fsdp, fsdp_zero2"),
         ({"parallel": "zero9", "ranks": 2}, "must be one of none, ddp, fsdp, fsdp_zero2, not 'zero9'"),
-        ({"parallel": "ddp", "ranks": 0}, "must be a number of GPUs from 1 to 65,536, not 0"),
-        ({"parallel": "ddp", "ranks": True}, "must be a number of GPUs"),
+        ({"parallel": "ddp", "ranks": 0}, "must be between 1 and 65536, not 0"),
+        ({"parallel": "ddp", "ranks": True}, "must be a whole number, not true"),
         ({"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"}, "amp_fp16 does not go with sharded parameters"),
         ({"parallel": "fsdp", "ranks": 2, "questions": Questions(job=True)}, "knows replicas .* and no shards"),
     ],
 )
 def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidRequestError, match=said):
+    with pytest.raises((InvalidJobError, InvalidRequestError), match=said):
         trace(Tower(), torch.zeros(8, WIDTH), **options)
 
 

@@ -17,9 +17,10 @@ from torch.nn.modules import module as module_hooks
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.tracing.batch_sizes import skeleton
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.replay import live_at
-from gpumemnet.tracing.step import TraceOptions, record
+from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import Timeline, peak_of, repeated
 
 FLOAT = 4
@@ -264,12 +265,12 @@ def test_an_optimizer_of_the_users_own(platform: Platform) -> None:
     model = perceptron()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "momentum": 0.9}]
     own = torch.optim.SGD(groups, lr=0.01)
-    timeline = traced(model, torch.zeros(2, 8), platform, optimizer=own)
+    timeline = traced(model, torch.zeros(2, 8), platform, own_optimizer=own)
     assert bytes_by_class(timeline, end_of_step(timeline, 2))["optimizer_state"] == FLOAT * (16 * 4 + 4)
-    by_factory = traced(model, torch.zeros(2, 8), platform, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    by_factory = traced(model, torch.zeros(2, 8), platform, own_optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     assert bytes_by_class(by_factory, end_of_step(by_factory, 2))["optimizer_state"] == FLOAT * PARAMETERS
     with pytest.raises(InvalidRequestError, match="not the model's"):
-        traced(perceptron(), torch.zeros(2, 8), platform, optimizer=own)
+        traced(perceptron(), torch.zeros(2, 8), platform, own_optimizer=own)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +339,7 @@ def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform)
             next(iter(self.param_groups[0]["params"])).norm().item()
 
     with pytest.raises(ExtractError, match=r"Tensor\.item"):
-        traced(perceptron(), torch.zeros(2, 8), platform, optimizer=lambda parameters: Own(parameters, lr=0.1), loss="mean")
+        traced(perceptron(), torch.zeros(2, 8), platform, own_optimizer=lambda parameters: Own(parameters, lr=0.1), loss="mean")
 
 
 # Order: what PyTorch's CUDA code was seen to do, allocation by allocation, see tests/dataset_builder/measure/null_gpu.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,17 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing import Questions, TraceAnswer, trace_file
+from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.units import GIB, MIB
 
+OPTION_NAMES = {field.name for field in fields(TraceOptions)}
 EXAMPLES = Path(__file__).parent / "examples"
 MODELS = Path(__file__).parents[1] / "extract" / "examples"
 
 
 def traced(source: str, *inputs: str, **options: object) -> TraceAnswer:
-    return trace_file(source, inputs=inputs, **options)
+    given = TraceOptions(**{name: options.pop(name) for name in OPTION_NAMES & options.keys()})
+    return trace_file(source, given, inputs=inputs, **options)
 
 
 def refusal(source: str, *inputs: str, **options: object) -> str:
