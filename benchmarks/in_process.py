@@ -21,8 +21,9 @@ os.sched_setaffinity(0, {CORE})
 
 import numpy as np  # noqa: E402 - after the process is pinned
 
-from gpumemnet import Layer, Predictor, TrainingJob, job_to_json  # noqa: E402
+from gpumemnet import Layer, Prediction, Predictor, TrainingJob, job_to_json  # noqa: E402
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix  # noqa: E402
+from gpumemnet.job.job_table import JobTable  # noqa: E402
 from gpumemnet.job.json_codec import job_from_json  # noqa: E402
 from gpumemnet.physics.closed_form import IS_COMPILED  # noqa: E402
 from service.api.answers import Answerer  # noqa: E402
@@ -43,7 +44,7 @@ import gpumemnet
 job = gpumemnet.job_from_json(open(0).read())
 predictor = gpumemnet.Predictor.default()
 for encoder in ("mlp", "transformer"):
-    predictor.estimate([job] * 1000, encoder=encoder)
+    list(predictor.predict_many([job] * 1000, encoder=encoder))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
 """
 
@@ -129,18 +130,23 @@ def deep_transformer(batch_size: int) -> TrainingJob:
 def main() -> None:
     """Measure and print the table."""
     predictor = Predictor.default()
+
+    def list_all(jobs: list[TrainingJob], encoder: str | None = None) -> list[Prediction]:
+        return list(predictor.predict_many(jobs, encoder=encoder))
+
     jobs = random_jobs(JOBS)
     [model, *_] = predictor.models_for(jobs[0])
     workspace = model.card.blas_workspace_bytes
-    rows = {id(job): feature_matrix((job,), workspace) for job in jobs}
+    tables = {id(job): JobTable.from_jobs((job,)) for job in jobs}
+    rows = {id(job): feature_matrix(JobTable.from_jobs((job,)), workspace) for job in jobs}
     deep = [deep_transformer(job.batch_size % 64 + 1) for job in jobs[:500]]
     form = "compiled" if IS_COMPILED else "not compiled"
     print(f"one core, {JOBS} different MLP jobs of 7 to 31 layers, {len(FEATURE_NAMES)} features, closed form {form}")
     print(f"{'':44}{'median µs':>12}{'p99 µs':>12}")
     for name, run in (
         ("one prediction, probabilities of all bins", predictor.predict),
-        ("  of which: feature vector", lambda job: feature_matrix((job,), workspace)),
-        ("  of which: graph in onnxruntime", lambda job: model.run((job,), rows[id(job)])),
+        ("  of which: feature vector", lambda job: feature_matrix(JobTable.from_jobs((job,)), workspace)),
+        ("  of which: graph in onnxruntime", lambda job: model.run(tables[id(job)], rows[id(job)])),
     ):
         median, p99 = microseconds(run, jobs)
         print(f"{name:44}{median:12.0f}{p99:12.0f}")
@@ -149,12 +155,12 @@ def main() -> None:
         print(f"{f'one transformer of {len(deep[0].layers)} layers, {encoder}-based':44}{median:12.0f}{p99:12.0f}")
     print(f"{'':44}{'median ms':>12}")
     for name, act in (
-        ("1,000 different MLP jobs in one call", lambda: predictor.estimate(jobs[:1000])),
-        ("  of which: feature vectors", lambda: feature_matrix(jobs[:1000], workspace)),
-        ("1,000 transformers, MLP-based", lambda: predictor.estimate(deep * 2)),
-        ("1,000 transformers, transformer-based", lambda: predictor.estimate(deep * 2, encoder="transformer")),
-        ("ten calls of 100 MLP jobs", lambda: [predictor.estimate(jobs[at : at + 100]) for at in range(0, 1000, 100)]),
-        ("hundred calls of 10 MLP jobs", lambda: [predictor.estimate(jobs[at : at + 10]) for at in range(0, 1000, 10)]),
+        ("1,000 different MLP jobs in one call", lambda: list_all(jobs[:1000])),
+        ("  of which: feature vectors", lambda: feature_matrix(JobTable.from_jobs(jobs[:1000]), workspace)),
+        ("1,000 transformers, MLP-based", lambda: list_all(deep * 2)),
+        ("1,000 transformers, transformer-based", lambda: list_all(deep * 2, encoder="transformer")),
+        ("ten calls of 100 MLP jobs", lambda: [list_all(jobs[at : at + 100]) for at in range(0, 1000, 100)]),
+        ("hundred calls of 10 MLP jobs", lambda: [list_all(jobs[at : at + 10]) for at in range(0, 1000, 10)]),
     ):
         print(f"{name:44}{milliseconds(act):12.1f}")
     example = EXAMPLE_JOBS["mlp"]

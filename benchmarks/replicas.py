@@ -88,7 +88,7 @@ def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, 
 
 def amounts(predictor: Predictor, jobs: list[TrainingJob]) -> np.ndarray:
     """Expected and safe bytes, not a number where there are none, shape ``[2, B]``."""
-    estimates = predictor.estimate(jobs, gpu=GPU)
+    estimates = predictor.predict_many(jobs, gpu=GPU)
     return np.array([[one.expected_bytes for one in estimates], [one.safe_bytes or np.nan for one in estimates]])
 
 

@@ -117,13 +117,11 @@ def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[flo
     """Mean error in log-bytes, how many lie above their safe bytes, mean waste; as the gate counts them."""
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-    answers = np.empty((2, len(rows)))
     with np.errstate(over="ignore"):  # a candidate that was kept out may answer anything
-        parts = Predictor(bundles).parts(jobs, gpu="A100", encoder="mlp")
-    for part in parts:
-        answers[:, list(part.rows)] = part.estimates.expected_bytes, np.nan_to_num(part.estimates.safe_bytes, nan=2.0**60)
-    found = losses(labels, answers)
-    return float(found["error"].mean()), int(found["above safe"].sum()), float(found["waste"].mean())
+        found = Predictor(bundles).predict_many(jobs, gpu="A100", encoder="mlp")
+    answers = np.stack((found.expected_bytes.astype(np.float64), np.ma.filled(found.safe_bytes.astype(np.float64), 2.0**60)))
+    lost = losses(labels, answers)
+    return float(lost["error"].mean()), int(lost["above safe"].sum()), float(lost["waste"].mean())
 
 
 def is_worse(before: tuple[float, int, float], after: tuple[float, int, float], count: int) -> bool:

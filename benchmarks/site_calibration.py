@@ -75,11 +75,11 @@ def judged(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
     """Median error in MiB and per cent, share that took more; of each coverage the share within, and the memory on top."""
     took = np.array([row.label_bytes for row in rows], dtype=float)
     jobs = [row.job for row in rows]
-    expected = np.array([one.expected_bytes for one in predictor.estimate(jobs)], dtype=float)
+    expected = np.array([one.expected_bytes for one in predictor.predict_many(jobs)], dtype=float)
     errors = np.abs(expected - took)
     figures = [float(np.median(errors)) / MIB, float(np.median(errors / took)) * 100, float(np.mean(expected < took))]
     for coverage in COVERAGES:
-        safe = np.array([one.safe_bytes for one in predictor.estimate(jobs, coverage=coverage)], dtype=float)
+        safe = np.array([one.safe_bytes for one in predictor.predict_many(jobs, coverage=coverage)], dtype=float)
         figures += [float(np.mean(took <= safe)), float(safe.sum() / took.sum() - 1)]
     return figures
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
     from gpumemnet.features.vector import FEATURE_COLUMNS, feature_matrix
     from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
+    from gpumemnet.job.job_table import JobTable
     from gpumemnet.job.json_codec import job_from_dict, job_from_json, job_to_dict, job_to_json
     from gpumemnet.job.layers import Layer
     from gpumemnet.job.training_job import TrainingJob
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
-    from gpumemnet.predict.estimate import Estimate, Estimator
+    from gpumemnet.predict.prediction import Estimator, Prediction
+    from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.tracing.model_trace import trace_model as trace
     from gpumemnet.tracing.report.answer import TraceAnswer
@@ -37,13 +39,15 @@ _MODULE_OF = {
     **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
-    **dict.fromkeys(("Estimate", "Estimator"), "gpumemnet.predict.estimate"),
+    **dict.fromkeys(("Prediction", "Estimator"), "gpumemnet.predict.prediction"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
     "GpumemnetError": "gpumemnet.errors",
+    "JobTable": "gpumemnet.job.job_table",
     "Layer": "gpumemnet.job.layers",
+    "PredictionTable": "gpumemnet.predict.prediction_table",
     "Predictor": "gpumemnet.predict.predictor",
     "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
@@ -57,10 +61,12 @@ __all__ = [
     "BundleCard",
     "Client",
     "DeviceProfile",
-    "Estimate",
+    "Prediction",
+    "PredictionTable",
     "Estimator",
     "FEATURE_COLUMNS",
     "GpumemnetError",
+    "JobTable",
     "Layer",
     "PUBLISHED_BINS",
     "Predictor",

@@ -20,7 +20,7 @@ class Runtime(MLModel):
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         """One Open Inference request, a BYTES tensor of jobs as JSON."""
         jobs = [job_from_json(text) for text in StringCodec.decode_input(payload.inputs[0])]
-        estimates = self.predictor.estimate(jobs)
+        estimates = self.predictor.predict_many(jobs)
         safe_bytes = [-1 if estimate.safe_bytes is None else estimate.safe_bytes for estimate in estimates]
         return InferenceResponse(
             model_name=self.name,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.features.vector import feature_matrix
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 
@@ -31,7 +32,7 @@ def standardised_features(jobs: Sequence[TrainingJob]) -> Matrix:
 
     Shape ``[B, F]`` with ``F`` at least one.
     """
-    columns = np.log1p(np.maximum(feature_matrix(jobs, _WORKSPACE_BYTES), 0.0))
+    columns = np.log1p(np.maximum(feature_matrix(JobTable.from_jobs(jobs), _WORKSPACE_BYTES), 0.0))
     deviation = columns.std(axis=0)
     varied = deviation > 1e-9
     if not varied.any():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from gpumemnet.batch.chunks import Chunk
 from gpumemnet.batch.options import Names, Question
-from gpumemnet.errors import FieldError, InvalidJobError
-from gpumemnet.job.job_batch import Indices
-from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.estimates import Part
+from gpumemnet.job.job_table import Indices
+from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 
@@ -64,75 +61,60 @@ def answer_schema() -> pa.Schema:
 def answer(predictor: Predictor, question: Question, names: Names, location: str, chunk: Chunk) -> Answered:
     """The answers for one chunk of the file at ``location``."""
     columns = _Columns(len(chunk.numbers), names)
-    rejected: dict[int, FieldError] = {row: error for row, error in chunk.odd.items() if isinstance(error, FieldError)}
-    jobs, rows = chunk.read.jobs, np.array(chunk.read.rows, dtype=np.int64)
-    unanswered = predictor.unanswered(jobs, question.encoder)
-    if unanswered:
-        rejected |= {int(rows[at]): _refusal(predictor, jobs[at], question.encoder) for at in unanswered}
-        left = np.setdiff1d(np.arange(len(jobs)), unanswered, assume_unique=True)
-        jobs, rows = jobs.take(left), rows[left]
-    columns.ask(predictor, question, jobs, rows)
-    singles: dict[int, TrainingJob] = {}
-    for row, job in chunk.odd.items():
-        if isinstance(job, TrainingJob):
-            try:
-                predictor.models_for(job, question.encoder)
-                singles[row] = job
-            except FieldError as error:
-                rejected[row] = error
-    columns.ask(predictor, question, list(singles.values()), np.array(list(singles), dtype=np.int64))
+    rejected = dict(chunk.read.errors)
+    table, rows = chunk.read.table, chunk.read.rows
+    refusals = predictor.refusals(table, question.encoder)
+    if refusals:
+        rejected |= {int(rows[at]): error for at, error in refusals.items()}
+        left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
+        table, rows = table.take(left), rows[left]
+    columns.fill(
+        rows,
+        predictor.predict_table(
+            table, bins=question.bins, coverage=question.coverage, gpu=question.gpu, encoder=question.encoder
+        ),
+    )
     batch = columns.batch(chunk, location, sorted(rejected))
     numbers = chunk.numbers
     return Answered(batch, [Rejected(int(numbers[row]), rejected[row].field, rejected[row].reason) for row in sorted(rejected)])
 
 
-def _refusal(predictor: Predictor, job: TrainingJob, encoder: str | None) -> FieldError:
-    try:
-        predictor.models_for(job, encoder)
-    except FieldError as error:
-        return error
-    return InvalidJobError("has no model")
-
-
 class _Columns:
-    """Arrays over all rows of a chunk, filled by the models that answer."""
+    """Arrays over all rows of a chunk, filled with the predictions."""
 
     def __init__(self, count: int, names: Names) -> None:
         self._names = names
-        self._request, self._limit = np.zeros(count), np.zeros(count)
+        self._request, self._limit = np.zeros((2, count), np.int64)
+        self._is_outside = np.zeros(count, np.bool_)
         self._bin, self._width = np.zeros(count, np.int32), np.ones(count, np.int64)
         self._is_last = np.zeros(count, np.bool_)
         self._model, self._gpu = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self._reasons: dict[int, str] = {}
 
-    def ask(self, predictor: Predictor, question: Question, jobs: Sequence[TrainingJob], rows: Indices) -> None:
-        """Fill in what the models say of the jobs, which stand in ``rows`` of the chunk."""
-        parts = predictor.parts(jobs, bins=question.bins, coverage=question.coverage, gpu=question.gpu, encoder=question.encoder)
-        for part in parts:
-            whole = len(part.rows) == len(jobs)
-            self._fill(part, rows if whole else rows[np.array(part.rows, dtype=np.int64)])
-
-    def _fill(self, part: Part, rows: Indices) -> None:
-        estimates = part.estimates
-        places: Any = slice(None) if len(rows) == len(self._request) else rows
-        self._request[places] = estimates.expected_bytes
-        self._limit[places] = estimates.safe_bytes
-        indices = estimates.bin_indices
-        self._bin[places] = indices
-        self._width[places] = estimates.bins.width_bytes
-        self._is_last[places] = indices == estimates.bins.count - 1
-        self._model[places] = self._names.models.index(estimates.estimator)
-        self._gpu[places] = self._names.gpus.index(estimates.gpu)
-        for at, reasons in estimates.reasons.items():
-            self._reasons[int(rows[at])] = REASONS_BETWEEN.join(reasons)
+    def fill(self, rows: Indices, predictions: PredictionTable) -> None:
+        """Fill in the predictions of the jobs in ``rows``."""
+        self._request[rows] = predictions.expected_bytes
+        limits = predictions.safe_bytes
+        self._limit[rows] = limits.filled(0)
+        self._is_outside[rows] = limits.mask
+        index, answered_by = predictions.bin_index, predictions.model_index
+        self._bin[rows] = index
+        for name, values in (
+            (self._width, [model.bins.width_bytes for model in predictions.models]),
+            (self._model, [self._names.models.index(model.name) for model in predictions.models]),
+            (self._gpu, [self._names.gpus.index(model.gpu) for model in predictions.models]),
+        ):
+            name[rows] = np.array(values, dtype=np.int64)[answered_by]
+        last = np.array([model.bins.count - 1 for model in predictions.models], dtype=np.int64)
+        self._is_last[rows] = index == last[answered_by]
+        for at in np.flatnonzero(limits.mask).tolist():
+            self._reasons[int(rows[at])] = REASONS_BETWEEN.join(predictions.reasons(at))
 
     def batch(self, chunk: Chunk, location: str, left_out: list[int]) -> pa.RecordBatch:
         """The columns without the rows ``left_out``."""
         import pyarrow as pa
 
-        limit = np.ceil(self._limit / MIB)
-        is_outside = np.isnan(limit)
-        limit[is_outside] = 0.0
+        limit, is_outside = np.ceil(self._limit / MIB), self._is_outside
         lower = self._bin * self._width
         reason = pa.nulls(len(limit), pa.string())
         if self._reasons:

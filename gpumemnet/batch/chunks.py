@@ -1,10 +1,10 @@
-"""Reads the chunks of a part: rows of Parquet, lines of CSV or JSON, as jobs in columns and the odd ones one by one."""
+"""Reads the chunks of a part, rows of Parquet or lines of CSV or JSON, as job tables."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,12 +14,11 @@ from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.opening import csv_header, reading, require_pyarrow
 from gpumemnet.batch.parquet_rows import ID_COLUMNS, ParquetRows, id_column_of
 from gpumemnet.batch.plan import CHUNK_ROWS, Part
-from gpumemnet.errors import DatasetError, InvalidJobError
+from gpumemnet.errors import DatasetError, FieldError, InvalidJobError
 from gpumemnet.job.arrow_codec import COUNT_FIELDS, SWITCH_FIELDS, read_arrow_jobs, row_documents
-from gpumemnet.job.job_batch import Indices
-from gpumemnet.job.json_codec import job_from_dict, parse_json
-from gpumemnet.job.json_columns import ReadJobs, read_jobs
-from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
+from gpumemnet.job.job_table import Indices
+from gpumemnet.job.json_codec import ReadJobs, merge_reads, parse_json, read_jobs
+from gpumemnet.job.training_job import JOB_FIELDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,15 +33,13 @@ class Chunk(NamedTuple):
 
     Attributes:
         numbers: number of each row in its file, the first is 1; of lines, those that are not empty.
-        read: the ordinary ones, by their positions among ``numbers``.
-        odd: position → the job that another row is, or what is wrong with it.
+        read: the jobs, and what is wrong with rows that are none, by their positions among ``numbers``.
         identities: the jobs' own ids as text, where there are any.
         row_count: rows or lines of the file that it covers.
     """
 
     numbers: Indices
     read: ReadJobs
-    odd: dict[int, TrainingJob | InvalidJobError]
     identities: pa.Array | None
     row_count: int
 
@@ -92,16 +89,13 @@ class PartReader:
 def _parquet_chunk(file: InputFile, identity: str | None, first: int, batch: pa.RecordBatch) -> Chunk:
     import pyarrow as pa
 
-    read = read_arrow_jobs(batch)
-    documents = row_documents(batch, read.odd_rows) if read.odd_rows else []
-    odd = {row: _job(document) for row, document in zip(read.odd_rows, documents, strict=True)}
     identities = None
     if identity is not None:
         try:
             identities = batch.column(identity).cast(pa.string())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise DatasetError(f"{file.location}: the column '{identity}' cannot be written as text") from None
-    return Chunk(np.arange(first + 1, first + 1 + len(batch)), read, odd, identities, len(batch))
+    return Chunk(np.arange(first + 1, first + 1 + len(batch)), read_arrow_jobs(batch), identities, len(batch))
 
 
 def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
@@ -110,7 +104,7 @@ def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator
         numbers: list[int] = []
         documents: list[Any] = []
         identities: list[str | None] = []
-        broken: dict[int, InvalidJobError] = {}
+        broken: dict[int, FieldError] = {}
         for number, line in enumerate(lines, start=first + 1):
             if line.isspace():
                 continue
@@ -128,11 +122,11 @@ def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator
             documents.append(document)
             identities.append(None if identity is None else identity if isinstance(identity, str) else json.dumps(identity))
         read = read_jobs(documents)
-        odd = {row: broken.get(row) or _job(documents[row]) for row in read.odd_rows}
+        read.errors.update(broken)
         texts = None
         if any(identity is not None for identity in identities):
             texts = require_pyarrow("predicting into a file").array(identities, "string")
-        yield Chunk(np.array(numbers, dtype=np.int64), read, odd, texts, len(lines))
+        yield Chunk(np.array(numbers, dtype=np.int64), read, texts, len(lines))
 
 
 def _lines(file: InputFile, part: Part) -> Iterator[tuple[int, list[bytes]]]:
@@ -160,25 +154,24 @@ def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int
     wanted = [name for name in dict.fromkeys((*JOB_FIELDS, identity)) if name in names]
     tables = _csv_tables(header, wanted, texts, 0)
     good = [place for start, table in tables for place in range(start, start + table.num_rows)]
-    odd: dict[int, TrainingJob | InvalidJobError] = {
+    broken: dict[int, FieldError] = {
         place: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
         for place in set(range(len(texts))).difference(good)
     }
     numbers = first + 1 + np.array(rows, dtype=np.int64)
     if not good:
-        return Chunk(numbers, read_jobs([]), odd, None, len(lines))
+        return Chunk(numbers, read_jobs([])._replace(errors=broken), None, len(lines))
     pa = require_pyarrow("reading CSV")
     batch = pa.concat_tables([table for _, table in tables]).combine_chunks().to_batches()[0]
-    read = _read_csv(batch)
-    documents = _csv_documents(batch, read.odd_rows)
-    odd |= {good[row]: _job(document) for row, document in zip(read.odd_rows, documents, strict=True)}
+    read = merge_reads([(np.array(good, dtype=np.int64), _read_csv(batch))])
+    read.errors.update(broken)
     identities = None
     if identity is not None:
         identities = batch.column(identity)
         if len(good) < len(texts):
             place_of = dict(zip(good, range(len(good)), strict=True))
             identities = identities.take(pa.array([place_of.get(place) for place in range(len(texts))], pa.int64()))
-    return Chunk(numbers, ReadJobs(read.jobs, [good[row] for row in read.rows], ()), odd, identities, len(lines))
+    return Chunk(numbers, read, identities, len(lines))
 
 
 def _csv_tables(header: bytes, wanted: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
@@ -215,12 +208,12 @@ def _parsed_csv(header: bytes, wanted: list[str], lines: list[bytes]) -> pa.Tabl
 
 
 def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
-    """The ordinary rows: without layers from the columns, else as documents; a cell that is odd makes an odd row."""
+    """The jobs: without layers from the columns, else from documents, as rows with a cell that does not fit its column are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
-        return read_jobs(_csv_documents(batch, range(len(batch))))
+        return read_jobs(_csv_documents(batch, np.arange(len(batch))))
     arrays, names = [], []
     is_odd = np.zeros(len(batch), dtype=np.bool_)
     for name in batch.schema.names:
@@ -233,13 +226,11 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
             column = _cast(column, pa.bool_(), lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))), is_odd)
         arrays.append(column)
         names.append(name)
-    read = read_arrow_jobs(pa.RecordBatch.from_arrays(arrays, names))
+    columns = pa.RecordBatch.from_arrays(arrays, names)
     if not is_odd.any():
-        return read
-    rows = np.array(read.rows, dtype=np.int64)
-    keep = np.flatnonzero(~is_odd[rows])
-    is_odd[list(read.odd_rows)] = True
-    return ReadJobs(read.jobs.take(keep), rows[keep].tolist(), np.flatnonzero(is_odd).tolist())
+        return read_arrow_jobs(columns)
+    plain, odd = (~is_odd).nonzero()[0], is_odd.nonzero()[0]
+    return merge_reads([(plain, read_arrow_jobs(columns.take(pa.array(plain)))), (odd, read_jobs(_csv_documents(batch, odd)))])
 
 
 def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa.Array], is_odd: Any) -> pa.Array:
@@ -255,8 +246,8 @@ def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa
     return pc.if_else(plain, column, pa.scalar(None, column.type)).cast(kind)
 
 
-def _csv_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job.json_codec.job_from_dict` takes them; a cell that is not what its column holds stays
+def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
+    """The rows as :func:`gpumemnet.job.json_codec.read_jobs` takes them; a cell that is not what its column holds stays
     text."""
     documents = row_documents(batch, rows)
     for document in documents:
@@ -276,10 +267,3 @@ def _csv_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str,
 def _whole(text: str) -> int | str:
     digits = text.removeprefix("-")
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else text
-
-
-def _job(document: object) -> TrainingJob | InvalidJobError:
-    try:
-        return job_from_dict(document)
-    except InvalidJobError as error:
-        return error

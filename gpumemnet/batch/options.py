@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpumemnet.errors import UnsupportedJobError
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.predictor import Predictor
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.site.rows import read_site_rows
 
 if TYPE_CHECKING:

@@ -18,15 +18,16 @@ from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.files import read_jobs_file
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
     from gpumemnet.gpu.fits import Fit
-    from gpumemnet.predict.estimate import Estimate
     from gpumemnet.predict.largest_batch import BatchSizes
+    from gpumemnet.predict.prediction import Prediction
     from gpumemnet.predict.predictor import Predictor
 
 _SHOWN_BINS: Final = 5
@@ -126,17 +127,15 @@ def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
     return None if bin_width_mib is None else bins_of_width(bin_width_mib * MIB)
 
 
-def _answers(
-    predictor: Predictor, batches: Iterable[Sequence[TrainingJob]], **question: Any
-) -> Iterator[tuple[int, TrainingJob, Estimate]]:
+def _answers(predictor: Predictor, tables: Iterable[JobTable], **question: Any) -> Iterator[tuple[int, TrainingJob, Prediction]]:
     number = 0
-    for batch in batches:
-        for job, estimate in zip(batch, predictor.estimate(batch, **question), strict=True):
+    for table in tables:
+        for job, estimate in zip(table, predictor.predict_table(table, **question), strict=True):
             number += 1
             yield number, job, estimate
 
 
-def _document(estimate: Estimate) -> dict[str, Any]:
+def _document(estimate: Prediction) -> dict[str, Any]:
     lower_bytes, upper_bytes = estimate.bin_bounds_bytes
     return {
         "expected_bytes": estimate.expected_bytes,
@@ -156,7 +155,7 @@ def _document(estimate: Estimate) -> dict[str, Any]:
 
 
 def _show(
-    shown: Sequence[tuple[int, TrainingJob, Estimate]], rest: Iterator[tuple[int, TrainingJob, Estimate]], console: Console
+    shown: Sequence[tuple[int, TrainingJob, Prediction]], rest: Iterator[tuple[int, TrainingJob, Prediction]], console: Console
 ) -> None:
     if len(shown) == 1:
         _show_one(*shown[0][1:], console)
@@ -181,7 +180,7 @@ def _show(
         console.print(f"… and {more:,} more: --json prints all")
 
 
-def _show_one(job: TrainingJob, estimate: Estimate, console: Console) -> None:
+def _show_one(job: TrainingJob, estimate: Prediction, console: Console) -> None:
     safe = "none: the job lies outside what the model was trained on"
     if estimate.safe_bytes is not None:
         safe = f"{ceil_mib(estimate.safe_bytes):,} MiB, covers {estimate.coverage:.4g} of such jobs"
@@ -203,7 +202,7 @@ def _show_one(job: TrainingJob, estimate: Estimate, console: Console) -> None:
         console.print(Text(f"{_bin_text(estimate, index):>26}  {probability:6.1%} {bar}"))
 
 
-def _bin_text(estimate: Estimate, index: int) -> str:
+def _bin_text(estimate: Prediction, index: int) -> str:
     lower_bytes, upper_bytes = estimate.bins.bounds_bytes(index)
     if upper_bytes is None:
         return f"above {format_bytes(lower_bytes)}"

@@ -15,15 +15,15 @@ from gpumemnet.gpu.fits import Fit
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
-from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes, SmallestGpu
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.units import MIB
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Prediction(Estimate):
+class ServedPrediction(Prediction):
     """An estimate as a service gives it.
 
     Attributes:
@@ -125,17 +125,17 @@ class PredictionOptions:
         return _bins_and_coverage(self.bins, self.coverage) | _given(wanted)
 
 
-def predict_call(job: TrainingJob, options: PredictionOptions) -> Call[Prediction]:
+def predict_call(job: TrainingJob, options: PredictionOptions) -> Call[ServedPrediction]:
     """See :meth:`gpumemnet.client.client.Client.predict`."""
     body = {"job": job_to_dict(job), **options.members()}
     return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
 
 
-def predict_many_call(jobs: Sequence[TrainingJob], options: PredictionOptions) -> Call[list[Prediction | ServiceError]]:
+def predict_many_call(jobs: Sequence[TrainingJob], options: PredictionOptions) -> Call[list[ServedPrediction | ServiceError]]:
     """See :meth:`gpumemnet.client.client.Client.predict_many`."""
     body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
 
-    def read(document: Any) -> list[Prediction | ServiceError]:
+    def read(document: Any) -> list[ServedPrediction | ServiceError]:
         results = [_result(result) for result in document["results"]]
         if len(results) != len(jobs):
             raise ValueError("as many results as jobs are expected")
@@ -212,12 +212,12 @@ def _bins_and_coverage(bins: BinScheme | None, coverage: float) -> dict[str, Any
     return {"coverage": coverage, "bin_width_mib": bins.width_bytes // MIB}
 
 
-def _prediction(document: Any) -> Prediction:
+def _prediction(document: Any) -> ServedPrediction:
     bins = document["bins"]
     probabilities = np.array(bins["probabilities"], dtype=np.float64)
     if probabilities.shape != (bins["count"],):
         raise ValueError("one probability per bin is expected")
-    return Prediction(
+    return ServedPrediction(
         expected_bytes=document["expected_bytes"],
         safe_bytes=document["safe_bytes"],
         coverage=document["coverage"],
@@ -239,7 +239,7 @@ def _prediction(document: Any) -> Prediction:
     )
 
 
-def _result(result: Mapping[str, Any]) -> Prediction | ServiceError:
+def _result(result: Mapping[str, Any]) -> ServedPrediction | ServiceError:
     if "prediction" in result:
         return _prediction(result["prediction"])
     problem = result["problem"]

@@ -18,8 +18,8 @@ from gpumemnet.client.calls import (
     Call,
     Device,
     Observed,
-    Prediction,
     PredictionOptions,
+    ServedPrediction,
     batch_sizes_call,
     observe_call,
     predict_call,
@@ -30,8 +30,8 @@ from gpumemnet.client.calls import (
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, BatchSizes, SmallestGpu
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
     import httpx
@@ -97,7 +97,7 @@ class Client(_ClientCore):
         encoder: str | None = None,
         fits: bool | Sequence[str] = False,
         devices: Sequence[Device] | None = None,
-    ) -> Prediction:
+    ) -> ServedPrediction:
         """The estimate of one job.
 
         Args:
@@ -125,7 +125,7 @@ class Client(_ClientCore):
         encoder: str | None = None,
         fits: bool | Sequence[str] = False,
         devices: Sequence[Device] | None = None,
-    ) -> list[Prediction | ServiceError]:
+    ) -> list[ServedPrediction | ServiceError]:
         """For every job, in order, its estimate or the error that it was refused with; otherwise as :meth:`predict`."""
         return self._send(predict_many_call(jobs, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
 
@@ -252,7 +252,7 @@ class AsyncClient(_ClientCore):
         encoder: str | None = None,
         fits: bool | Sequence[str] = False,
         devices: Sequence[Device] | None = None,
-    ) -> Prediction:
+    ) -> ServedPrediction:
         """See :meth:`Client.predict`."""
         return await self._send(predict_call(job, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
 
@@ -266,7 +266,7 @@ class AsyncClient(_ClientCore):
         encoder: str | None = None,
         fits: bool | Sequence[str] = False,
         devices: Sequence[Device] | None = None,
-    ) -> list[Prediction | ServiceError]:
+    ) -> list[ServedPrediction | ServiceError]:
         """See :meth:`Client.predict_many`."""
         return await self._send(predict_many_call(jobs, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
 

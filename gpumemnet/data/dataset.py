@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.data.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError
-from gpumemnet.job.json_codec import job_from_dict, job_to_dict
+from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 
 if TYPE_CHECKING:
@@ -99,8 +101,8 @@ def read_dataset(path: str | Path) -> list[Measurement]:
     return measurements
 
 
-def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[list[TrainingJob]]:
-    """The jobs of a dataset or of a Parquet file of plain jobs, streamed in lists of at most ``batch_rows``.
+def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[JobTable]:
+    """The jobs of a dataset or of a Parquet file of plain jobs, streamed in tables of at most ``batch_rows``.
 
     A column that the file lacks takes the field's default; columns that are no job field are not read.
 
@@ -111,23 +113,15 @@ def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[li
     """
     path = Path(path)
     with _opened(path) as file:
-        present = file.schema_arrow.names
-        missing = [name for name in REQUIRED_FIELDS if name not in present]
-        if missing:
-            raise DatasetError(f"{path} holds no jobs: the column '{missing[0]}' is missing")
-        jobs: list[TrainingJob] = []
-        for row, document in _rows(path, file, [name for name in JOB_FIELDS if name in present], batch_rows):
-            for name in [name for name, value in document.items() if value is None]:
-                del document[name]
-            try:
-                jobs.append(job_from_dict(document))
-            except InvalidJobError as error:
-                raise DatasetError(f"{path}, row {row}: {error}") from None
-            if len(jobs) == batch_rows:
-                yield jobs
-                jobs = []
-        if jobs:
-            yield jobs
+        check_columns(file.schema_arrow, str(path))
+        columns = [name for name in JOB_FIELDS if name in file.schema_arrow.names]
+        first = 1
+        for batch in _batches(path, file, columns, batch_rows):
+            read = read_arrow_jobs(batch)
+            for row, error in sorted(read.errors.items()):
+                raise DatasetError(f"{path}, row {first + row}: {error}")
+            first += len(batch)
+            yield read.table
 
 
 def is_dataset(path: str | Path) -> bool:
@@ -242,13 +236,20 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _rows(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    row = 0
+    for batch in _batches(path, file, columns, batch_rows):
+        for document in batch.to_pylist():
+            row += 1
+            yield row, document
+
+
+def _batches(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     pa = _pyarrow()
     row = 0
     try:
         for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
-            for document in batch.to_pylist():
-                row += 1
-                yield row, document
+            yield batch
+            row += len(batch)
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(f"{path} is damaged after row {row}: {_first_line(error)}") from None
 

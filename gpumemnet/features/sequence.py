@@ -7,19 +7,19 @@ the length, and what a network of a thousand layers repeats needs no thousand to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features.layer_table import LayerTable, layer_table
-from gpumemnet.features.option_columns import job_table
+from gpumemnet.features.option_numbers import OPTION_NUMBERS, option_matrix
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_NAMES
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.physics.closed_form import GROUPS
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 MAX_TOKENS: Final = 128
 """A longer list is cut into stretches of equally many layers, one token each."""
@@ -33,7 +33,11 @@ SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
 batch); log(1 + weight bytes), both summed over its layers."""
 
 
-def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+_GROUP_OF_CODE: Final = np.array(GROUPS, dtype=np.int64)
+_ACTIVATION_BYTES, _WEIGHT_BYTES = map(OPTION_NUMBERS.index, ("activation_bytes", "weight_bytes"))
+
+
+def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` tokens.
 
     Returns:
@@ -42,20 +46,21 @@ def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], ND
     Raises:
         InvalidJobError: when a job has totals only.
     """
-    table = layer_table(jobs)
-    if not table.counts.all():
+    counts = table.layer_counts
+    if not counts.all():
         raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
-    known = job_table(jobs)
-    output_bytes, weight_bytes = known.batch_size * known.activation_bytes, known.weight_bytes
-    owner = table.owner
-    layer_bytes = table.activations * output_bytes[owner], table.parameters * weight_bytes[owner]
-    if table.counts.max(initial=0) <= MAX_TOKENS:
-        tokens = table.counts
-        flat = np.zeros((len(owner), len(SEQUENCE_COLUMNS)), dtype=np.float32)
-        flat[np.arange(len(flat)), table.group] = 1.0
-        flat[:, -2], flat[:, -1] = map(np.log1p, layer_bytes)
+    owners = table.layer_owners
+    options = option_matrix(table.option_sets)[table.option_codes]
+    output_bytes = table.layer_activations * (table.column("batch_size") * options[:, _ACTIVATION_BYTES])[owners]
+    weight_bytes = table.layer_parameters * options[:, _WEIGHT_BYTES][owners]
+    groups = _GROUP_OF_CODE[table.known_kinds]
+    if counts.max(initial=0) <= MAX_TOKENS:
+        tokens = counts
+        flat = np.zeros((len(owners), len(SEQUENCE_COLUMNS)), dtype=np.float32)
+        flat[np.arange(len(flat)), groups] = 1.0
+        flat[:, -2], flat[:, -1] = np.log1p(output_bytes), np.log1p(weight_bytes)
     else:
-        tokens, flat = _stretches(table, owner, *layer_bytes)
+        tokens, flat = _stretches(counts, owners, groups, output_bytes, weight_bytes)
     mask = np.arange(int(tokens.max(initial=0))) < tokens[:, None]
     sequences = np.zeros((*mask.shape, len(SEQUENCE_COLUMNS)), dtype=np.float32)
     sequences[mask] = flat
@@ -63,17 +68,17 @@ def layer_sequence(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float32], ND
 
 
 def _stretches(
-    table: LayerTable, owner: NDArray[np.int64], output_bytes: Array, weight_bytes: Array
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    counts: Indices, owners: Indices, layer_groups: Indices, output_bytes: Array, weight_bytes: Array
+) -> tuple[Indices, NDArray[np.float32]]:
     """Tokens of each job, shape ``[B]``, and their rows, ``[T, F]``, where lists are cut into stretches."""
-    stretch = -(-table.counts // MAX_TOKENS)
-    tokens = -(-table.counts // np.maximum(stretch, 1))
-    first_layer, first_token = table.counts.cumsum() - table.counts, tokens.cumsum() - tokens
-    place = np.arange(len(owner)) - first_layer[owner]
-    token = first_token[owner] + place // stretch[owner]
+    stretch = -(-counts // MAX_TOKENS)
+    tokens = -(-counts // np.maximum(stretch, 1))
+    first_layer, first_token = counts.cumsum() - counts, tokens.cumsum() - tokens
+    place = np.arange(len(owners)) - first_layer[owners]
+    token = first_token[owners] + place // stretch[owners]
     count, groups = int(tokens.sum()), len(GROUP_NAMES)
     rows = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
-    per_group = np.bincount(token * groups + table.group, minlength=count * groups).reshape(count, groups)
+    per_group = np.bincount(token * groups + layer_groups, minlength=count * groups).reshape(count, groups)
     rows[:, :groups] = per_group / per_group.sum(axis=1, keepdims=True)
     rows[:, -2] = np.log1p(np.bincount(token, output_bytes, minlength=count))
     rows[:, -1] = np.log1p(np.bincount(token, weight_bytes, minlength=count))

@@ -8,27 +8,21 @@ allocator.  Every column is in natural units; networks take logarithms and stand
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features.layer_table import LayerTable, layer_table
-from gpumemnet.features.option_columns import JobTable, OptionNumbers, job_table, option_numbers
-from gpumemnet.job.job_batch import JobBatch
+from gpumemnet.features.option_numbers import option_matrix
+from gpumemnet.features.totals import TOTALS, fill_totals
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
-from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
+from gpumemnet.job.training_job import FAMILIES
+from gpumemnet.physics.closed_form import IS_COMPILED, JOB_COLUMNS, SIZE_CLASSES, fill_columns
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.optimizers import FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.physics.saved_tensors import KIND_RULES
-
-_FEW: Final = 12
-"""Up to so many jobs the totals are quicker one by one than as arrays."""
-_JOBS_AT_ONCE: Final = 2048
-"""The arrays of so many jobs still fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,118 +109,33 @@ FEATURE_SCHEMA: Final = hashlib.sha256(
 
 
 _WIDTH: Final = len(FEATURE_COLUMNS)
-_TOTALS: Final = len(TOTAL_COLUMNS)
 
 
-def feature_matrix(jobs: Sequence[TrainingJob], blas_workspace_bytes: int) -> NDArray[np.float64]:
+def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
     """Feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
 
     Args:
-        jobs: the jobs; those with totals only have zeros in :data:`LAYER_COLUMNS`.
+        table: the jobs; those with totals only have zeros in :data:`LAYER_COLUMNS`.
         blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
             (:attr:`gpumemnet.gpu.catalogue.DeviceProfile.blas_workspace_bytes`).
     """
-    matrix = np.zeros((len(jobs), _WIDTH))
-    if isinstance(jobs, JobBatch) or len(jobs) > _FEW:
-        for start in range(0, len(jobs), _JOBS_AT_ONCE):
-            rows, some = matrix[start : start + _JOBS_AT_ONCE], jobs[start : start + _JOBS_AT_ONCE]
-            table = job_table(some)
-            for place, column in enumerate(_totals(table)):
-                rows[:, place] = column
-            _fill_layers(rows, _columns_of(table), layer_table(some), blas_workspace_bytes)
-    elif len(jobs):
-        known = [(job, option_numbers(job)) for job in jobs]
-        matrix[:, :_TOTALS] = [_total_row(job, numbers) for job, numbers in known]
-        columns = np.array([_column_row(job, numbers) for job, numbers in known], dtype=np.float64)
-        _fill_layers(matrix, columns, layer_table(jobs), blas_workspace_bytes)
-    return matrix
-
-
-def total_matrix(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
-    """The columns :data:`TOTAL_COLUMNS` alone, which hold for every GPU, shape ``[B, T]``."""
-    matrix = np.empty((len(jobs), _TOTALS))
-    for start in range(0, len(jobs), _JOBS_AT_ONCE):
-        rows = slice(start, start + _JOBS_AT_ONCE)
-        for place, column in enumerate(_totals(job_table(jobs[rows]))):
-            matrix[rows, place] = column
-    return matrix
-
-
-def with_layers(totals: NDArray[np.float64], jobs: JobBatch, blas_workspace_bytes: int) -> NDArray[np.float64]:
-    """The :func:`feature_matrix` of jobs with the :func:`total_matrix` ``totals``; where none has layers, that itself."""
-    return feature_matrix(jobs, blas_workspace_bytes) if jobs.layer_counts.any() else totals
-
-
-def _fill_layers(matrix: NDArray[np.float64], columns: NDArray[np.float64], table: LayerTable, workspace: int) -> None:
-    """Write the layers' columns of jobs with the closed form's ``columns``, ``[B, len(JOB_COLUMNS)]``."""
-    if not len(table.kind):
-        return
-    answers: Any = matrix.reshape(-1)
-    given: tuple[Any, ...] = columns.reshape(-1), table.counts, table.kind, table.activations, table.parameters
-    if not IS_COMPILED:  # of lists Python reads numbers sooner
-        answers, given = answers.tolist(), tuple(numbers.tolist() for numbers in given)
-    jobs, counts, kinds, activations, parameters = given
-    fill_columns(answers, _WIDTH, _TOTALS, jobs, counts, kinds, activations, parameters, workspace)
+    matrix = np.zeros((len(table), _WIDTH))
+    if not len(table):
+        return matrix
+    features: Any = matrix.reshape(-1)
+    job_columns: Any = np.empty(len(table) * len(JOB_COLUMNS))
+    numbers: Any = np.ascontiguousarray(table.numbers).reshape(-1)  # the table may be a slice
+    codes: Any = table.option_codes
+    options: Any = option_matrix(table.option_sets).reshape(-1)
+    layers: list[Any] = [table.layer_counts, table.known_kinds, table.layer_activations, table.layer_parameters]
+    if not IS_COMPILED:  # Python reads numbers sooner from lists
+        features, job_columns, numbers, codes, options, *layers = (
+            column.tolist() for column in (features, job_columns, numbers, codes, options, *layers)
+        )
+    fill_totals(features, _WIDTH, job_columns, numbers, codes, options)
+    if len(table.layer_kinds):
+        counts, kinds, activations, parameters = layers
+        fill_columns(features, _WIDTH, TOTALS, job_columns, counts, kinds, activations, parameters, blas_workspace_bytes)
     if not IS_COMPILED:
-        matrix[:] = np.reshape(answers, matrix.shape)
-
-
-def _column_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
-    """The columns :data:`gpumemnet.physics.closed_form.JOB_COLUMNS`; :func:`_columns_of` is the same for many jobs."""
-    assert job.total_parameters is not None
-    assert job.trainable_parameters is not None
-    inputs = job.batch_size * job.input_elements
-    return (
-        *(job.batch_size, job.sequence_length or 1, numbers.weight_bytes, numbers.base_bytes, numbers.copy_bytes),
-        *(numbers.state_copies, numbers.temporary_copies, job.total_parameters - job.trainable_parameters),
-        *(job.gradient_accumulation == 1, inputs * numbers.input_bytes, numbers.is_autocast, numbers.is_math),
-        *(numbers.is_checkpointed, numbers.loop_copies, inputs, numbers.is_channels_last),
-        numbers.filter_copies,
-    )
-
-
-def _columns_of(known: JobTable) -> NDArray[np.float64]:
-    """The same of a table of jobs, shape ``[B, len(JOB_COLUMNS)]``."""
-    inputs = known.batch_size * known.input_elements
-    return np.stack(
-        (
-            *(known.batch_size, np.maximum(known.sequence_length, 1.0), known.weight_bytes, known.base_bytes, known.copy_bytes),
-            *(known.state_copies, known.temporary_copies, known.total_parameters - known.trainable_parameters),
-            *(known.gradient_accumulation == 1, inputs * known.input_bytes, known.is_autocast, known.is_math),
-            *(known.is_checkpointed, known.loop_copies, inputs, known.is_channels_last),
-            known.filter_copies,
-        ),
-        axis=1,
-    )
-
-
-def _total_row(job: TrainingJob, numbers: OptionNumbers) -> tuple[float, ...]:
-    """The columns :data:`TOTAL_COLUMNS`; :func:`_totals` is the same for many jobs."""
-    assert job.total_parameters is not None
-    assert job.total_activations is not None
-    batch_size, parameters, share = job.batch_size, job.total_parameters, job.trainable_share
-    trained_bytes = parameters * share * numbers.weight_bytes
-    return (
-        *(batch_size, job.input_elements, parameters, share, job.total_activations, job.sequence_length or 0),
-        *(job.gradient_accumulation, *numbers.flags, job.traced_peak_bytes or 0),
-        parameters * (numbers.weight_bytes + numbers.copy_bytes),
-        *(trained_bytes, trained_bytes * numbers.state_copies, trained_bytes * numbers.temporary_copies),
-        batch_size * job.input_elements * numbers.input_bytes,
-        job.total_activations * batch_size * numbers.activation_bytes,
-    )
-
-
-def _totals(known: JobTable) -> tuple[NDArray[np.float64], ...]:
-    """The columns :data:`TOTAL_COLUMNS` of a table of jobs, shape ``[B]`` each."""
-    parameters, batch_size = known.total_parameters, known.batch_size
-    share = np.ones(len(parameters))
-    np.divide(known.trainable_parameters, parameters, out=share, where=parameters > 0)
-    trained_bytes = parameters * share * known.weight_bytes
-    return (
-        *(batch_size, known.input_elements, parameters, share, known.total_activations, known.sequence_length),
-        *(known.gradient_accumulation, *known.flags, known.traced_peak_bytes),
-        parameters * (known.weight_bytes + known.copy_bytes),
-        *(trained_bytes, trained_bytes * known.state_copies, trained_bytes * known.temporary_copies),
-        batch_size * known.input_elements * known.input_bytes,
-        known.total_activations * batch_size * known.activation_bytes,
-    )
+        matrix[:] = np.reshape(features, matrix.shape)
+    return matrix

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
 from gpumemnet.gpu.mig import available_mib, mig_profile, mig_profiles
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import MAX_BINS, BinScheme
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.estimate import Estimate
+    from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
 
 YES: Final = "yes"
@@ -155,18 +156,18 @@ def fits(
     Raises:
         InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
-    return fits_many(predictor, (job,), targets, coverage=coverage, encoder=encoder)[0]
+    return fits_table(predictor, JobTable.from_jobs((job,)), targets, coverage=coverage, encoder=encoder)[0]
 
 
-def fits_many(
+def fits_table(
     predictor: Predictor,
-    jobs: Sequence[TrainingJob],
+    jobs: JobTable,
     targets: Iterable[Target] | None = None,
     *,
     coverage: float = DEFAULT_COVERAGE,
     encoder: str | None = None,
 ) -> list[tuple[Fit, ...]]:
-    """:func:`fits` of many jobs, in order, with few runs of the models."""
+    """:func:`fits` of all jobs of a table, in order, with few runs of the models."""
     wanted = catalogue_targets() if targets is None else tuple(targets)
     found: list[dict[int, Fit]] = [{} for _ in range(len(jobs))]
     for gpu, positions in alike(predictor, wanted).items():
@@ -174,14 +175,13 @@ def fits_many(
         for at in range(0, len(amounts), MAX_BINS - 1):
             edges = AvailableMemory.of(amounts[at : at + MAX_BINS - 1])
             place = {amount: row for row, amount in enumerate(edges.amounts_mib)}
-            estimates = predictor.estimate(jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder)
-            for answers, estimate in zip(found, estimates, strict=True):
-                memory = memory_of(estimate)
-                below = np.minimum(np.cumsum(estimate.probabilities), 1.0).tolist()
+            predictions = predictor.predict_table(jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder)
+            below = np.minimum(np.cumsum(predictions.probabilities, axis=1), 1.0).tolist()
+            for row, memory in enumerate(memories_of(predictions)):
                 for position in positions:
-                    row = place.get(wanted[position].available_mib)
-                    if row is not None:
-                        answers[position] = _fit(wanted[position], memory, below[row])
+                    edge = place.get(wanted[position].available_mib)
+                    if edge is not None:
+                        found[row][position] = _fit(wanted[position], memory, below[row][edge])
     return [tuple(answers[position] for position in range(len(wanted))) for answers in found]
 
 
@@ -192,9 +192,13 @@ class Memory(NamedTuple):
     limit_mib: int | None
 
 
-def memory_of(estimate: Estimate) -> Memory:
-    """What ``estimate`` says in the terms of a scheduler."""
-    return Memory(ceil_mib(estimate.expected_bytes), None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes))
+def memories_of(predictions: PredictionTable) -> list[Memory]:
+    """What the predictions say in the terms of a scheduler."""
+    limits = predictions.safe_bytes.tolist()
+    return [
+        Memory(ceil_mib(expected), None if limit is None else ceil_mib(limit))
+        for expected, limit in zip(predictions.expected_bytes.tolist(), limits, strict=True)
+    ]
 
 
 def verdict(memory: Memory, available_mib: int) -> str:

@@ -1,29 +1,32 @@
-"""Reads jobs from Arrow columns straight into the arrays of a :class:`~gpumemnet.job.job_batch.JobBatch`: no object for any row.
+"""Reads jobs from Arrow columns straight into the columns of a :class:`~gpumemnet.job.job_table.JobTable`.
 
-A row in which anything is out of the ordinary is left to :func:`gpumemnet.job.json_codec.job_from_dict`, which says what is
-wrong with it; what is read here, that one reads alike.  As in a dataset, null means that a job does not state the field.
+As in a dataset, null means that a job does not state the field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import DatasetError
-from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, Array, Indices
-from gpumemnet.job.json_columns import DEFAULTS, LayerColumns, ReadJobs, job_batch, settle_totals
+from gpumemnet.job.job_table import Array, Indices, JobTable
+from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
 from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
+    FIELD_DEFAULTS,
     FIELD_RANGES,
     JOB_FIELDS,
     MAX_LAYERS,
     NULLABLE_FIELDS,
+    NUMBER_FIELDS,
+    OPTION_FIELDS,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
+    UNSTATED_AS_ZERO,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 Flags = NDArray[np.bool_]
 
+DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()}
+"""What stands where a row says nothing; of a field that it must state, what no check lets pass."""
 WORD_FIELDS: Final = tuple(FIELD_CHOICES)
 SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)
 COUNT_FIELDS: Final = (*NUMBER_FIELDS, "schema_version")
@@ -41,7 +46,19 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
 } | dict.fromkeys(SWITCH_FIELDS, (False, True))
 """What each field of an option set may hold; its code is the position."""
 _NO_CODE: Final = -1
-_NO_LAYERS: Final = LayerColumns(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ())
+
+
+class _LayerColumns(NamedTuple):
+    """The layers of all jobs, with the attributes of :class:`~gpumemnet.job.job_table.JobTable`."""
+
+    counts: Indices
+    kinds: Indices
+    activations: Array
+    parameters: Array
+    unknown_kinds: tuple[str, ...]
+
+
+_NO_LAYERS: Final = _LayerColumns(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0), ())
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:
@@ -76,7 +93,11 @@ def check_columns(schema: pa.Schema, where: str) -> None:
 
 
 def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
-    """The ordinary rows of ``batch``, whose columns have passed :func:`check_columns`."""
+    """The jobs of the rows of ``batch``, whose columns have passed :func:`check_columns`.
+
+    Every check runs over whole columns; the rows that fail one are read by :func:`gpumemnet.job.json_codec.read_jobs`, which says
+    what is wrong with them.
+    """
     count = batch.num_rows
     is_odd = np.zeros(count, dtype=np.bool_)
     columns = {
@@ -90,21 +111,57 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     }
     _read_counts(columns.get("schema_version"), "schema_version", SCHEMA_VERSION, SCHEMA_VERSION, count, is_odd)
     option_sets, option_codes = _read_options(columns, count, is_odd)
-    is_odd |= settle_totals(numbers, layers)
-    jobs = job_batch(numbers, option_sets, option_codes, layers)
+    is_odd |= _settle_totals(numbers, layers)
+    table = JobTable(
+        numbers=np.stack([numbers[name] for name in NUMBER_FIELDS]),
+        option_sets=option_sets,
+        option_codes=option_codes,
+        layer_counts=layers.counts,
+        layer_kinds=layers.kinds,
+        layer_activations=layers.activations,
+        layer_parameters=layers.parameters,
+        unknown_kinds=layers.unknown_kinds,
+    )
     if not is_odd.any():
-        return ReadJobs(jobs, range(count), ())
-    rows = np.flatnonzero(~is_odd)
-    return ReadJobs(jobs.take(rows), rows.tolist(), np.flatnonzero(is_odd).tolist())
+        return ReadJobs(table, np.arange(count), {})
+    plain, odd = (~is_odd).nonzero()[0], is_odd.nonzero()[0]
+    return merge_reads(
+        [(plain, ReadJobs(table.take(plain), np.arange(len(plain)), {})), (odd, read_jobs(row_documents(batch, odd)))]
+    )
 
 
-def row_documents(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job.json_codec.job_from_dict` takes them, without what they do not state."""
+def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
+    """The rows as :func:`gpumemnet.job.json_codec.read_jobs` takes them, without what they do not state."""
     import pyarrow as pa
 
     names = [name for name in batch.schema.names if name in DEFAULTS]
     table = batch.select(names).take(pa.array(rows, pa.int64()))
     return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+
+
+def _settle_totals(numbers: dict[str, Array], layers: _LayerColumns) -> Flags:
+    """Derive the totals that are not stated; returns which jobs state some that cannot be, shape ``[B]``.
+
+    :func:`gpumemnet.job.training_job.settle_numbers` is the rule.
+
+    Args:
+        numbers: field → counts, not a number where a job does not state one; the totals are filled in.
+        layers: of the same jobs.
+    """
+    has_layers = layers.counts > 0
+    owners = np.repeat(np.arange(len(has_layers)), layers.counts)
+    is_odd = np.zeros(len(has_layers), dtype=np.bool_)
+    for name, amounts in (("total_activations", layers.activations), ("total_parameters", layers.parameters)):
+        derived, stated = np.bincount(owners, amounts, minlength=len(has_layers)), numbers[name]
+        is_stated = ~np.isnan(stated)
+        is_odd |= np.where(has_layers, (is_stated & (stated != derived)) | (derived > MAX_ELEMENTS), ~is_stated)
+        numbers[name] = np.where(is_stated, stated, derived)
+    trainable, total = numbers["trainable_parameters"], numbers["total_parameters"]
+    is_odd |= trainable > total
+    numbers["trainable_parameters"] = np.where(np.isnan(trainable), total, trainable)
+    for name in UNSTATED_AS_ZERO:
+        numbers[name][np.isnan(numbers[name])] = 0.0
+    return is_odd
 
 
 def _read_counts(column: pa.Array | None, name: str, minimum: int, maximum: int, count: int, is_odd: Flags) -> Array:
@@ -196,7 +253,7 @@ def _dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
     return column.dictionary.to_pylist(), column.indices
 
 
-def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> LayerColumns:
+def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> _LayerColumns:
     if column is None:
         return _NO_LAYERS._replace(counts=np.zeros(count, dtype=np.int64))
     counts = column.value_lengths()
@@ -225,7 +282,7 @@ def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> LayerCol
         is_odd[np.repeat(np.arange(count), counts)[is_bad]] = True
     if counts.max(initial=0) > MAX_LAYERS:
         is_odd |= counts > MAX_LAYERS
-    return LayerColumns(counts, kinds, amounts[0], amounts[1], strange)
+    return _LayerColumns(counts, kinds, amounts[0], amounts[1], strange)
 
 
 def _read_kinds(column: pa.Array) -> tuple[Indices, tuple[str, ...], Flags | None]:

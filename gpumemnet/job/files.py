@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.job.json_codec import job_from_dict, job_from_json, parse_json
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import parse_json, read_jobs
 
 JOBS_PER_BATCH: Final = 1000
 MAX_JSON_BYTES: Final = 64 * 2**20
 _FORMATS: Final = (".json", ".jsonl", ".ndjson", ".parquet")
 
 
-def read_jobs_file(path: Path) -> Iterator[list[TrainingJob]]:
+def read_jobs_file(path: Path) -> Iterator[JobTable]:
     """The jobs in ``path``, at most :data:`JOBS_PER_BATCH` at a time; all but a JSON list are read in constant memory.
 
     Raises:
@@ -29,46 +30,50 @@ def read_jobs_file(path: Path) -> Iterator[list[TrainingJob]]:
     if not path.is_file():
         raise InvalidRequestError(f"{path} does not exist", "jobs")
     if path.suffix == ".parquet":
-        from gpumemnet.data.dataset import read_jobs
+        from gpumemnet.data.dataset import read_jobs as read_parquet_jobs
 
-        return read_jobs(path, JOBS_PER_BATCH)
+        return read_parquet_jobs(path, JOBS_PER_BATCH)
     if path.suffix == ".json":
         return _json_jobs(path)
     return _line_jobs(path)
 
 
-def _json_jobs(path: Path) -> Iterator[list[TrainingJob]]:
+def _json_jobs(path: Path) -> Iterator[JobTable]:
     with path.open("rb") as file:
         text = file.read(MAX_JSON_BYTES + 1)
     if len(text) > MAX_JSON_BYTES:
         raise InvalidRequestError(f"{path} is larger than {MAX_JSON_BYTES} bytes: write one job a line (.jsonl) instead", "jobs")
     document = parse_json(text)
     if not isinstance(document, list):
-        yield [job_from_dict(document)]
+        yield _table([document], [""], ".")
         return
     for start in range(0, len(document), JOBS_PER_BATCH):
-        yield [_placed(entry, f"[{index}]") for index, entry in enumerate(document[start : start + JOBS_PER_BATCH], start=start)]
+        entries = document[start : start + JOBS_PER_BATCH]
+        yield _table(entries, [f"[{start + row}]" for row in range(len(entries))], ".")
 
 
-def _placed(entry: object, place: str) -> TrainingJob:
-    try:
-        return job_from_dict(entry)
-    except InvalidJobError as error:
-        raise InvalidJobError(error.reason, f"{place}.{error.field}" if error.field else place) from None
-
-
-def _line_jobs(path: Path) -> Iterator[list[TrainingJob]]:
-    batch: list[TrainingJob] = []
+def _line_jobs(path: Path) -> Iterator[JobTable]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                batch.append(job_from_json(line))
-            except InvalidJobError as error:
-                raise InvalidJobError(error.reason, f"line {number}" + (f", {error.field}" if error.field else "")) from None
-            if len(batch) == JOBS_PER_BATCH:
-                yield batch
-                batch = []
-    if batch:
-        yield batch
+        lines = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+        while some := list(islice(lines, JOBS_PER_BATCH)):
+            documents: list[object] = []
+            numbers = []
+            broken: InvalidJobError | None = None
+            for number, line in some:
+                numbers.append(number)
+                try:
+                    documents.append(parse_json(line))
+                except InvalidJobError as error:
+                    broken = InvalidJobError(error.reason, f"line {number}" + (f", {error.field}" if error.field else ""))
+                    break
+            yield _table(documents, [f"line {number}" for number in numbers], ", ")
+            if broken is not None:
+                raise broken
+
+
+def _table(documents: Sequence[object], places: Sequence[str], between: str) -> JobTable:
+    """The jobs of ``documents``, which all have to be jobs; errors name the place, and the field after ``between``."""
+    read = read_jobs(documents)
+    for row, error in sorted(read.errors.items()):
+        raise InvalidJobError(error.reason, between.join(filter(None, (places[row], error.field))))
+    return read.table

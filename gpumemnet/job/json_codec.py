@@ -1,8 +1,7 @@
 """Jobs in and out of JSON, JSON Lines and plain dictionaries, with errors that name the place.
 
-:func:`job_from_dict` says what a job may be: the service, the command line and the batch reader come through it, or through
-quicker readers that leave to it whatever is odd.  So a job that one accepts the others accept, and they refuse with the same
-sentence.
+:func:`read_jobs` is the one reader of JSON: the service, the command line and the files of jobs come through it, and
+:func:`job_from_dict` reads a single document in the same way.
 """
 
 from __future__ import annotations
@@ -10,13 +9,27 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from operator import itemgetter
-from typing import Any, Final
+from itertools import chain, repeat
+from typing import Any, Final, NamedTuple
 
-from gpumemnet.errors import InvalidJobError
-from gpumemnet.job.layers import Layer, describe, plain_layers
-from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob, check_schema_version
+import numpy as np
+
+from gpumemnet.errors import FieldError, InvalidJobError
+from gpumemnet.job.job_table import Indices, JobTable
+from gpumemnet.job.layers import Layer, are_layers, describe
+from gpumemnet.job.training_job import (
+    FIELD_DEFAULTS,
+    JOB_FIELDS,
+    MAX_LAYERS,
+    NUMBER_FIELDS,
+    OPTION_FIELDS,
+    REQUIRED_FIELDS,
+    SCHEMA_VERSION,
+    TrainingJob,
+    check_options,
+    check_schema_version,
+    settle_numbers,
+)
 
 try:
     from orjson import loads as _quick_loads
@@ -25,7 +38,10 @@ except ImportError:  # it comes with the service, and saves three quarters of th
 
 _JOB_FIELDS: Final = frozenset(JOB_FIELDS)
 _LAYER_FIELDS: Final = ("kind", "activations", "parameters")
-_LAYER_ROW: Final = itemgetter(*_LAYER_FIELDS)
+_LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
+_LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
+_OPTION_DEFAULTS: Final = tuple(map(FIELD_DEFAULTS.get, OPTION_FIELDS))
+_NUMBER_DEFAULTS: Final = tuple(map(FIELD_DEFAULTS.get, NUMBER_FIELDS))
 _DIGITS_TO_ZERO: Final = bytes.maketrans(b"123456789", 9 * b"0")
 _LONG_NUMBER: Final = b"0" * 19
 """So many digits may not fit 64 bits."""
@@ -33,16 +49,83 @@ _DEPTH: Final = 6
 """Objects nested deeper than a request's are left to the careful reader."""
 
 
-def job_from_dict(document: object) -> TrainingJob:
-    """A job from its JSON object.
+class ReadJobs(NamedTuple):
+    """What became of many documents or rows.
+
+    Attributes:
+        table: the valid jobs.
+        rows: positions of the documents that they were read from, rising, shape ``[len(table)]``.
+        errors: position of every other document → what is wrong with it.
+    """
+
+    table: JobTable
+    rows: Indices
+    errors: dict[int, FieldError]
+
+
+class _Row(NamedTuple):
+    """One job: its counts, its set of options, and its layers as three columns."""
+
+    numbers: list[int | None]
+    options: tuple[Any, ...]
+    kinds: Sequence[str]
+    activations: Sequence[int]
+    parameters: Sequence[int]
+
+
+def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> ReadJobs:
+    """The jobs of many JSON objects, as a table.
 
     Args:
-        document: mapping of field names to values; ``layers`` is a list of ``{"kind", "activations", "parameters"}`` objects
-            or of ``[kind, activations, parameters]`` lists.
+        documents: each a mapping of field names to values; ``layers`` is a list of ``{"kind", "activations", "parameters"}``
+            objects or of ``[kind, activations, parameters]`` lists.
+        max_layers: the most layers that a job may have.
+    """
+    read: list[_Row] = []
+    rows: list[int] = []
+    errors: dict[int, FieldError] = {}
+    for place, document in enumerate(documents):
+        try:
+            read.append(_read(document, max_layers))
+            rows.append(place)
+        except InvalidJobError as error:
+            errors[place] = error
+    numbers, options, kinds, activations, parameters = zip(*read, strict=True) if read else ((), (), (), (), ())
+    table = JobTable.from_rows(
+        numbers,
+        options,
+        list(map(len, kinds)),
+        [*chain.from_iterable(kinds)],
+        [*chain.from_iterable(activations)],
+        [*chain.from_iterable(parameters)],
+    )
+    return ReadJobs(table, np.array(rows, dtype=np.int64), errors)
+
+
+def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
+    """Readings of different documents of one file as one, each with the positions of its documents in the file."""
+    rows = np.concatenate([positions[read.rows] for positions, read in parts])
+    errors = {int(positions[at]): error for positions, read in parts for at, error in read.errors.items()}
+    table = JobTable.concatenate([read.table for _, read in parts])
+    order = rows.argsort()
+    is_ordered = bool((order[1:] > order[:-1]).all())
+    return ReadJobs(table, rows, errors) if is_ordered else ReadJobs(table.take(order), rows[order], errors)
+
+
+def job_from_dict(document: object) -> TrainingJob:
+    """A job from its JSON object, as :func:`read_jobs` takes it.
 
     Raises:
         InvalidJobError: names the field (``layers[3].parameters``) and says what it must be.
     """
+    row = _read(document, MAX_LAYERS)
+    layers = tuple(map(Layer, row.kinds, row.activations, row.parameters))
+    values = dict(zip((*NUMBER_FIELDS, *OPTION_FIELDS), (*row.numbers, *row.options), strict=True))
+    return TrainingJob(layers=layers, **values)
+
+
+def _read(document: object, max_layers: int) -> _Row:
+    """One job, checked."""
     if not isinstance(document, Mapping):
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
     if not _JOB_FIELDS.issuperset(document):
@@ -51,10 +134,13 @@ def job_from_dict(document: object) -> TrainingJob:
     for name in REQUIRED_FIELDS:
         if name not in document:
             raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), name)
-    values: dict[str, Any] = dict(document)
-    layers = values.get("layers")
-    values["layers"] = () if layers is None else _layers(layers)
-    return TrainingJob(**values)
+    layers = document.get("layers")
+    kinds, activations, parameters = _layers(layers, max_layers) if layers else _no_layers(layers)
+    check_schema_version(document.get("schema_version", SCHEMA_VERSION))
+    options = tuple(map(document.get, OPTION_FIELDS, _OPTION_DEFAULTS))
+    check_options(options)
+    stated = list(map(document.get, NUMBER_FIELDS, _NUMBER_DEFAULTS))
+    return _Row(settle_numbers(stated, activations, parameters, max_layers), options, kinds, activations, parameters)
 
 
 def job_from_json(text: str | bytes) -> TrainingJob:
@@ -148,13 +234,33 @@ def job_to_json(job: TrainingJob) -> str:
     return text.removesuffix("\n}") + f',\n  "layers": [\n{rows}\n  ]\n}}\n'
 
 
-def _layers(document: object) -> tuple[Layer, ...]:
+def _no_layers(document: object) -> _LayerColumns:
+    if document is not None and not isinstance(document, list | tuple):
+        raise InvalidJobError(f"must be a list of layers, not {describe(document)}", "layers")
+    return (), (), ()
+
+
+def _layers(document: object, max_layers: int) -> _LayerColumns:
+    """Kinds, activations and parameters of a job's layers, checked."""
     if not isinstance(document, list | tuple):
         raise InvalidJobError(f"must be a list of layers, not {describe(document)}", "layers")
-    rows = _rows(document)
-    plain = None if rows is None else plain_layers(rows)
-    if plain is not None:
-        return plain
+    if len(document) > max_layers:
+        raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(document)}", "layers")
+    columns: Any = None
+    forms = set(map(type, document))
+    if forms == {dict} and all(map(_LAYER_FIELD_SET.issuperset, document)):
+        kinds, activations = (list(map(dict.get, document, repeat(name))) for name in ("kind", "activations"))
+        columns = kinds, activations, list(map(dict.get, document, repeat("parameters"), repeat(0)))
+    elif forms == {list} and set(map(len, document)) == {len(_LAYER_FIELDS)}:
+        columns = tuple(zip(*document, strict=True))
+    if columns is None or not are_layers(*columns):
+        columns = tuple(zip(*_checked_layers(document), strict=True))
+    checked: _LayerColumns = columns
+    return checked
+
+
+def _checked_layers(document: Sequence[object]) -> list[Layer]:
+    """The layers one by one, with an error that names the place."""
     layers = []
     for index, entry in enumerate(document):
         try:
@@ -162,18 +268,7 @@ def _layers(document: object) -> tuple[Layer, ...]:
         except InvalidJobError as error:
             path = f"layers[{index}]" + (f".{error.field}" if error.field else "")
             raise InvalidJobError(error.reason, path) from None
-    return tuple(layers)
-
-
-def _rows(document: Sequence[Any]) -> Sequence[Sequence[object]] | None:
-    """The layers as rows of three values, where all of them are objects with these three fields; else ``None``."""
-    if set(map(type, document)) != {dict}:
-        return None
-    try:
-        rows = list(map(_LAYER_ROW, document))
-    except KeyError:
-        return None
-    return rows if set(map(len, document)) == {len(_LAYER_FIELDS)} else None
+    return layers
 
 
 def _layer(entry: object) -> Layer:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpumemnet.errors import InvalidJobError
 
@@ -124,22 +123,16 @@ class Layer(_Fields):
         return GROUP_OF_KIND.get(self.kind, "other")
 
 
-def plain_layers(rows: Sequence[Sequence[object]]) -> tuple[Layer, ...] | None:
-    """Layers of rows ``(kind, activations, parameters)``, checked all at once; ``None`` unless all are plain, as nearly all are.
-
-    Plain are known kinds and counts in range; whoever gets ``None`` builds the layers one by one, and learns what is wrong.
-
-    Args:
-        rows: each of length three.
-    """
-    if not rows:
-        return ()
-    kinds, activations, parameters = zip(*rows, strict=True)
-    counts = activations + parameters
+def are_layers(kinds: Sequence[object], activations: Sequence[object], parameters: Sequence[object]) -> bool:
+    """Whether these are valid layers; also false for counts of other types than ``int``, which :class:`Layer` may convert."""
     try:
-        are_known = _KNOWN_KINDS.issuperset(kinds)
+        unknown = set(kinds) - _KNOWN_KINDS
     except TypeError:  # unhashable, hence no text
-        return None
-    if not are_known or set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > MAX_ELEMENTS:
-        return None
-    return tuple(map(tuple.__new__, repeat(Layer), rows))
+        return False
+    counts: list[Any] = [*activations, *parameters]
+    return (
+        all(map(is_kind, unknown))
+        and set(map(type, counts)) <= {int}
+        and min(counts, default=0) >= 0
+        and max(counts, default=0) <= MAX_ELEMENTS
+    )

@@ -7,9 +7,11 @@ because optimizer state and precision alone change a job's memory by a factor of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from operator import attrgetter, contains, itemgetter
-from typing import Final
+from functools import lru_cache
+from operator import attrgetter, itemgetter
+from typing import Any, Final
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import MAX_ELEMENTS, Layer, check_count, describe
@@ -87,52 +89,15 @@ class TrainingJob:
 
     def __post_init__(self) -> None:
         check_schema_version(self.schema_version)
-        if not _has_plain_words(self):
-            self._check_words()
-        for (name, minimum, maximum), value in zip(FIELD_RANGES, _COUNTS(self), strict=True):
-            if type(value) is int:
-                if minimum <= value <= maximum:
-                    continue
-            elif value is None and name in NULLABLE_FIELDS:
-                continue
-            object.__setattr__(self, name, check_count(value, name, minimum, maximum))
-        if type(self.channels_last) is not bool or type(self.cudnn_benchmark) is not bool:
-            for name in OPTION_SWITCHES:
-                TRAINING_OPTIONS[name].checked(getattr(self, name))
-        self._settle_layers()
-
-    def _check_words(self) -> None:
-        for name, choices in FIELD_CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices and (value is not None or name not in NULLABLE_FIELDS):
-                raise InvalidJobError(f"must be one of {', '.join(choices)}, not {describe(value)}", name)
-
-    def _settle_layers(self) -> None:
-        """Derive the totals from the layers, or insist on them where there are none."""
+        check_options(_OPTIONS_OF(self))
         layers = self.layers
         if not isinstance(layers, tuple) or not all(issubclass(kind, Layer) for kind in set(map(type, layers))):
             raise InvalidJobError("must be a tuple of Layer", "layers")
-        if len(layers) > MAX_LAYERS:
-            raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(layers)}", "layers")
-        if layers:
-            self._settle_total("total_activations", self.total_activations, sum(map(_ACTIVATIONS, layers)))
-            self._settle_total("total_parameters", self.total_parameters, sum(map(_PARAMETERS, layers)))
-        elif self.total_activations is None or self.total_parameters is None:
-            name = "total_activations" if self.total_activations is None else "total_parameters"
-            raise InvalidJobError("is missing: give the layers, or total_activations and total_parameters", name)
-        assert self.total_parameters is not None
-        if self.trainable_parameters is None:
-            object.__setattr__(self, "trainable_parameters", self.total_parameters)
-        elif self.trainable_parameters > self.total_parameters:
-            raise InvalidJobError(
-                f"is {self.trainable_parameters}, more than the {self.total_parameters} parameters", "trainable_parameters"
-            )
-
-    def _settle_total(self, name: str, total: int | None, derived: int) -> None:
-        if total is None:
-            object.__setattr__(self, name, check_count(derived, name))
-        elif total != derived:
-            raise InvalidJobError(f"is {total}, but the layers add up to {derived}: leave it out or correct it", name)
+        stated = _NUMBERS_OF(self)
+        settled = settle_numbers(stated, list(map(_ACTIVATIONS, layers)), list(map(_PARAMETERS, layers)))
+        for name, before, value in zip(NUMBER_FIELDS, stated, settled, strict=True):
+            if value is not before:
+                object.__setattr__(self, name, value)
 
     @property
     def has_layers(self) -> bool:
@@ -177,20 +142,80 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
 )
 """Count field, its smallest and its largest value."""
 
-_WORDS: Final = attrgetter(*FIELD_CHOICES)
-_WORD_SETS: Final = tuple(
-    frozenset((*choices, None) if name in NULLABLE_FIELDS else choices) for name, choices in FIELD_CHOICES.items()
-)
-_COUNTS: Final = attrgetter(*(name for name, _, _ in FIELD_RANGES))
+OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
+"""What a set of options consists of, in this order."""
+NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
+UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
+"""Count fields that a job may leave open for good, and that are never 0."""
+_KNOWN_OPTION_SETS: Final = 4096
+
+_OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
+_NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
+_TOTAL_ACTIVATIONS, _TOTAL_PARAMETERS, _TRAINABLE_PARAMETERS = map(
+    NUMBER_FIELDS.index, ("total_activations", "total_parameters", "trainable_parameters")
+)
 
 
-def _has_plain_words(job: TrainingJob) -> bool:
-    """Whether every word is one that its field may hold."""
+def check_options(options: Sequence[object]) -> None:
+    """Refuse a set of options, the values of :data:`OPTION_FIELDS`, that no job can have.
+
+    Raises:
+        InvalidJobError: names the field and what it may be.
+    """
     try:
-        return all(map(contains, _WORD_SETS, _WORDS(job)))
-    except TypeError:  # unhashable, hence no text
-        return False
+        _check_options(*options)
+    except TypeError:  # a value that cannot be hashed is no option either
+        _check_options.__wrapped__(*options)
+
+
+@lru_cache(maxsize=_KNOWN_OPTION_SETS, typed=True)
+def _check_options(*options: object) -> None:
+    for name, value in zip(OPTION_FIELDS, options, strict=True):
+        if name in TRAINING_OPTIONS:
+            TRAINING_OPTIONS[name].checked(value)
+        elif value not in FIELD_CHOICES[name] and (value is not None or name not in NULLABLE_FIELDS):
+            raise InvalidJobError(f"must be one of {', '.join(FIELD_CHOICES[name])}, not {describe(value)}", name)
+
+
+def settle_numbers(
+    stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int], max_layers: int = MAX_LAYERS
+) -> list[int | None]:
+    """The counts of one job with its totals derived from its layers, where it has any.
+
+    Args:
+        stated: the values of :data:`NUMBER_FIELDS`, ``None`` where the job does not state one.
+        activations, parameters: of its layers.
+        max_layers: the most layers that a job may have.
+
+    Raises:
+        InvalidJobError: names the field and what it may be.
+    """
+    numbers: list[Any] = []
+    for (name, minimum, maximum), value in zip(FIELD_RANGES, stated, strict=True):
+        if type(value) is int and minimum <= value <= maximum:
+            numbers.append(value)
+        elif value is None and name in NULLABLE_FIELDS:
+            numbers.append(None)
+        else:
+            numbers.append(check_count(value, name, minimum, maximum))
+    if len(activations) > max_layers:
+        raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(activations)}", "layers")
+    for place, amounts in ((_TOTAL_ACTIVATIONS, activations), (_TOTAL_PARAMETERS, parameters)):
+        total, derived, name = numbers[place], sum(amounts), NUMBER_FIELDS[place]
+        if not amounts:
+            if total is None:
+                raise InvalidJobError("is missing: give the layers, or total_activations and total_parameters", name)
+        elif total is None:
+            numbers[place] = check_count(derived, name)
+        elif total != derived:
+            raise InvalidJobError(f"is {total}, but the layers add up to {derived}: leave it out or correct it", name)
+    trainable, total = numbers[_TRAINABLE_PARAMETERS], numbers[_TOTAL_PARAMETERS]
+    if trainable is None:
+        numbers[_TRAINABLE_PARAMETERS] = total
+    elif trainable > total:
+        raise InvalidJobError(f"is {trainable}, more than the {total} parameters", "trainable_parameters")
+    return numbers
 
 
 FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}

@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 from gpumemnet.packing.inventory import Inventory
 from gpumemnet.packing.reading import TraceRow
 from gpumemnet.physics.published_formulas import horus, naive
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.estimate import Estimate
+    from gpumemnet.predict.prediction import Prediction
     from gpumemnet.predict.predictor import Predictor
 
 NONE: Final = -1
@@ -184,10 +185,10 @@ def _traced_mib(job: TrainingJob, profile: DeviceProfile) -> int:
 
 
 def _closed_forms(jobs: Sequence[TrainingJob], profiles: Sequence[DeviceProfile]) -> Mib:
-    columns = []
+    columns, table = [], JobTable.from_jobs(jobs)
     for profile in profiles:
-        amounts = np.ceil(feature_matrix(jobs, profile.blas_workspace_bytes)[:, _SEGMENTS] / MIB)
-        columns.append(np.where([job.has_layers for job in jobs], np.minimum(amounts, _LARGEST_MIB), NONE).astype(np.int64))
+        amounts = np.ceil(feature_matrix(table, profile.blas_workspace_bytes)[:, _SEGMENTS] / MIB)
+        columns.append(np.where(table.layer_counts > 0, np.minimum(amounts, _LARGEST_MIB), NONE).astype(np.int64))
     return np.stack(columns, axis=1)
 
 
@@ -197,7 +198,7 @@ def _predicted(
     """Limits and requests, and who answered; families without a model have no answer."""
     limits, requests = (np.full((len(jobs), len(profiles)), NONE, dtype=np.int64) for _ in range(2))
     answered: dict[str, int] = {}
-    known: dict[str, dict[int, Estimate]] = {}
+    known: dict[str, dict[int, Prediction]] = {}
     for kind, profile in enumerate(profiles):
         if profile.name not in known:
             known[profile.name] = _estimates(predictor, jobs, coverage, profile.name, encoder)
@@ -212,12 +213,13 @@ def _predicted(
 
 def _estimates(
     predictor: Predictor, jobs: Sequence[TrainingJob], coverage: float, gpu: str, encoder: str | None
-) -> dict[int, Estimate]:
-    found: dict[int, Estimate] = {}
+) -> dict[int, Prediction]:
+    found: dict[int, Prediction] = {}
     for family in dict.fromkeys(job.family for job in jobs):
         places = [row for row, job in enumerate(jobs) if job.family == family]
         try:
-            estimates = predictor.estimate([jobs[row] for row in places], coverage=coverage, gpu=gpu, encoder=encoder)
+            table = JobTable.from_jobs([jobs[row] for row in places])
+            estimates = predictor.predict_table(table, coverage=coverage, gpu=gpu, encoder=encoder)
         except UnsupportedJobError:
             continue
         found |= zip(places, estimates, strict=True)

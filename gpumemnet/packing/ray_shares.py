@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpumemnet.gpu.fits import target
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.units import MIB, ceil_mib
 
 SHARES_PER_GPU: Final = 10_000
@@ -27,7 +27,7 @@ class RayResources(dict[str, Any]):
         reasons: why a whole GPU is asked for, one sentence each; empty where a share is.
     """
 
-    def __init__(self, options: dict[str, Any], estimate: Estimate, available_bytes: int, reasons: tuple[str, ...]) -> None:
+    def __init__(self, options: dict[str, Any], estimate: Prediction, available_bytes: int, reasons: tuple[str, ...]) -> None:
         super().__init__(options)
         self.estimate = estimate
         self.available_bytes = available_bytes
@@ -64,7 +64,7 @@ def ray_resources(
         from gpumemnet.predict.predictor import Predictor
 
         predictor = Predictor.default()
-    estimate: Estimate = predictor.predict(job, coverage=coverage, gpu=place.gpu)
+    estimate: Prediction = predictor.predict(job, coverage=coverage, gpu=place.gpu)
     available_bytes = place.available_mib * MIB
     safe_bytes, reasons = estimate.safe_bytes, estimate.reasons
     if job.is_replica:  # NCCL lets no two of them use one GPU

@@ -7,14 +7,12 @@ second copy; it is not PyTorch's default, and a job does not say it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job.job_batch import Array, JobBatch
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.job_table import Array, JobTable
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
 
@@ -29,17 +27,17 @@ class Added(NamedTuple):
     bound_bytes: Array
 
 
-def added_by_replicas(jobs: Sequence[TrainingJob], has_buckets: NDArray[np.bool_] | None = None) -> Added | None:
+def added_by_replicas(table: JobTable, has_buckets: NDArray[np.bool_] | None = None) -> Added | None:
     """What the jobs take more than each would alone; nothing where all of them are.
 
     Args:
-        jobs: the jobs.
+        table: the jobs.
         has_buckets: where the buckets are counted already, because a trace has seen them, shape ``[B]``.
     """
-    ranks = jobs.column("ranks") if isinstance(jobs, JobBatch) else np.array([job.ranks for job in jobs], dtype=np.float64)
+    ranks = table.column("ranks")
     if not (ranks > 1).any():
         return None
-    buckets = np.where(ranks > 1, _gradient_bytes(jobs), 0.0)
+    buckets = np.where(ranks > 1, _gradient_bytes(table), 0.0)
     if has_buckets is not None:
         buckets = np.where(has_buckets, 0.0, buckets)
     counts, which = np.unique(ranks.astype(np.int64), return_inverse=True)
@@ -50,9 +48,7 @@ def added_by_replicas(jobs: Sequence[TrainingJob], has_buckets: NDArray[np.bool_
     return Added(buckets + expected, buckets + bound)
 
 
-def _gradient_bytes(jobs: Sequence[TrainingJob]) -> Array:
+def _gradient_bytes(table: JobTable) -> Array:
     """Gradients of each job, all of them together, shape ``[B]``."""
-    if isinstance(jobs, JobBatch):
-        of_options = np.array([ELEMENT_BYTES[precision].weight for precision in jobs.options("precision")], dtype=np.float64)
-        return jobs.column("trainable_parameters") * of_options[jobs.option_codes]
-    return np.array([(job.trainable_parameters or 0) * ELEMENT_BYTES[job.precision].weight for job in jobs], dtype=np.float64)
+    of_options = np.array([ELEMENT_BYTES[precision].weight for precision in table.options("precision")], dtype=np.float64)
+    return table.column("trainable_parameters") * of_options[table.option_codes]

@@ -36,7 +36,7 @@ from typing import Any, Final
 
 from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.job.training_job import FAMILIES, JOB_FIELDS
+from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
 from gpumemnet.predict.site_calibration import SiteCalibration, site_calibration_from_card
 
 FORMAT_VERSION: Final = 2
@@ -346,7 +346,7 @@ def _coverages(levels: Any) -> tuple[float, ...]:
 
 def _options(options: Any) -> dict[str, tuple[str | bool | int | None, ...]]:
     seen = {field: tuple(values) for field, values in options.items() if isinstance(values, list)}
-    if not seen or seen.keys() != options.keys() or not seen.keys() <= set(JOB_FIELDS):
+    if not seen or seen.keys() != options.keys() or not seen.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}:
         raise ValueError("the support's options must be lists of values of job fields")
     if not all(value is None or isinstance(value, str | bool | int) for values in seen.values() for value in values):
         raise ValueError("the support's options must be plain values")

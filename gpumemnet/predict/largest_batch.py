@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memory_of, verdict
+from gpumemnet.gpu.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memories_of, verdict
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
     from gpumemnet.predict.predictor import Predictor
@@ -234,21 +237,21 @@ def _steps(job: TrainingJob) -> int:
 
 
 class _Question:
-    """Asks for one job at many batch sizes on one GPU: one call of the predictor, whatever their number."""
+    """Asks for one job at many batch sizes on one GPU: as one table, whatever their number."""
 
     def __init__(self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None) -> None:
         self._predictor = predictor
-        self._job = job if job.traced_peak_bytes is None else dataclasses.replace(job, traced_peak_bytes=None)
+        self._table = JobTable.from_jobs((dataclasses.replace(job, traced_peak_bytes=None),))
         self._options = {"gpu": gpu, "coverage": coverage, "encoder": encoder}
         self.fewest_reasons: tuple[str, ...] = ()
         self.last_reasons: tuple[str, ...] = ()
 
     def __call__(self, batches: Sequence[int]) -> list[Memory]:
-        jobs = [dataclasses.replace(self._job, batch_size=batch) for batch in batches]
-        estimates = self._predictor.estimate(jobs, **self._options)  # type: ignore[arg-type]
-        self.fewest_reasons = min((estimate.reasons for estimate in estimates), key=len)
-        self.last_reasons = estimates[-1].reasons
-        return [memory_of(estimate) for estimate in estimates]
+        jobs = self._table.take(np.zeros(len(batches), dtype=np.int64)).with_numbers("batch_size", np.array(batches, np.float64))
+        predictions = self._predictor.predict_table(jobs, **self._options)  # type: ignore[arg-type]
+        self.fewest_reasons = min(map(predictions.reasons, range(len(jobs))), key=len)
+        self.last_reasons = predictions.reasons(len(jobs) - 1)
+        return memories_of(predictions)
 
 
 def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Memory = _NOTHING) -> list[BatchPoint]:

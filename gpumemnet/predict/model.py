@@ -1,4 +1,4 @@
-"""One bundle, ready to run: from features through its graph to estimates, for jobs that it is asked about on any GPU.
+"""One bundle, ready to run: from features through its graph to predictions, for jobs that it is asked about on any GPU.
 
 Which bundle answers for a job is :mod:`gpumemnet.predict.predictor`'s affair.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,29 +17,25 @@ from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import context, device_profile
-from gpumemnet.job.job_batch import Indices, JobBatch
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.bundle import COMMON, GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
-from gpumemnet.predict.estimate import Estimate
-from gpumemnet.predict.estimates import Estimates
-from gpumemnet.predict.reasons import Reasons, outside_rows
+from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
 from gpumemnet.predict.site_calibration import SiteCalibration
-from gpumemnet.predict.support import Against, Support, option_reasons
+from gpumemnet.predict.support import Support, Unseen, option_reasons
 from gpumemnet.units import GIB
 
 Array = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
-_NO_NUMBER: Final = "the model gives no number for it"
-_NOTHING_AGAINST: Final = Against([()], [False], [0])
-"""What speaks against a job inside the support."""
-_MOST_BOUND_BYTES: Final = 2.0**62
-"""However large a graph's bounds are, they stay numbers of 64 bits."""
+NO_NUMBER: Final = "the model gives no number for it"
+"""The reason of a job for which a graph answers infinity or no number."""
+_MOST_BYTES: Final = 2.0**62
+"""However large an amount is, it stays a number of 64 bits."""
 
 
 class GraphAnswer(NamedTuple):
@@ -54,22 +49,6 @@ class GraphAnswer(NamedTuple):
     expected_bytes: NDArray[np.float64]
     bounds_bytes: NDArray[np.float64]
     is_broken: NDArray[np.bool_] | None
-
-
-class Looked(NamedTuple):
-    """What a model sees of ``B`` jobs before it answers.
-
-    Attributes:
-        features: shape ``[B, F]``; of a batch without layers the columns of the totals alone.
-        against: what speaks against its answers.
-    """
-
-    features: NDArray[np.float64]
-    against: Against
-
-    def take(self, rows: Sequence[int] | Indices) -> Looked:
-        """The same of the jobs in ``rows``, which rise."""
-        return Looked(self.features[np.asarray(rows, dtype=np.int64)], self.against.take(rows))
 
 
 class Place(NamedTuple):
@@ -134,14 +113,14 @@ class BundleModel:
             return place
         return place._replace(context_bytes=site.shift_bytes, context_bound_bytes=site.shift_bound_bytes, site=site)
 
-    def run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> GraphAnswer:
-        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``; without layers the totals will do."""
+    def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
+        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
         step = self._rows_at_once
         if len(features) <= step:
-            weights, locations, scales, amounts = self._run(jobs, features)
+            weights, locations, scales, amounts = self._run(table, features)
         else:
             starts = range(0, len(features), step)
-            parts = [self._run(jobs[at : at + step] if self.needs_layers else jobs, features[at : at + step]) for at in starts]
+            parts = [self._run(table[at : at + step] if self.needs_layers else table, features[at : at + step]) for at in starts]
             weights, locations, scales, amounts = map(np.concatenate, zip(*parts, strict=True))
         is_broken = None
         if not _are_numbers(weights, locations, scales, amounts):
@@ -153,20 +132,16 @@ class BundleModel:
             MemoryDistribution(weights, locations, scales),
             amounts_bytes[:, 0],
             amounts_bytes[:, 1],
-            np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES),
+            np.minimum(amounts_bytes[:, 2:], _MOST_BYTES),
             is_broken,
         )
 
-    def _run(self, jobs: Sequence[TrainingJob], features: NDArray[np.float64]) -> list[Any]:
-        answer: list[Any]
+    def _run(self, table: JobTable, features: NDArray[np.float64]) -> list[Any]:
+        inputs: dict[str, Any] = {"features": features.astype(np.float32)}
         if self.needs_layers:
-            sequences, mask = layer_sequence(jobs)
-            inputs = {"features": features.astype(np.float32), "sequences": sequences, "mask": mask.astype(np.float32)}
-            answer = self._session.run(GRAPH_OUTPUTS, inputs)
-            return answer
-        rows = np.zeros((len(features), len(FEATURE_NAMES)), dtype=np.float32)
-        rows[:, : features.shape[1]] = features
-        answer = self._session.run(GRAPH_OUTPUTS, {"features": rows})
+            sequences, mask = layer_sequence(table)
+            inputs |= {"sequences": sequences, "mask": mask.astype(np.float32)}
+        answer: list[Any] = self._session.run(GRAPH_OUTPUTS, inputs)
         return answer
 
     def reaches(self, coverage: float) -> bool:
@@ -191,132 +166,84 @@ class BundleModel:
             )
         return bisect.bisect_left(coverages, coverage)
 
-    def look(self, jobs: Sequence[TrainingJob], place: Place) -> Looked:
-        """What there is to see of the jobs on the GPU ``place``."""
-        features = feature_matrix(jobs, place.blas_workspace_bytes)
-        return Looked(features, self.support.against(jobs, features))
+    def features(self, table: JobTable, place: Place) -> NDArray[np.float64]:
+        """Feature vectors of ``B`` jobs on the GPU ``place``, shape ``[B, F]``."""
+        return feature_matrix(table, place.blas_workspace_bytes)
 
-    def glance(self, jobs: JobBatch, place: Place, totals: NDArray[np.float64]) -> Reasons:
-        """The reasons against the jobs of a batch alone: without the layers' features, where the support is not about those.
+    def predict(
+        self,
+        table: JobTable,
+        bins: BinScheme | None,
+        coverage: float,
+        place: Place | None = None,
+        features: NDArray[np.float64] | None = None,
+        unseen: Unseen | None = None,
+    ) -> PredictionTable:
+        """Predictions of jobs that all belong to the bundle's family.
 
         Args:
-            jobs: the jobs.
-            place: the GPU.
-            totals: their :func:`~gpumemnet.features.vector.total_matrix`.
-        """
-        is_short = self.support.is_about_totals
-        reasons = self.support.against(jobs, totals if is_short else feature_matrix(jobs, place.blas_workspace_bytes)).reasons
-        assert isinstance(reasons, Reasons)
-        return reasons
-
-    def answer(self, job: TrainingJob, bins: BinScheme | None, coverage: float, place: Place) -> Estimate | None:
-        """The :meth:`estimate` of one job, sooner: in plain numbers where that can be; nothing where it lies outside the support.
+            table: the jobs.
+            bins: bin scheme of the probabilities; 1 GiB up to the capacity of the GPU unless given.
+            coverage: share of jobs that the safe bytes shall cover.
+            place: the GPU; the one that the model learnt from unless given.
+            features: what :meth:`features` gives, where that is known.
+            unseen: what :attr:`support` says of the jobs, where that is known.
 
         Raises:
             InvalidRequestError: when the coverage lies outside the calibrated ones.
         """
-        level = self.level(coverage)
-        if not self.support.knows(job):
-            return None
-        features = feature_matrix((job,), place.blas_workspace_bytes)
-        if not self.support.spans(features[0].tolist()):
-            return None
-        looked = Looked(features, _NOTHING_AGAINST)
-        if job.is_replica or (job.traced_peak_bytes and self.card.traced_peak is not None):
-            return self.estimate((job,), bins, coverage, place, looked)[0]
-        weights, locations, scales, amounts = self._run((job,), features)
-        if not _are_numbers(weights, locations, scales, amounts):
-            return self.estimate((job,), bins, coverage, place, looked)[0]
-        amounts_bytes = _in_bytes(amounts)
-        bounds = np.minimum(amounts_bytes[:, 2:], _MOST_BOUND_BYTES)
-        if place.site is not None:
-            bounds = place.site.bounds(amounts_bytes[:, 1], bounds)
-        expected, safe = float(amounts_bytes[0, 1]), float(bounds[0, level])
-        if place.context_bytes or place.context_bound_bytes:
-            expected, safe = max(expected + place.context_bytes, 1.0), safe + place.context_bound_bytes
-        if bins is None:
-            bins = self._bins_of(place)
-        return Estimate(
-            expected_bytes=round(expected),
-            safe_bytes=math.ceil(max(safe, expected)),
-            coverage=coverage,
-            bins=bins,
-            probabilities=MemoryDistribution(weights, locations, scales).bin_probabilities(_log_edges(bins, place))[0],
-            in_support=True,
-            reasons=(),
-            gpu=place.gpu,
-            estimator=self.card.name,
-            version=self.card.version,
-            label_source=self.card.label_source,
-        )
-
-    def _bins_of(self, place: Place) -> BinScheme:
-        """Bins for a question that names none: of 1 GiB, up to the capacity of the GPU."""
-        return self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
-
-    def estimate(
-        self,
-        jobs: Sequence[TrainingJob],
-        bins: BinScheme | None,
-        coverage: float,
-        place: Place | None = None,
-        looked: Looked | None = None,
-    ) -> Estimates:
-        """Estimates of jobs that all belong to the bundle's family; ``looked`` is what :meth:`look` gave, where that is known."""
         place = place or self.own_place
-        if bins is None:
-            bins = self._bins_of(place)
         level = self.level(coverage)
-        features, (reasons, has_unseen_option, _) = looked or self.look(jobs, place)
-        distribution, reference, expected, bounds, is_broken = self.run(jobs, features)
-        if is_broken is not None:
-            reasons = [(*own, _NO_NUMBER) if one else tuple(own) for one, own in zip(is_broken.tolist(), reasons, strict=True)]
+        if features is None:
+            features = self.features(table, place)
+        if unseen is None:
+            unseen = self.support.check(table, features)
+        distribution, reference, expected, bounds, is_broken = self.run(table, features)
         safe = bounds[:, level] if place.site is None else place.site.bounds(expected, bounds)[:, level]
-        if outside_rows(reasons):
-            outside = reasons.counts > 0 if isinstance(reasons, Reasons) else np.array([bool(row) for row in reasons])
-            scales = np.where(has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
+        reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
+        if is_broken is not None:
+            reasons |= {row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()}
+        if reasons:
+            outside = np.zeros(len(table), dtype=np.bool_)
+            outside[list(reasons)] = True
+            scales = np.where(unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
-        traced = None if self.card.traced_peak is None else _traced(jobs)
-        if traced is not None:
-            distribution, expected, safe, reasons = self._with_traces(jobs, traced, distribution, expected, safe, reasons, level)
-        if (added := added_by_replicas(jobs, None if traced is None else traced > 0)) is not None:
+        traced = None if self.card.traced_peak is None else table.column("traced_peak_bytes")
+        if traced is not None and traced.any():
+            distribution, expected, safe, theirs = self._with_traces(table, traced, distribution, expected, safe, level)
+            reasons = {row: words for row, words in (reasons | theirs).items() if words}
+        if (added := added_by_replicas(table, None if traced is None else traced > 0)) is not None:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         if place.context_bytes or place.context_bound_bytes:
             expected = np.maximum(expected + place.context_bytes, 1.0)
             safe = safe + place.context_bound_bytes
-        outside_reasons = {}
         safe = np.ceil(np.maximum(safe, expected))
-        rows = outside_rows(reasons)
-        if rows:
-            outside_reasons = {row: reasons[row] for row in rows}
-            safe[rows] = np.nan
-        return Estimates(
-            expected_bytes=np.rint(expected),
-            safe_bytes=safe,
-            distribution=distribution,
-            log_edges=_log_edges(bins, place),
-            reasons=outside_reasons,
-            coverage=coverage,
-            bins=bins,
-            gpu=place.gpu,
-            estimator=self.card.name,
-            version=self.card.version,
-            label_source=self.card.label_source,
+        if bins is None:
+            bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
+        model = AnsweringModel(self.card.name, self.card.version, self.card.label_source, place.gpu, bins)
+        return PredictionTable(
+            np.minimum(np.rint(expected), _MOST_BYTES).astype(np.int64),
+            np.minimum(safe, _MOST_BYTES).astype(np.int64),
+            reasons,
+            coverage,
+            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(bins, place)),),
         )
 
     def _with_traces(
         self,
-        jobs: Sequence[TrainingJob],
+        table: JobTable,
         traced: NDArray[np.float64],
         distribution: MemoryDistribution,
         expected: NDArray[np.float64],
         safe: NDArray[np.float64],
-        reasons: Sequence[tuple[str, ...]],
         level: int,
-    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], Sequence[tuple[str, ...]]]:
-        """Answers in which jobs with a traced peak are answered from it: it has seen what a feature vector cannot."""
+    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]]:
+        """Answers in which jobs with a traced peak are answered from it, and why these lie outside of its calibration.
+
+        A trace has seen what a feature vector cannot.
+        """
         calibration = self.card.traced_peak
         assert calibration is not None
         is_traced = traced > 0
@@ -324,10 +251,10 @@ class BundleModel:
         distribution = distribution.mixed(is_traced, centre + calibration.log_shift, calibration.weights, calibration.log_scales)
         expected = np.where(is_traced, np.exp(centre + calibration.log_shift), expected)
         safe = np.where(is_traced, np.exp(centre + calibration.log_bounds[level]), safe)
-        reasons = [
-            option_reasons(jobs[row], calibration.options, "traced jobs were measured with") if is_one else own
-            for row, (is_one, own) in enumerate(zip(is_traced.tolist(), reasons, strict=True))
-        ]
+        reasons = {
+            row: option_reasons(table, row, calibration.options, "traced jobs were measured with")
+            for row in is_traced.nonzero()[0].tolist()
+        }
         return distribution, expected, safe, reasons
 
 
@@ -349,15 +276,6 @@ def _log_edges(bins: BinScheme, place: Place) -> NDArray[np.float64]:
     if place.context_bytes:
         log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
     return log_edges
-
-
-def _traced(jobs: Sequence[TrainingJob]) -> NDArray[np.float64] | None:
-    """What traces found, in bytes, and 0 for jobs that nobody traced; nothing where nobody traced any."""
-    if isinstance(jobs, JobBatch):
-        column = jobs.column("traced_peak_bytes")
-        return column if column.any() else None
-    amounts = [job.traced_peak_bytes or 0 for job in jobs]
-    return np.array(amounts, dtype=np.float64) if any(amounts) else None
 
 
 def load_session(bundle: Bundle) -> onnxruntime.InferenceSession:

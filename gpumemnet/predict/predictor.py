@@ -1,29 +1,26 @@
 """Predicts the memory of jobs in process, from bundles.  Loads numpy and onnxruntime, never torch.
 
 A predictor chooses the bundles of the job's family and asks them in turn (:mod:`gpumemnet.predict.model`) for an
-:class:`~gpumemnet.predict.estimate.Estimate`.  It holds no state that changes and may be shared by threads.
+:class:`~gpumemnet.predict.prediction_table.PredictionTable`.  It holds no state that changes and may be shared by threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
-from gpumemnet.features.vector import total_matrix, with_layers
-from gpumemnet.job.job_batch import JobBatch, layer_counts, some_of
+from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
-from gpumemnet.predict.estimates import Part, in_order
-from gpumemnet.predict.model import BundleModel, Looked, load_session
-from gpumemnet.predict.reasons import outside_rows
-from gpumemnet.predict.support import against_batch
+from gpumemnet.predict.model import BundleModel, load_session
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
+from gpumemnet.predict.prediction_table import PredictionTable
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
@@ -112,16 +109,24 @@ class Predictor:
         models = self.models_of(family, encoder)
         return [model for model in models if model.reaches(coverage)] or models[:1]
 
-    def unanswered(self, jobs: JobBatch, encoder: str | None = None) -> list[int]:
-        """Positions of the jobs for which :meth:`models_for` raises an error."""
-        is_refused, needs_layers = np.zeros((2, len(jobs.option_sets)), dtype=np.bool_)
-        for code, family in enumerate(jobs.options("family")):
+    def refusals(self, table: JobTable, encoder: str | None = None) -> dict[int, FieldError]:
+        """Every row for which no model answers → why: no bundle of its family or encoder, or layers that are missing."""
+        errors: list[FieldError | None] = []
+        needs_layers = []
+        for family in table.options("family"):
             try:
-                needs_layers[code] = self.models_of(family, encoder)[0].needs_layers
-            except FieldError:
-                is_refused[code] = True
-        refused = is_refused[jobs.option_codes] | (needs_layers[jobs.option_codes] & (jobs.layer_counts == 0))
-        return np.flatnonzero(refused).tolist()
+                needs_layers.append(self.models_of(family, encoder)[0].needs_layers)
+                errors.append(None)
+            except FieldError as error:
+                needs_layers.append(True)
+                errors.append(error)
+        if not any(needs_layers):
+            return {}
+        is_refused = np.array([error is not None for error in errors])[table.option_codes]
+        is_without = np.array(needs_layers)[table.option_codes] & (table.layer_counts == 0)
+        return {
+            row: errors[table.option_codes[row]] or _without_layers() for row in (is_refused | is_without).nonzero()[0].tolist()
+        }
 
     def predict(
         self,
@@ -131,8 +136,8 @@ class Predictor:
         coverage: float = DEFAULT_COVERAGE,
         gpu: str | None = None,
         encoder: str | None = None,
-    ) -> Estimate:
-        """The estimate of one job.
+    ) -> Prediction:
+        """The prediction of one job.
 
         Args:
             job: the job.
@@ -145,16 +150,10 @@ class Predictor:
             InvalidRequestError: on a coverage that the bundle is not calibrated for, an unknown GPU or encoder.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        models = self.models_reaching(coverage, job.family, encoder)
-        if models[0].needs_layers and not job.layers:
-            raise _without_layers()
-        for model in models:
-            answer = model.answer(job, bins, coverage, model.place(gpu))
-            if answer is not None:
-                return answer
-        return self.estimate((job,), bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)[0]
+        table = JobTable.from_jobs((job,))
+        return self.predict_table(table, bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)[0]
 
-    def estimate(
+    def predict_many(
         self,
         jobs: Sequence[TrainingJob],
         *,
@@ -162,55 +161,44 @@ class Predictor:
         coverage: float = DEFAULT_COVERAGE,
         gpu: str | None = None,
         encoder: str | None = None,
-    ) -> list[Estimate]:
-        """Estimates of many jobs, in order, with few runs of each graph; arguments and errors as :meth:`predict`."""
-        return in_order(self.parts(jobs, bins=bins, coverage=coverage, gpu=gpu, encoder=encoder), len(jobs))
+    ) -> PredictionTable:
+        """Predictions of several jobs, in order; arguments and errors as :meth:`predict`."""
+        return self.predict_table(JobTable.from_jobs(jobs), bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)
 
-    def parts(
+    def predict_table(
         self,
-        jobs: Sequence[TrainingJob],
+        jobs: JobTable,
         *,
         bins: BinScheme | None = None,
         coverage: float = DEFAULT_COVERAGE,
         gpu: str | None = None,
         encoder: str | None = None,
-    ) -> list[Part]:
-        """The same answers as arrays, by the model that gives them; of a :class:`~gpumemnet.job.job_batch.JobBatch` without
-        objects.
-
-        Every job is in one of the parts; there is none for no jobs.
-        """
+    ) -> PredictionTable:
+        """Predictions of all jobs of a table, in order, with few runs of each graph; arguments and errors as :meth:`predict`."""
         asked = []
-        for family, rows in _rows_of_families(jobs).items():
-            models, own = self.models_reaching(coverage, family, encoder), some_of(jobs, rows)
-            if models[0].needs_layers and not layer_counts(own).all():
+        for family, rows in _rows_of_families(jobs):
+            models = self.models_reaching(coverage, family, encoder)
+            own = jobs if len(rows) == len(jobs) else jobs.take(rows)
+            if models[0].needs_layers and not own.layer_counts.all():
                 raise _without_layers()
             asked.append((models, rows, own))
-        return [
-            part if own is jobs else Part([rows[row] for row in part.rows], part.estimates)
+        parts = [
+            (rows[answered], predictions)
             for models, rows, own in asked
-            for part in _cascade(models, own, bins, coverage, gpu)
+            for answered, predictions in _cascade(models, own, bins, coverage, gpu)
         ]
+        return parts[0][1] if len(parts) == 1 else PredictionTable.join(parts, len(jobs), coverage)
 
 
-def _rows_of_families(jobs: Sequence[TrainingJob]) -> dict[str, Sequence[int]]:
-    """The families, and the positions of their jobs."""
-    if len(jobs) == 1:
-        return {jobs[0].family: range(1)}
-    if isinstance(jobs, JobBatch):
-        names = jobs.options("family")
-        families: Iterable[str] = [names[code] for code in np.unique(jobs.option_codes).tolist()]
-    else:
-        families = [job.family for job in jobs]
-    distinct = dict.fromkeys(families)
-    if len(distinct) == 1:
-        return dict.fromkeys(distinct, range(len(jobs)))
-    if isinstance(jobs, JobBatch):
-        families = map(names.__getitem__, jobs.option_codes.tolist())
-    rows: dict[str, list[int]] = {family: [] for family in distinct}
-    for row, family in enumerate(families):
-        rows[family].append(row)
-    return dict(rows)
+def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:
+    """The families of the jobs, in the order in which they appear, and the positions of their jobs."""
+    families = table.options("family")
+    if len(set(families)) == 1:
+        return [(families[0], np.arange(len(table)))] if len(table) else []
+    names = list(dict.fromkeys(families))
+    codes = np.array([names.index(family) for family in families], dtype=np.int64)[table.option_codes]
+    present, first = np.unique(codes, return_index=True)
+    return [(names[code], (codes == code).nonzero()[0]) for code in present[first.argsort()].tolist()]
 
 
 def _without_layers() -> InvalidRequestError:
@@ -218,67 +206,42 @@ def _without_layers() -> InvalidRequestError:
 
 
 def _cascade(
-    models: Sequence[BundleModel], jobs: Sequence[TrainingJob], bins: BinScheme | None, coverage: float, gpu: str | None
-) -> list[Part]:
-    """Every job from the first model whose support holds it, else from the one that has not seen the fewest things of it."""
-    if isinstance(jobs, JobBatch) and len(models) > 1 and all(model.support.takes_batches for model in models):
-        return list(_batch_cascade(models, jobs, bins, coverage, gpu))
-    place = models[0].place(gpu)
-    looked = models[0].look(jobs, place)
-    if len(models) == 1 or not outside_rows(looked.against.reasons):
-        return [Part(range(len(jobs)), models[0].estimate(jobs, bins, coverage, place, looked))]
-    views = [(list(range(len(jobs))), looked)]
-    left = [row for row, reasons in enumerate(looked.against.reasons) if reasons]
-    for model in models[1:]:
-        looked = model.look(some_of(jobs, left), model.place(gpu))
-        views.append((left, looked))
-        left = [row for row, reasons in zip(left, looked.against.reasons, strict=True) if reasons]
-        if not left:
-            break
-    nearest: dict[int, int] = {}
-    if left:
-        against = [dict(zip(rows, looked.against.counts, strict=True)) for rows, looked in views]
-        for row in left:
-            counts = [counted[row] for counted in against]
-            nearest[row] = counts.index(min(counts))
-    parts = []
-    for number, (rows, looked) in enumerate(views):
-        mine = [at for at, row in enumerate(rows) if not looked.against.reasons[at] or nearest.get(row) == number]
-        if mine:
-            answered, model = [rows[at] for at in mine], models[number]
-            seen = looked if len(mine) == len(rows) else looked.take(mine)
-            parts.append(Part(answered, model.estimate(some_of(jobs, answered), bins, coverage, model.place(gpu), seen)))
-    return parts
+    models: Sequence[BundleModel], table: JobTable, bins: BinScheme | None, coverage: float, gpu: str | None
+) -> list[tuple[Indices, PredictionTable]]:
+    """Every job from the first model whose support holds it, else from the one that has not seen the fewest things of it.
 
-
-def _batch_cascade(
-    models: Sequence[BundleModel], jobs: JobBatch, bins: BinScheme | None, coverage: float, gpu: str | None
-) -> Iterator[Part]:
-    """The same of a batch: first who answers for which jobs, then the features of each job once."""
-    left, own, totals = np.arange(len(jobs)), jobs, total_matrix(jobs)
+    Returns:
+        For each model that answers for some, the positions of the jobs and their predictions.
+    """
+    left, some = np.arange(len(table)), table
+    features, workspace = None, None
+    choice = np.zeros(len(table), dtype=np.int64)
+    fewest = np.full(len(table), np.iinfo(np.int64).max)
     views = []
-    choice = np.zeros(len(jobs), dtype=np.int64)
-    fewest = np.full(len(jobs), np.iinfo(np.int64).max)
     for number, model in enumerate(models):
-        reasons = model.glance(own, model.place(gpu), totals)
-        views.append((left, own, totals, reasons))
-        is_nearer = reasons.counts < fewest[left]
+        place = model.place(gpu)
+        if features is None or place.blas_workspace_bytes != workspace:
+            features, workspace = model.features(some, place), place.blas_workspace_bytes
+        unseen = model.support.check(some, features)
+        views.append((place, left, features, unseen))
+        is_nearer = unseen.counts < fewest[left]
         nearer = left[is_nearer]
-        choice[nearer], fewest[nearer] = number, reasons.counts[is_nearer]
-        is_left = reasons.counts > 0
+        choice[nearer], fewest[nearer] = number, unseen.counts[is_nearer]
+        is_left = unseen.counts > 0
         if not is_left.any():
             break
         if not is_left.all():
-            left, own, totals = left[is_left], own.take(np.flatnonzero(is_left)), totals[is_left]
-    for number, (rows, own, totals, reasons) in enumerate(views):
-        mine = np.flatnonzero(choice[rows] == number)
+            rows = is_left.nonzero()[0]
+            left, some, features = left[rows], some.take(rows), features[rows]
+    parts = []
+    for number, (place, rows, features, unseen) in enumerate(views):
+        mine = (choice[rows] == number).nonzero()[0]
         if not len(mine):
             continue
         if len(mine) < len(rows):
-            rows, own, totals, reasons = rows[mine], own.take(mine), totals[mine], reasons.take(mine)
-        place = models[number].place(gpu)
-        looked = Looked(with_layers(totals, own, place.blas_workspace_bytes), against_batch(reasons))
-        yield Part(rows.tolist(), models[number].estimate(own, bins, coverage, place, looked))
+            rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
+        parts.append((rows, models[number].predict(unseen.table, bins, coverage, place, features, unseen)))
+    return parts
 
 
 def _trust(bundle: Bundle) -> int:

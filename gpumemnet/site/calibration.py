@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from gpumemnet.data.measurement import TRACED, architecture_key
 from gpumemnet.errors import DatasetError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, DeviceProfile, device_profile
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_to_json
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.element_types import ELEMENT_BYTES
@@ -278,12 +279,14 @@ def _parts(
         for model in predictor.models_of(family, encoder):
             if not left:
                 break
-            looked = model.look([rows[at].job for at in left], model.place(gpu))
-            mine = [number for number, reasons in enumerate(looked.against.reasons) if not reasons]
-            outside.update(reason for reasons in looked.against.reasons for reason in reasons)
-            if mine:
-                at = np.array([left[number] for number in mine])
-                answer = model.run([rows[number].job for number in at], looked.features[mine])
+            table = JobTable.from_jobs([rows[at].job for at in left])
+            features = model.features(table, model.place(gpu))
+            unseen = model.support.check(table, features)
+            mine, others = (np.flatnonzero(chosen) for chosen in (unseen.counts == 0, unseen.counts > 0))
+            outside.update(reason for number in others.tolist() for reason in unseen.reasons(number))
+            if len(mine):
+                at = np.array(left)[mine]
+                answer = model.run(table.take(mine), features[mine])
                 numbers = {
                     name: np.array([np.nan if value is None else value for value in map(pick, (rows[n] for n in at))], np.float64)
                     for name, pick in _NUMBERS.items()
@@ -296,7 +299,7 @@ def _parts(
                     fold=folds[at],
                     **numbers,
                 )
-            left = [at for at, reasons in zip(left, looked.against.reasons, strict=True) if reasons]
+            left = [left[number] for number in others.tolist()]
     return parts, outside
 
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from gpumemnet.errors import InvalidRequestError, UnsupportedJobError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.replicas import WITH_OTHERS
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE, Estimate
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.rows import SiteRow
 from gpumemnet.site.significance import binomial_tail, fisher_test, holm, ks_distance, ks_probability, sign_test
@@ -187,7 +188,8 @@ def _group_findings(
     coverage: float,
 ) -> tuple[list[Finding], str | None]:
     jobs = [row.job for row in rows]
-    estimates = predictor.estimate(jobs, coverage=coverage, gpu=gpu if gpu is None or _is_known(gpu) else None)
+    asked_gpu = gpu if gpu is None or _is_known(gpu) else None
+    estimates = list(predictor.predict_table(JobTable.from_jobs(jobs), coverage=coverage, gpu=asked_gpu))
     findings = [_support(estimates)]
     notes = []
     if gpu is None or _is_known(gpu):
@@ -210,7 +212,7 @@ def _is_known(gpu: str) -> bool:
     return True
 
 
-def _own_reference(predictor: Predictor, family: str, estimates: Sequence[Estimate]) -> TrainingReference | None:
+def _own_reference(predictor: Predictor, family: str, estimates: Sequence[Prediction]) -> TrainingReference | None:
     commonest = Counter(estimate.estimator for estimate in estimates).most_common(1)[0][0]
     for bundle in predictor.bundles:
         if bundle.card.name == commonest:
@@ -222,7 +224,7 @@ def _finding(kind: str, name: str, jobs: int, effect: float, matters: float, pro
     return Finding(kind, "", None, name, jobs, effect, matters, probability, 1.0, False, sentence)
 
 
-def _error(rows: Sequence[SiteRow], estimates: Sequence[Estimate]) -> Iterator[Finding]:
+def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator[Finding]:
     """A sign test: as many jobs should take more than expected as less."""
     ratios = np.array(
         [
@@ -239,7 +241,7 @@ def _error(rows: Sequence[SiteRow], estimates: Sequence[Estimate]) -> Iterator[F
     yield _finding("error", "median", len(ratios), abs(median), ERROR_MATTERS, probability, sentence)
 
 
-def _coverage(rows: Sequence[SiteRow], estimates: Sequence[Estimate], coverage: float) -> Iterator[Finding]:
+def _coverage(rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage: float) -> Iterator[Finding]:
     """An exact binomial test: no more jobs should exceed their safe bytes than was promised."""
     kept = [
         one
@@ -263,7 +265,7 @@ def _is_within(row: SiteRow, safe_bytes: int) -> bool | None:
     return False
 
 
-def _support(estimates: Sequence[Estimate]) -> Finding:
+def _support(estimates: Sequence[Prediction]) -> Finding:
     outside = [estimate.reasons[0] for estimate in estimates if not estimate.in_support]
     share = len(outside) / len(estimates)
     why = f", most often: {Counter(outside).most_common(1)[0][0]}" if outside else ""

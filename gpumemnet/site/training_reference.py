@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 
 AMOUNTS: Final = (
@@ -64,7 +65,7 @@ def training_reference(jobs: Sequence[TrainingJob]) -> TrainingReference:
 
 def job_amounts(jobs: Sequence[TrainingJob]) -> dict[str, NDArray[np.float64]]:
     """The columns :data:`AMOUNTS` of ``B`` jobs, shape ``[B]`` each."""
-    features = feature_matrix(jobs, GENERIC_BLAS_WORKSPACE_BYTES)
+    features = feature_matrix(JobTable.from_jobs(jobs), GENERIC_BLAS_WORKSPACE_BYTES)
     return {name: features[:, FEATURE_NAMES.index(name)] for name in AMOUNTS}
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpumemnet import Client, Estimate, GpumemnetError, Predictor, TrainingJob, job_from_json
+from gpumemnet import Client, GpumemnetError, Prediction, Predictor, TrainingJob, job_from_json
 from gpumemnet.units import ceil_mib
 
 ESTIMATE_LINE: Final = 11
@@ -64,7 +64,7 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
-def ask(job: TrainingJob, url: str | None, gpu: str | None) -> Estimate:
+def ask(job: TrainingJob, url: str | None, gpu: str | None) -> Prediction:
     """The estimate of a service at ``url``, or of the shipped models in this process."""
     if url is None:
         return Predictor.default().predict(job, gpu=gpu)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _amount_mib(estimate: Estimate, wants_limit: bool, unknown_mib: int | None) -> int | None:
+def _amount_mib(estimate: Prediction, wants_limit: bool, unknown_mib: int | None) -> int | None:
     if estimate.safe_bytes is None:
         return unknown_mib
     return ceil_mib(estimate.safe_bytes if wants_limit else estimate.expected_bytes)

@@ -20,6 +20,7 @@ from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 from sklearn.neural_network import MLPClassifier
 
 from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
@@ -215,19 +216,20 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
         place = place._replace(context_bytes=shift, context_bound_bytes=shift, site=None)
-    jobs = [replace(job, traced_peak_bytes=None) for job in test.jobs]
-    looked = model.look(jobs, place)
-    estimates = {scheme.name: model.estimate(jobs, scheme, COVERAGE, place, looked) for scheme in SCHEMES}
-    first = estimates[ONE_GIB.name]
-    answer = model.run(jobs, looked.features)
+    table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
+    features = model.features(table, place)
+    unseen = model.support.check(table, features)
+    predictions = {scheme.name: model.predict(table, scheme, COVERAGE, place, features, unseen) for scheme in SCHEMES}
+    first = predictions[ONE_GIB.name]
+    answer = model.run(table, features)
     bounds = answer.bounds_bytes if place.site is None else place.site.bounds(answer.expected_bytes, answer.bounds_bytes)
     bounds = np.maximum(bounds + place.context_bound_bytes, 0.0)
-    bounds[np.array([bool(reasons) for reasons in looked.against.reasons], dtype=bool)] = np.nan
+    bounds[unseen.counts > 0] = np.nan
     return Answers(
-        expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),
-        safe_bytes=np.array([estimate.safe_bytes or np.nan for estimate in first], dtype=np.float64),
-        bins={name: np.array([estimate.bin_index for estimate in answers]) for name, answers in estimates.items()},
-        probabilities=np.array([estimate.probabilities for estimate in first]),
+        expected_bytes=first.expected_bytes.astype(np.float64),
+        safe_bytes=np.ma.filled(first.safe_bytes.astype(np.float64), np.nan),
+        bins={name: answers.probabilities.argmax(axis=1) for name, answers in predictions.items()},
+        probabilities=first.probabilities,
         bounds_bytes=dict(zip(model.card.coverages, bounds.T, strict=True)),
     )
 
@@ -237,8 +239,8 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
     place = model.place(training.gpu)
-    looked = model.look(training.jobs, place)
-    reserved = model.run(training.jobs, looked.features).expected_bytes - model.card.context_bytes
+    table = JobTable.from_jobs(training.jobs)
+    reserved = model.run(table, model.features(table, place)).expected_bytes - model.card.context_bytes
     context_bytes = int(np.median((training.label_bytes - reserved)[known]))
     return served_answers(bundle, test, training.gpu, max(0, context_bytes))
 

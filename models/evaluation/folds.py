@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
 
@@ -118,13 +119,14 @@ def _served(training: LabelledJobs, plan: TrainingPlan, progress: Callable[[floa
 
 
 def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:
-    jobs = [replace(job, traced_peak_bytes=None) for job in test.jobs]  # the classifier's own answers are asked for
-    estimates = {scheme.name: predictor.estimate(jobs, bins=scheme, coverage=COVERAGE) for scheme in SCHEMES}
-    first = estimates[SCHEMES[0].name]
+    # the classifier's own answers are asked for
+    table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
+    predictions = {scheme.name: predictor.predict_table(table, bins=scheme, coverage=COVERAGE) for scheme in SCHEMES}
+    first = predictions[SCHEMES[0].name]
     return Answers(
-        expected_bytes=np.array([estimate.expected_bytes for estimate in first], dtype=np.float64),
-        safe_bytes=np.array([estimate.safe_bytes or np.nan for estimate in first], dtype=np.float64),
-        bins={name: np.array([estimate.bin_index for estimate in answers]) for name, answers in estimates.items()},
+        expected_bytes=first.expected_bytes.astype(np.float64),
+        safe_bytes=np.ma.filled(first.safe_bytes.astype(np.float64), np.nan),
+        bins={name: answers.probabilities.argmax(axis=1) for name, answers in predictions.items()},
     )
 
 

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.model import NO_NUMBER
+from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
 from .champion_data import slot_of
@@ -139,27 +142,23 @@ def _joined(parts: Sequence[Judged]) -> Judged:
 def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> NDArray[np.float64]:
     """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, and none gets more."""
     whole = max(row.measurement.capacity_bytes for row in rows)
-    expected, safe = _raw_answers(predictor, rows, gpu, encoder, whole)
-    return np.stack((expected, np.minimum(safe, whole)))
+    predictions = _predictions(predictor, rows, gpu, encoder)
+    safe = np.ma.filled(predictions.safe_bytes.astype(np.float64), whole)
+    return np.stack((predictions.expected_bytes.astype(np.float64), np.minimum(safe, whole)))
 
 
-def _raw_answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str, unsafe: float) -> NDArray[np.float64]:
-    """Expected and safe bytes, shape ``[2, B]``, as the graphs give them; ``unsafe`` for a job without safe bytes."""
-    jobs = [replace(row.measurement.job, traced_peak_bytes=None) for row in rows]  # the networks' own answers are asked for
-    answers = np.empty((2, len(rows)))
+def _predictions(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> PredictionTable:
+    """The networks' own answers, whatever a trace has found."""
+    table = JobTable.from_jobs([replace(row.measurement.job, traced_peak_bytes=None) for row in rows])
     with np.errstate(over="ignore"):
-        parts = predictor.parts(jobs, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
-    for part in parts:
-        safe = [unsafe if at in part.estimates.reasons else one for at, one in enumerate(part.estimates.safe_bytes.tolist())]
-        answers[:, list(part.rows)] = part.estimates.expected_bytes, safe
-    return answers
+        return predictor.predict_table(table, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
 
 
 def without_answer(candidate: Bundle, track: Track) -> int:
     """Number of the track's jobs, those that it learnt from included, for which a candidate's answer is no finite number."""
     rows = [row for row in (*track.training, *track.held_out, *track.newest) if _can_be_asked(row, candidate)]
-    answers = _raw_answers(Predictor([candidate]), rows, track.gpu, candidate.card.encoder, 0.0)
-    return int((~np.isfinite(answers)).any(axis=0).sum())
+    predictions = _predictions(Predictor([candidate]), rows, track.gpu, candidate.card.encoder)
+    return sum(NO_NUMBER in predictions.reasons(row) for row in range(len(rows)))
 
 
 def _can_be_asked(row: Row, candidate: Bundle) -> bool:

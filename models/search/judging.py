@@ -113,8 +113,9 @@ def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple
         inputs: tuple[torch.Tensor, ...] = (float_tensor(some.features),)
         if isinstance(trained.network, SequenceClassifier):
             from gpumemnet.features.sequence import layer_sequence
+            from gpumemnet.job.job_table import JobTable
 
-            inputs += batch_of([layer_sequence([job])[0][0] for job in some.jobs])
+            inputs += batch_of([layer_sequence(JobTable.from_jobs([job]))[0][0] for job in some.jobs])
         with torch.no_grad():
             parts.append(trained.network(*inputs)[3].double().numpy())
     amounts = np.exp(np.concatenate(parts))

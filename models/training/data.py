@@ -20,6 +20,7 @@ from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
 from gpumemnet.predict.bundle import ALL_FAMILIES
 from gpumemnet.units import MIB
@@ -101,7 +102,7 @@ class LabelledJobs:
 
 def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     """Feature vectors of ``jobs`` on the GPU model ``gpu``, shape ``[B, F]``."""
-    return feature_matrix(jobs, blas_workspace_bytes(gpu))
+    return feature_matrix(JobTable.from_jobs(jobs), blas_workspace_bytes(gpu))
 
 
 def rows_to_learn_from(path: str | Path) -> list[Measurement]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpumemnet.features.sequence import layer_sequence
+from gpumemnet.job.job_table import JobTable
 
 from ..networks.mlp import MemberMLPs, centre_and_spread, float_tensor, mixture_cdf
 from ..networks.physics_line import LAYER_TERMS
@@ -106,7 +107,7 @@ def train_sequence_classifier(
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
     """The sequences without padding: one job at a time, so that one long network does not stretch all others."""
-    return [layer_sequence([job])[0][0] for job in data.jobs]
+    return [layer_sequence(JobTable.from_jobs([job]))[0][0] for job in data.jobs]
 
 
 def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,12 @@ import numpy as np
 
 from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import ENCODERS
-from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 
 from ..api.examples import EXAMPLE_JOBS, predict_examples
@@ -81,15 +82,16 @@ def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
 
 
 def _problem(model: BundleModel, job: TrainingJob) -> str | None:
-    features = model.look((job,), model.own_place).features
-    answer = model.run((job,), features)
+    table = JobTable.from_jobs((job,))
+    features = model.features(table, model.own_place)
+    answer = model.run(table, features)
     mixture = answer.distribution
     amounts = (answer.reference_bytes, answer.expected_bytes, answer.bounds_bytes)
     if answer.is_broken is not None or not all(
         np.isfinite(part).all() for part in (mixture.weights, mixture.locations, mixture.scales, *amounts)
     ):
         return "the graph's outputs are not finite"
-    estimates = [model.estimate((job,), None, coverage)[0] for coverage in model.card.coverages]
+    estimates = [model.predict(table, None, coverage)[0] for coverage in model.card.coverages]
     for estimate in estimates:
         problem = _estimate_problem(estimate)
         if problem:
@@ -97,7 +99,7 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
     limits = [estimate.safe_bytes for estimate in estimates if estimate.safe_bytes is not None]
     if limits != sorted(limits):
         return "the safe bytes do not rise with the coverage"
-    if not _same(estimates[-1], model.estimate((job,), None, model.card.coverages[-1])[0], 0.0):
+    if not _same(estimates[-1], model.predict(table, None, model.card.coverages[-1])[0], 0.0):
         return "asked twice it answers differently"
     context_bytes = model.card.context_bytes + model.own_place.context_bytes
     closed_form = float(context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
@@ -107,7 +109,7 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
     return None
 
 
-def _estimate_problem(estimate: Estimate) -> str | None:
+def _estimate_problem(estimate: Prediction) -> str | None:
     probabilities = estimate.probabilities
     if not np.isfinite(probabilities).all() or (probabilities < 0).any():
         return "a probability is no number from 0 to 1"
@@ -123,14 +125,14 @@ def _estimate_problem(estimate: Estimate) -> str | None:
 def _check_together(model: BundleModel, jobs: list[TrainingJob]) -> None:
     """A job's answer may not depend on which others it is asked with."""
     coverage = model.card.coverages[0]
-    together = model.estimate(jobs, None, coverage)
+    together = model.predict(JobTable.from_jobs(jobs), None, coverage)
     for job, estimate in zip(jobs, together, strict=True):
-        alone = model.answer(job, None, coverage, model.own_place) or model.estimate((job,), None, coverage)[0]
+        alone = model.predict(JobTable.from_jobs((job,)), None, coverage)[0]
         if not _same(estimate, alone, _BATCH_TOLERANCE):
             raise _failure(model, "a job gets another answer when it is asked together with others")
 
 
-def _same(one: Estimate, other: Estimate, tolerance: float) -> bool:
+def _same(one: Prediction, other: Prediction, tolerance: float) -> bool:
     if (one.safe_bytes is None) != (other.safe_bytes is None):
         return False
     return (
@@ -152,7 +154,7 @@ def _check_own(model: BundleModel, number: int, entry: Any) -> None:
         job, answers = job_from_dict(entry["job"]), {name: entry[name] for name in ("expected_bytes", "safe_bytes")}
         if job.family != model.card.family and job.family in model.bundle.card.families:
             return  # the model answers for it, in its other family
-        estimate = model.estimate((job,), None, entry.get("coverage", model.card.coverages[-1]))[0]
+        estimate = model.predict(JobTable.from_jobs((job,)), None, entry.get("coverage", model.card.coverages[-1]))[0]
         found: Mapping[str, int | None] = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
         for name, wanted in answers.items():
             bytes_found = found[name]

@@ -18,27 +18,31 @@ import orjson
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
-from gpumemnet.gpu.fits import Fit, fits, fits_many, target
+from gpumemnet.gpu.fits import Fit, fits, fits_table, target
 from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
-from gpumemnet.job.job_batch import some_of
-from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import job_from_dict, read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.estimate import Estimate
-from gpumemnet.predict.estimates import Estimates
 from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
+from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 
 from ..admin.self_test import check_golden
 from ..middleware.limits import LEAST_TOGETHER, MAX_PROBABILITIES
-from .batch_text import read_plain_batch
 from .prediction_id import prediction_id, prediction_ids
-from .prediction_json import fit_document, integer, many_predictions, one_prediction
+from .prediction_json import fit_document, integer, one_prediction
 from .problems import field_problem, located
 from .records import PredictionRecord, RecordBatch, Recorder
 from .requests import PLAIN_OPTIONS, Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
+
+
+def _at(error: FieldError, place: str) -> FieldError:
+    """The error as seen from a request whose job stands at ``place``; the encoder lies beside the job."""
+    return error if error.field == "encoder" else located(error, place)
+
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
 """Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""
@@ -158,10 +162,6 @@ class Answerer:
             InvalidRequestError: when the fault lies in the request and not in one of its jobs.
         """
         around = (b'{"prediction":', b"}")
-        plain = read_plain_batch(body, self._max_jobs, self._max_layers)
-        if plain is not None and not self._predictor.unanswered(plain.jobs, plain.options.encoder):
-            _check_size(len(plain.jobs), plain.options)
-            return b'{"failed":0,"results":[%b]}' % b",".join(self._predict_many(plain.jobs, plain.options, around))
         content, options = read_question(body, "jobs")
         documents = check_jobs(content, self._max_jobs)
         _check_size(len(documents), options)
@@ -193,41 +193,31 @@ class Answerer:
             around: what stands before and behind each answer.
         """
         results: list[bytes | FieldError] = [b""] * len(documents)
-        # Nearly all jobs are read in columns; those that are odd, or that no model answers for, are read one by one.
-        read = read_jobs(documents, self._max_layers)
-        unanswered = self._predictor.unanswered(read.jobs, options.encoder)
-        careful: dict[int, TrainingJob] = {}
-        for index in sorted((*read.odd_rows, *(read.rows[row] for row in unanswered))):
-            try:
-                careful[index] = self._job(documents[index], place(index), options.encoder)
-            except FieldError as error:
-                results[index] = error
-        jobs, rows = read.jobs, read.rows
-        if unanswered:
-            left = np.setdiff1d(np.arange(len(jobs)), unanswered, assume_unique=True)
-            jobs, rows = jobs.take(left), [rows[row] for row in left.tolist()]
-        for some, theirs in ((jobs, rows), (list(careful.values()), list(careful))):
-            for row, answer in zip(theirs, self._predict_many(some, options, around) if theirs else (), strict=True):
-                results[row] = answer
+        table, rows, errors = read_jobs(documents, self._max_layers)
+        refusals = self._predictor.refusals(table, options.encoder)
+        errors |= {int(rows[at]): error for at, error in refusals.items()}
+        for row, error in errors.items():
+            results[row] = _at(error, place(row))
+        if refusals:
+            left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
+            table, rows = table.take(left), rows[left]
+        for row, answer in zip(rows.tolist(), self._predict_many(table, options, around), strict=True):
+            results[row] = answer
         return results
 
-    def _predict_many(self, jobs: Sequence[TrainingJob], options: Options, around: tuple[bytes, bytes]) -> list[bytes]:
-        """The answers for ``jobs``, of which there is one at least."""
-        results = [b""] * len(jobs)
-        parts = self._predictor.parts(
+    def _predict_many(self, jobs: JobTable, options: Options, around: tuple[bytes, bytes]) -> list[bytes]:
+        """The answers for ``jobs``."""
+        predictions = self._predictor.predict_table(
             jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
         )
-        found: Sequence[tuple[Fit, ...]] | None = None
+        found: Sequence[tuple[Fit, ...] | None] = [None] * len(jobs)
         if options.targets is not None:
-            found = fits_many(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
+            found = fits_table(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
         before, behind = around
-        for part in parts:
-            identities = self._noted_many(some_of(jobs, part.rows), part.estimates)
-            verdicts = None if found is None else [found[row] for row in part.rows]
-            answers = many_predictions(identities, part.estimates, verdicts, self._ending(part.estimates) + behind, before)
-            for row, answer in zip(part.rows, answers, strict=True):
-                results[row] = answer
-        return results
+        return [
+            before + one_prediction(identity, prediction, verdicts, self._ending(prediction) + behind)
+            for identity, prediction, verdicts in zip(self._noted_many(jobs, predictions), predictions, found, strict=True)
+        ]
 
     def batch_sizes(self, body: bytes) -> bytes:
         """The answer to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
@@ -286,7 +276,7 @@ class Answerer:
             }
         )
 
-    def noted(self, job: TrainingJob, estimate: Estimate) -> str:
+    def noted(self, job: TrainingJob, estimate: Prediction) -> str:
         """A new prediction's id, under which the recorder, if there is one, has taken note of it."""
         now_nanoseconds = time.time_ns()
         identity = prediction_id(now_nanoseconds)
@@ -295,13 +285,14 @@ class Answerer:
             self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256, self._release))
         return identity
 
-    def _noted_many(self, jobs: Sequence[TrainingJob], estimates: Estimates) -> list[str]:
-        """The ids of new predictions, all by one model; the recorder takes note of them as :meth:`noted` has it."""
+    def _noted_many(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
+        """The ids of new predictions; the recorder takes note of them as :meth:`noted` has it."""
         now_nanoseconds = time.time_ns()
         identities = prediction_ids(now_nanoseconds, len(jobs))
-        if self._recorder is not None:
-            sha256 = self._bundles[estimates.estimator].sha256
-            records = RecordBatch(identities, now_nanoseconds / 1e9, jobs, estimates, sha256, self._release)
+        if self._recorder is not None and len(jobs):
+            hashes = [self._bundles[model.name].sha256 for model in predictions.models]
+            sha256s = list(map(hashes.__getitem__, predictions.model_index.tolist()))
+            records = RecordBatch(identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self._release)
             self._recorder.record_many(records)
         return identities
 
@@ -320,16 +311,14 @@ class Answerer:
             job = job_from_dict(document)
             self._predictor.models_for(job, encoder)
         except FieldError as error:
-            if error.field == "encoder":  # lies beside the job
-                raise
-            raise located(error, place) from None
+            raise _at(error, place) from None
         return job
 
-    def _answer(self, job: TrainingJob, estimate: Estimate, found: tuple[Fit, ...] | None) -> bytes:
+    def _answer(self, job: TrainingJob, estimate: Prediction, found: tuple[Fit, ...] | None) -> bytes:
         """One prediction as JSON; what is the same in all answers of a model is taken from where it was put the first time."""
         return one_prediction(self.noted(job, estimate), estimate, found, self._ending(estimate))
 
-    def _ending(self, estimate: Estimate | Estimates) -> bytes:
+    def _ending(self, estimate: Prediction) -> bytes:
         """The last members of an answer, and its closing brace."""
         key = estimate.estimator, estimate.gpu
         ending = self._endings.get(key)

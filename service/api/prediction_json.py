@@ -8,24 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 import orjson
 
 from gpumemnet.gpu.fits import Fit
 from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.estimate import Estimate
-from gpumemnet.predict.estimates import Array, Estimates
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.units import MIB, ceil_mib
 
 MARGIN: Final = "conformal"
 """Name of the margin between request and limit: split conformal prediction, by which bundles calibrate their bounds."""
 
 _LARGEST_PLAIN_INTEGER: Final = 2**63 - 1
-_gap: Final = orjson.Fragment
-"""A place in a template: a byte that no JSON holds stands for the % of what fills it."""
 
 
-def one_prediction(identity: str, estimate: Estimate, found: Sequence[Fit] | None, ending: bytes) -> bytes:
+def one_prediction(identity: str, estimate: Prediction, found: Sequence[Fit] | None, ending: bytes) -> bytes:
     """The answer that ``estimate`` is.
 
     Args:
@@ -53,73 +49,6 @@ def one_prediction(identity: str, estimate: Estimate, found: Sequence[Fit] | Non
     if found is not None:
         document["fits"] = [fit_document(fit) for fit in found]
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)[:-1] + ending
-
-
-def many_predictions(
-    identities: Sequence[str], estimates: Estimates, found: Sequence[Sequence[Fit]] | None, ending: bytes, before: bytes = b""
-) -> list[bytes]:
-    """The answers that ``estimates`` are, the same as one by one; there must be one at least.
-
-    Args:
-        identities, estimates, found, ending: as :func:`one_prediction` has them.
-        before: what is to stand before each answer.
-    """
-    rows = np.arange(len(estimates))
-    indices = estimates.probabilities.argmax(axis=1)
-    bins = {index: orjson.dumps(_bin(estimates.bins, index))[1:-1] for index in np.unique(indices).tolist()}
-    requests, limits = np.ceil(estimates.expected_bytes / MIB), np.ceil(estimates.safe_bytes / MIB)
-    # Floats hold these whole numbers exactly, and %d writes all their digits.
-    columns: list[Sequence[Any]] = [
-        list(map(str.encode, identities)),
-        list(map(bins.__getitem__, indices.tolist())),
-        _numbers(estimates.probabilities[rows, indices]),
-        requests.tolist(),
-        limits.tolist(),
-        (limits - requests).tolist(),
-        estimates.expected_bytes.tolist(),
-        requests.tolist(),
-        estimates.safe_bytes.tolist(),
-        limits.tolist(),
-        orjson.dumps(np.ascontiguousarray(estimates.probabilities), option=orjson.OPT_SERIALIZE_NUMPY)[2:-2].split(b"],["),
-    ]
-    if found is not None:
-        columns.append([orjson.dumps([fit_document(fit) for fit in fits]) for fits in found])
-    values = zip(*columns, strict=True)
-    inside = before + _template(estimates, ending, is_inside=True, has_fits=found is not None)
-    if not estimates.reasons:
-        return list(map(inside.__mod__, values))
-    outside = before + _template(estimates, ending, is_inside=False, has_fits=found is not None)
-    reasons = {row: orjson.dumps(sentences) for row, sentences in estimates.reasons.items()}
-    return [
-        outside % (*row[:4], *row[6:8], reasons[at], *row[10:]) if at in reasons else inside % row
-        for at, row in enumerate(values)
-    ]
-
-
-def _template(estimates: Estimates, ending: bytes, *, is_inside: bool, has_fits: bool) -> bytes:
-    """An answer with gaps for the columns of :func:`many_predictions`; outside the support the reasons take the limits' place."""
-    number = _gap(b"\0d")
-    document = _document(
-        identity=_gap(b'"\0b"'),
-        bin=_gap(b'{\0b,"probability":\0b}'),
-        request_mib=number,
-        limit_mib=number if is_inside else None,
-        margin_mib=number,
-        expected_bytes=number,
-        safe_bytes=number if is_inside else None,
-        coverage=estimates.coverage,
-        reasons=() if is_inside else _gap(b"\0b"),
-        bins=estimates.bins,
-        probabilities=_gap(b"[\0b]"),
-    )
-    if has_fits:
-        document["fits"] = _gap(b"\0b")
-    return (orjson.dumps(document)[:-1] + ending).replace(b"%", b"%%").replace(b"\0", b"%")
-
-
-def _numbers(values: Array) -> list[bytes]:
-    """Each of the numbers, shape ``[B]``, as JSON."""
-    return orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
 
 
 def _bin(bins: BinScheme, index: int) -> dict[str, int | None]:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, overload
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.estimate import Estimate
-from gpumemnet.predict.estimates import Estimates
+from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.prediction_table import PredictionTable
 
 
 class PredictionRecord(NamedTuple):
@@ -30,27 +31,28 @@ class PredictionRecord(NamedTuple):
     prediction_id: str
     made_at_seconds: float
     job: TrainingJob
-    estimate: Estimate
+    estimate: Prediction
     model_sha256: str
     release: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordBatch(Sequence[PredictionRecord]):
-    """Predictions of one model for jobs of one family, made at once; single records are built where somebody asks for one.
+    """Predictions made at once; single records are built where somebody asks for one.
 
     Attributes:
         prediction_ids: of each.
-        made_at_seconds, model_sha256, release: of all, as :class:`PredictionRecord` has them.
+        made_at_seconds, release: of all, as :class:`PredictionRecord` has them.
+        model_sha256s: of each.
         jobs: what was asked about; at least one.
         estimates: what was answered.
     """
 
     prediction_ids: Sequence[str]
     made_at_seconds: float
-    jobs: Sequence[TrainingJob]
-    estimates: Estimates
-    model_sha256: str
+    jobs: JobTable
+    estimates: PredictionTable
+    model_sha256s: Sequence[str]
     release: str
 
     def __len__(self) -> int:
@@ -66,18 +68,13 @@ class RecordBatch(Sequence[PredictionRecord]):
         """One record, built now, or a list of some."""
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
-        return self._record(self.prediction_ids[index], self.jobs[index], self.estimates[index])
+        return self._record(self.prediction_ids[index], self.jobs[index], self.estimates[index], self.model_sha256s[index])
 
     def __iter__(self) -> Iterator[PredictionRecord]:
-        return map(self._record, self.prediction_ids, self.jobs, self.estimates)
+        return map(self._record, self.prediction_ids, self.jobs, self.estimates, self.model_sha256s)
 
-    @property
-    def family(self) -> str:
-        """The family of the jobs."""
-        return self.jobs[0].family
-
-    def _record(self, identity: str, job: TrainingJob, estimate: Estimate) -> PredictionRecord:
-        return PredictionRecord(identity, self.made_at_seconds, job, estimate, self.model_sha256, self.release)
+    def _record(self, identity: str, job: TrainingJob, estimate: Prediction, model_sha256: str) -> PredictionRecord:
+        return PredictionRecord(identity, self.made_at_seconds, job, estimate, model_sha256, self.release)
 
 
 class Recorder(Protocol):

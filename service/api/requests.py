@@ -19,8 +19,8 @@ from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS
 from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.bundle import ENCODERS
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 
 MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)

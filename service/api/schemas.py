@@ -29,8 +29,8 @@ from gpumemnet.job.training_job import (
 from gpumemnet.job.training_options import TRAINING_OPTIONS
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.predict.bundle import ENCODERS
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 from .requests import MAX_ASKED_BATCH, MAX_BIN_WIDTH_MIB, MAX_TARGETS, MIN_BIN_WIDTH_MIB
 

@@ -10,6 +10,7 @@ import os
 import platform
 import struct
 import time
+from collections import Counter as Counted
 from importlib.metadata import version
 from typing import Final
 
@@ -119,10 +120,9 @@ class CountingRecorder:
 
     def record_many(self, records: RecordBatch) -> None:
         """Count many."""
-        outside = len(records.estimates.reasons)
-        for in_support, count in ((True, len(records) - outside), (False, outside)):
-            if count:
-                self._child(records.family, in_support).inc(count)
+        families, in_support = records.jobs.options("family"), records.estimates.in_support.tolist()
+        for (code, is_inside), count in Counted(zip(records.jobs.option_codes.tolist(), in_support, strict=True)).items():
+            self._child(families[code], is_inside).inc(count)
         if self._recorder is not None:
             self._recorder.record_many(records)
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from gpumemnet.job.job_batch import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, JobBatch
-from gpumemnet.job.training_job import FIELD_DEFAULTS, JOB_FIELDS, TrainingJob
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.training_job import FIELD_DEFAULTS, JOB_FIELDS, NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, TrainingJob
 
 _GAP: Final = orjson.Fragment(b"\0b")  # no JSON holds this byte; it stands for the % of what fills the gap
 _FILLED: Final = tuple(name for name in JOB_FIELDS if name in NUMBER_FIELDS or name == "layers")
@@ -26,7 +26,7 @@ def job_document(job: TrainingJob) -> bytes:
 
 def job_documents(jobs: Sequence[TrainingJob]) -> list[bytes]:
     """The documents of many; of a batch without an object for each."""
-    if not isinstance(jobs, JobBatch) or not len(jobs):
+    if not isinstance(jobs, JobTable) or not len(jobs):
         return [job_document(job) for job in jobs]
     columns = [_layers(jobs) if name == "layers" else _numbers(jobs, name) for name in _FILLED]
     templates = [_template(options) for options in jobs.option_sets]
@@ -42,14 +42,14 @@ def _template(options: tuple[Any, ...]) -> bytes:
     return orjson.dumps(document).replace(b"%", b"%%").replace(b"\0", b"%")
 
 
-def _numbers(jobs: JobBatch, name: str) -> list[bytes]:
+def _numbers(jobs: JobTable, name: str) -> list[bytes]:
     numbers = _whole(jobs.column(name))
     if name in UNSTATED_AS_ZERO:
         return [b"null" if number == b"0" else number for number in numbers]
     return numbers
 
 
-def _layers(jobs: JobBatch) -> list[bytes]:
+def _layers(jobs: JobTable) -> list[bytes]:
     """The list of layers of each job."""
     names = jobs.kind_names
     kinds = map(names.__getitem__, jobs.layer_kinds.tolist())

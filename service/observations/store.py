@@ -19,7 +19,6 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.errors import FieldError
-from gpumemnet.job.job_batch import layer_counts
 from gpumemnet.site.observation import Observation, content_hash
 
 from ..api.prediction_id import prediction_id
@@ -191,7 +190,7 @@ class ObservationStore:
     def record_many(self, records: RecordBatch) -> None:
         """Keep many, as :meth:`record`; the thread builds the records when it writes them."""
         if self._record_predictions:
-            counts = layer_counts(records.jobs).tolist()
+            counts = records.jobs.layer_counts.tolist()
             with self._lock:
                 self._hold(records, counts, len(records))
 

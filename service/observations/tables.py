@@ -161,28 +161,23 @@ def prediction_rows(
     """The rows of some predictions; those of their jobs are put into ``jobs`` as :meth:`KnownJobs.add_missing` does."""
     if not isinstance(records, RecordBatch):
         return [prediction_row(record, known.hash_of(record.job, jobs, now)) for record in records[rows]]
-    hashes, family = [], records.family
-    for document in job_documents(records.jobs[rows]):
+    hashes = []
+    families, codes = records.jobs.options("family"), records.jobs.option_codes[rows].tolist()
+    for document, code in zip(job_documents(records.jobs[rows]), codes, strict=True):
         digest = hashlib.sha256(document).hexdigest()
-        known.add_missing(jobs, digest, family, document, now)
+        known.add_missing(jobs, digest, families[code], document, now)
         hashes.append(digest)
     estimates = records.estimates
-    of_all = (
-        records.model_sha256,
-        estimates.estimator[:200],
-        records.release[:200],
-        estimates.gpu[:100],
-        float(estimates.coverage),
-    )
+    models, model_index = estimates.models, estimates.model_index[rows].tolist()
     expected, safe = (amounts[rows].tolist() for amounts in (estimates.expected_bytes, estimates.safe_bytes))
     return [
         (
-            *(identity, records.made_at_seconds, digest, *of_all, min(int(expected_bytes), _LARGEST)),
-            None if row in estimates.reasons else min(int(safe_bytes), _LARGEST),
-            row not in estimates.reasons,
+            *(identity, records.made_at_seconds, digest, sha256, models[model].name[:200], records.release[:200]),
+            *(models[model].gpu[:100], float(estimates.coverage), min(expected_bytes, _LARGEST)),
+            *(None if safe_bytes is None else min(safe_bytes, _LARGEST), safe_bytes is not None),
         )
-        for row, identity, digest, expected_bytes, safe_bytes in zip(
-            range(len(records))[rows], records.prediction_ids[rows], hashes, expected, safe, strict=True
+        for identity, sha256, digest, model, expected_bytes, safe_bytes in zip(
+            *(records.prediction_ids[rows], records.model_sha256s[rows], hashes, model_index, expected, safe), strict=True
         )
     ]
 

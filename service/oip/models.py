@@ -8,11 +8,12 @@ from typing import Final
 
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 
 from ..api.answers import Answerer
@@ -83,29 +84,29 @@ class OipModel:
             try:
                 for family in bundle.card.families:
                     job = job_from_dict(EXAMPLE_JOBS[family])
-                    self._model(bundle, job).estimate((job,), None, bundle.card.coverages[-1])
+                    self._model(bundle, job).predict(JobTable.from_jobs((job,)), None, bundle.card.coverages[-1])
             except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
                 raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
 
-    def _estimates(self, request: InferRequest) -> list[Estimate]:
+    def _estimates(self, request: InferRequest) -> list[Prediction]:
         for index, job in enumerate(request.jobs):
             self._check(job, request.encoder, index)
         try:
             if self.bundle is None:
-                return self.predictor.estimate(
-                    request.jobs, bins=request.bins, coverage=request.coverage, gpu=request.gpu, encoder=request.encoder
-                )
+                table = JobTable.from_jobs(request.jobs)
+                options = {"bins": request.bins, "coverage": request.coverage, "gpu": request.gpu, "encoder": request.encoder}
+                return list(self.predictor.predict_table(table, **options))
             return self._of_bundle(self.bundle, request)
         except FieldError as error:
             raise located(error, "parameters") from None
 
-    def _of_bundle(self, bundle: Bundle, request: InferRequest) -> list[Estimate]:
-        estimates: dict[int, Estimate] = {}
+    def _of_bundle(self, bundle: Bundle, request: InferRequest) -> list[Prediction]:
+        estimates: dict[int, Prediction] = {}
         for family in dict.fromkeys(job.family for job in request.jobs):
             rows = [row for row, job in enumerate(request.jobs) if job.family == family]
             jobs = [request.jobs[row] for row in rows]
             model = self._model(bundle, jobs[0])
-            answers = model.estimate(jobs, request.bins, request.coverage, model.place(request.gpu))
+            answers = model.predict(JobTable.from_jobs(jobs), request.bins, request.coverage, model.place(request.gpu))
             estimates |= zip(rows, answers, strict=True)
         return [estimates[row] for row in range(len(request.jobs))]
 

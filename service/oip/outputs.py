@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.prediction import Prediction
 
 from .tensors import Tensor
 
@@ -22,7 +22,7 @@ class Row(NamedTuple):
     """One prediction: its id, what was answered, and the bundle that did."""
 
     prediction_id: str
-    estimate: Estimate
+    estimate: Prediction
     bundle: Bundle
 
 
@@ -41,7 +41,7 @@ class Output:
         return [-1, -1] if self.name == "probabilities" else [-1]
 
 
-def _limit_bytes(estimate: Estimate) -> int:
+def _limit_bytes(estimate: Prediction) -> int:
     return NO_LIMIT if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST)
 
 

@@ -17,7 +17,7 @@ from gpumemnet.job.json_codec import job_from_json, parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import BinScheme, bins_of_width
-from gpumemnet.predict.estimate import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 
 from ..api.problems import located

@@ -53,8 +53,8 @@ def test_the_label_follows_its_source(measurement: Measurement, oom: Measurement
 def test_jobs_are_read_from_a_dataset_and_from_plain_jobs(tmp_path: Path, job: TrainingJob, measurement: Measurement) -> None:
     write_dataset(tmp_path / "d.parquet", [measurement])
     write_jobs(tmp_path / "j.parquet", [job, totals_only(job)])
-    assert list(read_jobs(tmp_path / "d.parquet")) == [[job]]
-    assert list(read_jobs(tmp_path / "j.parquet")) == [[job, totals_only(job)]]
+    assert [list(table) for table in read_jobs(tmp_path / "d.parquet")] == [[job]]
+    assert [list(table) for table in read_jobs(tmp_path / "j.parquet")] == [[job, totals_only(job)]]
 
 
 def test_jobs_stream_in_batches(tmp_path: Path, job: TrainingJob) -> None:

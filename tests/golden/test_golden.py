@@ -189,7 +189,7 @@ def test_python_one_by_one(answers: Answers, number: int) -> None:
 def test_python_many_in_one_call(predictor: gpumemnet.Predictor, asked: dict[str, Any]) -> None:
     options = python_options(asked["question"])
     jobs = [gpumemnet.job_from_dict(JOBS[name]) for name in asked["jobs"]]
-    together = predictor.estimate(jobs, **options)
+    together = predictor.predict_many(jobs, **options)
     for job, estimate, golden in zip(jobs, together, asked["answers"], strict=True):
         alone = read(PYTHON, predictor.predict(job, **options))
         check(alone, frozen(golden), FROZEN)

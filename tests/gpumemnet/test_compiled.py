@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpumemnet
+from gpumemnet.features import totals
 from gpumemnet.features.vector import feature_matrix
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics import closed_form, layer_roles
@@ -28,7 +30,7 @@ from tests.jobs import jobs, small_job
 
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
-COMPILED = [closed_form, layer_roles, bin_shares]
+COMPILED = [closed_form, layer_roles, totals, bin_shares]
 ANSWERS = closed_form.ANSWER_WIDTH
 
 compiled = pytest.mark.skipif(
@@ -56,14 +58,17 @@ def plain() -> ModuleType:
     form = as_it_stands("physics/closed_form", {"physics/layer_roles": roles})
     assert not form.IS_COMPILED
     assert not roles.IS_COMPILED
-    return as_it_stands("features/vector", {"physics/closed_form": form})
+    totals = as_it_stands("features/totals")
+    assert not totals.IS_COMPILED
+    return as_it_stands("features/vector", {"physics/closed_form": form, "features/totals": totals})
 
 
 @compiled
 @settings(max_examples=200)
 @given(job=jobs())
 def test_both_forms_agree(plain: ModuleType, job: TrainingJob) -> None:
-    np.testing.assert_array_equal(feature_matrix([job], WORKSPACE), plain.feature_matrix([job], WORKSPACE))
+    table = JobTable.from_jobs([job])
+    np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE))
 
 
 @compiled
@@ -90,7 +95,8 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
             "trainable_parameters": chance.choice([None, 0, sum(layer.parameters for layer in layers) // 2]),
         }
         many.append(small_job(batch_size=chance.randint(1, 5000), layers=layers, **options, **totals))
-    np.testing.assert_array_equal(feature_matrix(many, WORKSPACE), plain.feature_matrix(many, WORKSPACE))
+    table = JobTable.from_jobs(many)
+    np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +149,29 @@ def test_layers_that_do_not_fit_have_no_roles(spoilt: dict[str, Any]) -> None:
     given |= spoilt
     with pytest.raises(ValueError, match=r"layers|code"):
         layer_roles.fill_roles(*given.values())
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        *({"features": np.zeros(2 * totals.TOTALS - 1)}, {"width": totals.TOTALS - 1}, {"job_columns": np.zeros(33)}),
+        *({"numbers": np.ones(17)}, {"codes": np.array([0, 1])}, {"codes": np.array([-1, 0])}, {"codes": np.zeros(3, np.int64)}),
+    ],
+)
+def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
+    given = {
+        "features": np.zeros(2 * totals.TOTALS),
+        "width": totals.TOTALS,
+        "job_columns": np.zeros(2 * len(closed_form.JOB_COLUMNS)),
+        "numbers": np.ones(18),
+        "codes": np.array([0, 0]),
+        "options": np.ones(29),
+    }
+    totals.fill_totals(*given.values())
+    assert given["features"].any()
+    given |= spoilt
+    with pytest.raises(ValueError, match=r"jobs|option set"):
+        totals.fill_totals(*given.values())
 
 
 @compiled

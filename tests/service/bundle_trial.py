@@ -24,7 +24,9 @@ def tried(folder: str) -> dict[str, str]:
     try:
         predictor = Predictor([load_bundle(folder)])
         family = predictor.bundles[0].card.families[0]
-        estimates = predictor.estimate([job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)])
+        estimates = predictor.predict_many(
+            [job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)]
+        )
         Answerer(predictor, 10)
     except BundleError as error:
         return {"came_to": "refused", "detail": str(error)}

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features.layer_table import layer_table
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, TrainingJob
+from gpumemnet.physics.closed_form import GROUPS
 
 COUNTED_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "linear": LAYER_GROUPS["linear"],
@@ -74,10 +75,11 @@ def paper_sequences(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float64], N
         InvalidJobError: when a job has totals only.
     """
     _require_layers(jobs)
-    table = layer_table(jobs)
-    mask = np.arange(table.counts.max(initial=0)) < table.counts[:, None]
+    table = JobTable.from_jobs(jobs)
+    counts, groups = table.layer_counts, np.array(GROUPS)[table.known_kinds]
+    mask = np.arange(counts.max(initial=0)) < counts[:, None]
     sequences = np.zeros((*mask.shape, SEQUENCE_WIDTH))
-    sequences[mask] = np.column_stack((table.group, np.log1p(table.activations), np.log1p(table.parameters)))
+    sequences[mask] = np.column_stack((groups, np.log1p(table.layer_activations), np.log1p(table.layer_parameters)))
     return sequences, mask
 
 

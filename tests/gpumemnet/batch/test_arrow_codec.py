@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.batch.chunks import _job
 from gpumemnet.data.dataset import job_schema
 from gpumemnet.errors import DatasetError, InvalidJobError
-from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs, row_documents
+from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
 from tests.jobs import jobs, small_job
@@ -56,10 +55,8 @@ def one_by_one(document: dict[str, Any]) -> TrainingJob | str:
 
 def in_columns(batch: pa.RecordBatch) -> list[TrainingJob | str]:
     read = read_arrow_jobs(batch)
-    found: dict[int, TrainingJob | str] = dict(zip(read.rows, read.jobs, strict=True))
-    for row, document in zip(read.odd_rows, row_documents(batch, read.odd_rows), strict=True):
-        job = _job(document)
-        found[row] = job if isinstance(job, TrainingJob) else str(job)
+    found: dict[int, TrainingJob | str] = dict(zip(read.rows.tolist(), read.table, strict=True))
+    found |= {row: str(error) for row, error in read.errors.items()}
     return [found[row] for row in range(batch.num_rows)]
 
 
@@ -74,14 +71,6 @@ def test_columns_are_read_as_documents_are(documents: list[dict[str, Any]], as_d
     check_columns(batch.schema, "here")
     if documents:
         assert in_columns(batch) == [one_by_one(document) for document in documents]
-
-
-@given(rows())
-@settings(max_examples=30)
-def test_ordinary_rows_never_become_objects(documents: list[dict[str, Any]]) -> None:
-    read = read_arrow_jobs(pa.RecordBatch.from_pylist(documents, nullable(SCHEMA)))
-    refused = {row for row, document in enumerate(documents) if isinstance(one_by_one(document), str)}
-    assert set(read.odd_rows) == refused
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.uint16(), pa.uint64()])

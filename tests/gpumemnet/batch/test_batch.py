@@ -36,7 +36,7 @@ def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
     assert "5 jobs answered" in done.stderr
     hashes = {bundle.card.name: bundle.sha256 for bundle in PREDICTOR.bundles}
     for number, (row, estimate) in enumerate(
-        zip(answers(tmp_path / "out.parquet"), PREDICTOR.estimate(JOBS), strict=True), start=1
+        zip(answers(tmp_path / "out.parquet"), PREDICTOR.predict_many(JOBS), strict=True), start=1
     ):
         lower_bytes, upper_bytes = estimate.bin_bounds_bytes
         assert row == {
@@ -85,10 +85,8 @@ def test_chunks_are_answered_as_the_predictor_answers_a_batch(tmp_path: Path) ->
     predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question(coverage=0.9))
     found = pq.read_table(tmp_path / "out.parquet")
     for start in range(0, 9000, 4096):
-        batch = read_arrow_jobs(table.slice(start, 4096).combine_chunks().to_batches()[0]).jobs
-        expected = np.zeros(len(batch))
-        for part in PREDICTOR.parts(batch, coverage=0.9):
-            expected[list(part.rows)] = np.ceil(part.estimates.expected_bytes / 2**20)
+        batch = read_arrow_jobs(table.slice(start, 4096).combine_chunks().to_batches()[0]).table
+        expected = np.ceil(PREDICTOR.predict_table(batch, coverage=0.9).expected_bytes / 2**20)
         np.testing.assert_array_equal(found.column("request_mib").slice(start, 4096).to_numpy(), expected)
 
 

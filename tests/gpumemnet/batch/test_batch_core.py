@@ -1,15 +1,12 @@
-"""What batches rely on: the most probable bin without all probabilities, and reasons that are put into words late."""
+"""Tables of predictions: the most probable bin without all probabilities, and columns that agree with single rows."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumemnet.features.vector import total_matrix
-from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import bins_of_width
 from gpumemnet.predict.distribution import MemoryDistribution
@@ -36,23 +33,23 @@ def test_the_most_probable_bin_is_that_of_all_probabilities(seed: int, width_byt
 
 @settings(max_examples=30)
 @given(st.lists(jobs(), min_size=1, max_size=30), st.sampled_from([None, "L4"]))
-def test_columns_say_what_single_estimates_say(many: list[TrainingJob], gpu: str | None) -> None:
-    batch = read_jobs([job_to_dict(job) for job in many]).jobs
-    for part in PREDICTOR.parts(batch, gpu=gpu):
-        estimates = part.estimates
-        indices = estimates.bin_indices
-        np.testing.assert_array_equal(indices, estimates.probabilities.argmax(axis=1))
-        np.testing.assert_array_equal(indices, estimates.bin_indices)
-        assert [row for row, estimate in enumerate(estimates) if estimate.reasons] == sorted(estimates.reasons)
-        assert np.flatnonzero(np.isnan(estimates.safe_bytes)).tolist() == sorted(estimates.reasons)
+def test_columns_say_what_single_predictions_say(many: list[TrainingJob], gpu: str | None) -> None:
+    predictions = PREDICTOR.predict_many(many, gpu=gpu)
+    index = predictions.bin_index
+    for row, prediction in enumerate(predictions):
+        assert index[row] == prediction.bin_index == predictions.probabilities[row].argmax()
+        assert predictions.reasons(row) == prediction.reasons
+        assert predictions.in_support[row] == prediction.in_support == (prediction.safe_bytes is not None)
+    np.testing.assert_array_equal(index, predictions.bin_index)
+    assert predictions.safe_bytes.tolist() == [prediction.safe_bytes for prediction in predictions]
+    assert predictions.expected_bytes.tolist() == [prediction.expected_bytes for prediction in predictions]
 
 
-def test_features_of_totals_do_not_depend_on_the_company() -> None:
-    batch = read_jobs([job_to_dict(job) for job in _totals(3000)]).jobs
+def test_features_of_a_row_do_not_depend_on_the_other_rows() -> None:
+    table = JobTable.from_jobs(_totals(3000))
     model = PREDICTOR.models_of("mlp")[0]
-    whole = model.look(batch, model.own_place)
-    np.testing.assert_array_equal(whole.features[2500:2600], model.look(batch[2500:2600], model.own_place).features)
-    assert list(whole.against.reasons) == list(model.glance(batch, model.own_place, total_matrix(batch)))
+    whole = model.features(table, model.own_place)
+    np.testing.assert_array_equal(whole[2500:2600], model.features(table[2500:2600], model.own_place))
 
 
 def _totals(count: int) -> list[TrainingJob]:
@@ -70,12 +67,10 @@ def _totals(count: int) -> list[TrainingJob]:
     ]
 
 
-def test_reasons_can_be_cut_and_taken() -> None:
-    batch = read_jobs([job_to_dict(job) for job in _totals(2000)]).jobs
+def test_reasons_can_be_taken() -> None:
+    table = JobTable.from_jobs(_totals(2000))
     model = PREDICTOR.models_of("mlp")[0]
-    reasons = model.glance(batch, model.own_place, total_matrix(batch))
-    assert reasons[-1] == reasons[1999]
-    assert reasons[1990:] == [reasons[row] for row in range(1990, 2000)]
-    assert list(reasons.take(np.array([3, 1990]))) == [reasons[3], reasons[1990]]
-    with pytest.raises(IndexError):
-        reasons[2000]
+    unseen = model.support.check(table, model.features(table, model.own_place))
+    some = unseen.take(np.array([3, 1990]))
+    assert [some.reasons(0), some.reasons(1)] == [unseen.reasons(3), unseen.reasons(1990)]
+    assert unseen.reasons(1990)

@@ -49,7 +49,7 @@ def test_many_jobs_in_every_format_give_the_same_answers(tmp_path: Path) -> None
     answers = [gpumemnet("predict", tmp_path / f"jobs.{ending}", "--json").stdout for ending in ("json", "jsonl", "parquet")]
     assert answers[0] == answers[1] == answers[2]
     lines = [json.loads(line) for line in answers[0].splitlines()]
-    expected = [estimate.expected_bytes for estimate in Predictor.default().estimate(jobs)]
+    expected = [estimate.expected_bytes for estimate in Predictor.default().predict_many(jobs)]
     assert [line["expected_bytes"] for line in lines] == expected
     assert [line["job"] for line in lines] == [1, 2, 3]
     assert all(abs(sum(line["probabilities"]) - 1) < 1e-4 for line in lines)

@@ -23,8 +23,8 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
-from gpumemnet.predict.estimate import Estimate
 from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB, ceil_mib
 
@@ -75,8 +75,8 @@ def client(service) -> Iterator[Client]:
         yield client
 
 
-def assert_same(estimate: Estimate, expected: Estimate) -> None:
-    for name in Estimate.__slots__:
+def assert_same(estimate: Prediction, expected: Prediction) -> None:
+    for name in Prediction.__slots__:
         if name != "probabilities":
             assert getattr(estimate, name) == getattr(expected, name), name
     assert estimate.probabilities == pytest.approx(expected.probabilities, abs=1e-15)
@@ -95,7 +95,7 @@ def test_the_service_answers_as_the_predictor_does(client, predictor, job, bins)
 def test_a_prediction_says_what_a_scheduler_needs(client, predictor, job):
     prediction = client.predict(job, coverage=0.95)
     estimate = predictor.predict(job, coverage=0.95)
-    assert isinstance(prediction, Estimate)
+    assert isinstance(prediction, Prediction)
     assert prediction.request_mib == ceil_mib(estimate.expected_bytes)
     assert prediction.limit_mib == ceil_mib(estimate.safe_bytes)
     assert prediction.model_sha256 == predictor.bundles[0].sha256
@@ -150,7 +150,7 @@ def test_the_asynchronous_client_answers_the_same(service, predictor, job):
 
 def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(client, predictor, job, unsupported):
     first, second, third = client.predict_many([job, unsupported, job], bins=PUBLISHED_BINS["published-2000mib"])
-    expected = predictor.estimate([job, job], bins=PUBLISHED_BINS["published-2000mib"])
+    expected = predictor.predict_many([job, job], bins=PUBLISHED_BINS["published-2000mib"])
     assert_same(first, expected[0])
     assert_same(third, expected[1])
     assert isinstance(second, ServiceError)

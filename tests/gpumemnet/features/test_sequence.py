@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.job.training_job import TrainingJob
 from tests.jobs import jobs, small_job
@@ -15,7 +16,7 @@ from tests.jobs import jobs, small_job
 @given(st.lists(jobs(), min_size=1, max_size=5))
 def test_every_layer_is_one_row_and_the_rest_is_padding(many: list[TrainingJob]) -> None:
     assume(all(job.layers for job in many))
-    sequences, mask = layer_sequence(many)
+    sequences, mask = layer_sequence(JobTable.from_jobs(many))
     assert sequences.shape == (len(many), max(len(job.layers) for job in many), len(SEQUENCE_COLUMNS))
     assert not sequences[~mask].any()
     for row, job in enumerate(many):
@@ -27,11 +28,11 @@ def test_every_layer_is_one_row_and_the_rest_is_padding(many: list[TrainingJob])
 
 def test_bytes_are_those_of_batch_and_precision() -> None:
     job = small_job(precision="amp_bf16")
-    sequences, _ = layer_sequence([job])
+    sequences, _ = layer_sequence(JobTable.from_jobs([job]))
     assert np.expm1(sequences[0, 0, -2]) == pytest.approx(64 * 512 * 2, rel=1e-5)
     assert np.expm1(sequences[0, 0, -1]) == pytest.approx(51_712 * 4, rel=1e-5)
 
 
 def test_totals_alone_are_refused() -> None:
     with pytest.raises(InvalidJobError, match="layers: is empty"):
-        layer_sequence([small_job(), small_job(layers=(), total_activations=1, total_parameters=1)])
+        layer_sequence(JobTable.from_jobs([small_job(), small_job(layers=(), total_activations=1, total_parameters=1)]))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
 from gpumemnet.features.vector import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.physics.closed_form import SIZE_CLASSES
@@ -19,7 +20,7 @@ TOTALS = len(TOTAL_COLUMNS)
 
 
 def column(job: TrainingJob, name: str) -> float:
-    return float(feature_matrix([job], WORKSPACE)[0, FEATURE_NAMES.index(name)])
+    return float(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0, FEATURE_NAMES.index(name)])
 
 
 def by_size(job: TrainingJob, part: str) -> float:
@@ -29,11 +30,11 @@ def by_size(job: TrainingJob, part: str) -> float:
 
 @given(st.lists(jobs(), max_size=20))
 def test_a_job_has_the_same_features_alone_and_among_others(many: list[TrainingJob]) -> None:
-    together = feature_matrix(many, WORKSPACE)
+    together = feature_matrix(JobTable.from_jobs(many), WORKSPACE)
     assert together.shape == (len(many), len(FEATURE_COLUMNS))
     for row, job in zip(together, many, strict=True):
-        np.testing.assert_array_equal(feature_matrix([job], WORKSPACE)[0, TOTALS:], row[TOTALS:])
-        np.testing.assert_allclose(feature_matrix([job], WORKSPACE)[0, :TOTALS], row[:TOTALS], rtol=1e-12)
+        np.testing.assert_array_equal(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0, TOTALS:], row[TOTALS:])
+        np.testing.assert_array_equal(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0, :TOTALS], row[:TOTALS])
 
 
 def test_attention_weights_of_one_job_are_nothing_to_the_next() -> None:
@@ -43,14 +44,17 @@ def test_attention_weights_of_one_job_are_nothing_to_the_next() -> None:
         for kind, parameters in (("linear", 640), ("dropout", 0), ("matmul", 0))
     ]
     many = [ends, *begins, ends]
-    together = feature_matrix(many, WORKSPACE)
+    together = feature_matrix(JobTable.from_jobs(many), WORKSPACE)
     for row, job in zip(together, many, strict=True):
-        np.testing.assert_array_equal(feature_matrix([job], WORKSPACE)[0], row)
+        np.testing.assert_array_equal(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0], row)
 
 
 @given(jobs())
 def test_totals_only_leaves_the_layer_columns_empty(job: TrainingJob) -> None:
-    full, bare = feature_matrix([job], WORKSPACE)[0], feature_matrix([totals_only(job)], WORKSPACE)[0]
+    full, bare = (
+        feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0],
+        feature_matrix(JobTable.from_jobs([totals_only(job)]), WORKSPACE)[0],
+    )
     totals = len(FEATURE_COLUMNS) - len(LAYER_COLUMNS)
     np.testing.assert_array_equal(full[:totals], bare[:totals])
     assert not bare[totals:].any()

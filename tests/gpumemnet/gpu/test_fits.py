@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile, device_profiles
-from gpumemnet.gpu.fits import NO, UNKNOWN, UNSURE, YES, Fit, Target, catalogue_targets, fits, fits_many, target
+from gpumemnet.gpu.fits import NO, UNKNOWN, UNSURE, YES, Fit, Target, catalogue_targets, fits, fits_table, target
 from gpumemnet.gpu.mig import GENERIC_RESERVED_MIB, MIG_RESERVED_MIB, available_mib, mig_profile, mig_profiles, reserve
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
@@ -101,10 +102,10 @@ def test_more_targets_than_a_bin_scheme_holds(predictor):
 def test_many_jobs_are_answered_as_each_alone(predictor):
     several = [small_job(batch_size=batch) for batch in (1, 100, 2**31 - 1)] + [small_job(family="cnn")]
     wanted = [target("A100"), target("H100/1g.10gb")]
-    for job, found in zip(several, fits_many(predictor, several, wanted), strict=True):
+    for job, found in zip(several, fits_table(predictor, JobTable.from_jobs(several), wanted), strict=True):
         for fit, expected in zip(found, fits(predictor, job, wanted), strict=True):
             assert_same(fit, expected)
-    assert fits_many(predictor, [], wanted) == []
+    assert fits_table(predictor, JobTable.from_jobs([]), wanted) == []
     assert fits(predictor, several[0], []) == ()
 
 

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.fits import Target, catalogue_targets, target
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
+from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job
@@ -37,29 +39,22 @@ class Erratic:
         self._seed = seed
         self.bundles = (SimpleNamespace(card=SimpleNamespace(gpu="NVIDIA H200")),)
 
-    def estimate(self, jobs, *, bins=None, coverage=0.99, gpu=None, encoder=None):
-        return [self._one(job, bins or BinScheme(MIB, 2), coverage, gpu) for job in jobs]
+    def predict_table(self, jobs, *, bins=None, coverage=0.99, gpu=None, encoder=None) -> PredictionTable:
+        bins = bins or BinScheme(MIB, 2)
+        expected, safe, reasons = [], [], {}
+        for row, job in enumerate(jobs):
+            noise = np.random.default_rng((self._seed, job.batch_size, len(gpu or "")))
+            expected.append(round(noise.uniform(1.0, 8.0) * 100 * MIB * job.batch_size**0.5))
+            if noise.uniform() >= 0.7:
+                reasons[row] = ("erratic",)
+            safe.append(round(expected[-1] * noise.uniform(1.0, 4.0)))
+        model = AnsweringModel("erratic", "1", "traced", gpu or "NVIDIA H200", bins)
+        even = MemoryDistribution(*np.ones((3, len(jobs), 1)))
+        answer = ModelAnswer(model, np.arange(len(jobs)), even, bins.log_inner_edges)
+        return PredictionTable(np.array(expected), np.array(safe), reasons, coverage, [answer])
 
     def predict(self, job, **question):
-        return self.estimate((job,), **question)[0]
-
-    def _one(self, job, bins, coverage, gpu) -> Estimate:
-        noise = np.random.default_rng((self._seed, job.batch_size, len(gpu or "")))
-        expected = round(noise.uniform(1.0, 8.0) * 100 * MIB * job.batch_size**0.5)
-        is_inside = noise.uniform() < 0.7
-        return Estimate(
-            expected_bytes=expected,
-            safe_bytes=round(expected * noise.uniform(1.0, 4.0)) if is_inside else None,
-            coverage=coverage,
-            bins=bins,
-            probabilities=np.full(bins.count, 1.0 / bins.count),
-            in_support=is_inside,
-            reasons=() if is_inside else ("erratic",),
-            gpu=gpu or "NVIDIA H200",
-            estimator="erratic",
-            version="1",
-            label_source="traced",
-        )
+        return self.predict_table(JobTable.from_jobs([job]), **question)[0]
 
 
 def never_falls(values) -> bool:

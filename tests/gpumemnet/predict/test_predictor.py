@@ -15,13 +15,13 @@ from onnx import helper, numpy_helper
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.errors import BundleError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
-from gpumemnet.job.json_codec import job_from_json, job_to_dict
-from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import job_from_json
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.bundle import save_bundle, shipped_bundles
-from gpumemnet.predict.estimate import Estimate
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 from tests.jobs import jobs, mlp, small_job
@@ -65,9 +65,9 @@ def test_any_mlp_job_gets_a_whole_answer(job: TrainingJob) -> None:
 def test_many_are_answered_as_one_by_one() -> None:
     many = [mlp(width, batch_size) for width in (32, 700, 3000) for batch_size in (8, 1000, 40_000)]
     many += [totals_only(job) for job in many]
-    for job, estimate in zip(many, PREDICTOR.estimate(many), strict=True):
+    for job, estimate in zip(many, PREDICTOR.predict_many(many), strict=True):
         assert is_same(PREDICTOR.predict(job), estimate)
-    assert PREDICTOR.estimate([]) == []
+    assert len(PREDICTOR.predict_many([])) == 0
 
 
 SOME_ROWS = [
@@ -77,27 +77,12 @@ SOME_ROWS = [
 ]
 
 
-def is_same(one: Estimate, other: Estimate) -> bool:
+def is_same(one: Prediction, other: Prediction) -> bool:
     """Every field to the last digit, probabilities but for the rounding of a sum."""
-    differs = [field.name for field in fields(Estimate) if field.name != "probabilities"]
+    differs = [field.name for field in fields(Prediction) if field.name != "probabilities"]
     return all(getattr(one, name) == getattr(other, name) for name in differs) and bool(
         np.allclose(one.probabilities, other.probabilities, rtol=0, atol=1e-12)
     )
-
-
-@pytest.mark.parametrize("gpu", [None, "A100", "RTX 4090"])
-@pytest.mark.parametrize("encoder", [None, "transformer", "common"])
-def test_plain_numbers_and_arrays_answer_alike(encoder: str | None, gpu: str | None) -> None:
-    """One job is answered in plain numbers where that can be, and by the arrays that are there for many where not."""
-    asked = [change for row in SOME_ROWS for change in (row.job, replace(row.job, traced_peak_bytes=None))]
-    asked += [] if encoder == "transformer" else [totals_only(row.job) for row in SOME_ROWS]
-    inside = 0
-    for job in asked:
-        plain = DEFAULT.predict(job, gpu=gpu, encoder=encoder)
-        [by_arrays] = DEFAULT.estimate([job], gpu=gpu, encoder=encoder)
-        assert is_same(plain, by_arrays)
-        inside += plain.in_support
-    assert inside > len(asked) / 4
 
 
 @pytest.mark.parametrize("encoder", [None, "common"])
@@ -107,15 +92,8 @@ def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
     for size in (2, 3, 7, len(many)):
         for start in range(0, len(many), size):
             some = many[start : start + size]
-            for job, among_others in zip(some, DEFAULT.estimate(some, encoder=encoder), strict=True):
+            for job, among_others in zip(some, DEFAULT.predict_many(some, encoder=encoder), strict=True):
                 assert is_same(DEFAULT.predict(job, encoder=encoder), among_others)
-
-
-@given(jobs(), st.sampled_from([0.9, 0.985, 0.99]), st.sampled_from([None, 100 * MIB, 8 * GIB]))
-def test_they_answer_alike_to_any_job(job: TrainingJob, coverage: float, width_bytes: int | None) -> None:
-    bins = None if width_bytes is None else bins_of_width(width_bytes)
-    [by_arrays] = DEFAULT.estimate([job], coverage=coverage, bins=bins)
-    assert is_same(DEFAULT.predict(job, coverage=coverage, bins=bins), by_arrays)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +179,7 @@ def test_any_bins_agree_on_where_memory_lies(bins: object) -> None:
 
 def test_a_family_without_a_model_is_named() -> None:
     with pytest.raises(UnsupportedJobError, match="family: no model for cnn jobs is loaded: there is one for mlp"):
-        PREDICTOR.estimate([small_job(), small_job(family="cnn")])
+        PREDICTOR.predict_many([small_job(), small_job(family="cnn")])
 
 
 def test_without_bundles_there_is_no_predictor() -> None:
@@ -232,7 +210,7 @@ def test_measured_models_answer_first_and_traced_ones_for_what_nobody_measured()
     assert (one.estimator, one.label_source, one.gpu) == ("mlp-h200-traced", "traced", "NVIDIA H200")
     assert one.in_support
     assert one.safe_bytes is not None
-    together = DEFAULT.estimate([inside, outside, inside])
+    together = DEFAULT.predict_many([inside, outside, inside])
     assert [estimate.estimator for estimate in together] == ["mlp-a100-published", "mlp-h200-traced", "mlp-a100-published"]
 
 
@@ -300,26 +278,12 @@ def test_a_gpu_that_nobody_knows_is_refused() -> None:
 # Columns.
 
 
-@settings(max_examples=40)
-@given(st.lists(jobs(), max_size=6), st.sampled_from([None, "H200"]), st.sampled_from([None, 8 * GIB, None]))
-def test_a_batch_in_columns_is_answered_as_its_jobs_are(many: list[TrainingJob], gpu: str | None, traced: int | None) -> None:
-    many = [replace(job, traced_peak_bytes=traced) for job in many] + [mlp(600, 64)] * 14  # so that both take the arrays
-    batch = read_jobs([job_to_dict(job) for job in many]).jobs
-    for ours, theirs in zip(DEFAULT.estimate(batch, gpu=gpu), DEFAULT.estimate(many, gpu=gpu), strict=True):
-        assert (ours.expected_bytes, ours.safe_bytes, ours.in_support, ours.reasons, ours.estimator, ours.gpu, ours.bins) == (
-            *(theirs.expected_bytes, theirs.safe_bytes, theirs.in_support, theirs.reasons),
-            *(theirs.estimator, theirs.gpu, theirs.bins),
-        )
-        np.testing.assert_array_equal(ours.probabilities, theirs.probabilities)
-
-
 def test_the_layers_of_a_batch_are_asked_for_where_a_model_needs_them() -> None:
-    batch = read_jobs([job_to_dict(mlp(64)), job_to_dict(totals_only(mlp(64)))]).jobs
-    assert len(DEFAULT.estimate(batch[:1], encoder="transformer")) == 1
+    table = JobTable.from_jobs([mlp(64), totals_only(mlp(64))])
+    assert len(DEFAULT.predict_table(table[:1], encoder="transformer")) == 1
     with pytest.raises(InvalidRequestError, match="needs the job's layers"):
-        DEFAULT.estimate(batch, encoder="transformer")
-    assert DEFAULT.parts([]) == []
-    assert DEFAULT.parts(batch[:0]) == []
+        DEFAULT.predict_table(table, encoder="transformer")
+    assert len(DEFAULT.predict_table(table[:0])) == 0
 
 
 def test_a_model_that_reaches_no_high_coverage_leaves_the_job_to_the_next() -> None:
@@ -335,15 +299,15 @@ def test_a_model_that_reaches_no_high_coverage_leaves_the_job_to_the_next() -> N
         both.predict(row.job, coverage=0.4)
 
 
-def test_every_job_is_in_one_part() -> None:
+def test_every_row_says_which_model_answers() -> None:
     many = [mlp(2048), small_job(family="cnn"), replace(mlp(2048), precision="amp_bf16", optimizer="adamw"), mlp(1024)]
-    parts = DEFAULT.parts(read_jobs([job_to_dict(job) for job in many]).jobs)
-    assert sorted(row for part in parts for row in part.rows) == [0, 1, 2, 3]
-    assert {part.estimates.estimator: list(part.rows) for part in parts} == {
-        "mlp-a100-published": [0, 3],
-        "mlp-h200-traced": [2],
-        "cnn-a100-published": [1],
-    }
+    predictions = DEFAULT.predict_many(many)
+    names = [predictions.models[index].name for index in predictions.model_index]
+    assert names == ["mlp-a100-published", "cnn-a100-published", "mlp-h200-traced", "mlp-a100-published"]
+    assert predictions.probabilities.shape == (4, max(model.bins.count for model in predictions.models))
+    np.testing.assert_allclose(predictions.probabilities.sum(axis=1), 1.0)
+    for prediction, row in zip(predictions, predictions.probabilities, strict=True):
+        assert row[: prediction.bins.count].tolist() == prediction.probabilities.tolist()
 
 
 def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path: Path) -> None:
@@ -366,7 +330,7 @@ def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path
     )
     spoilt = Predictor([save_bundle(tmp_path / "spoilt", model.SerializeToString(), bundle.card.document)])
     small, large = mlp(512, 500), mlp(512, 2000)
-    alone, together = [spoilt.predict(job) for job in (small, large)], spoilt.estimate([small, large])
+    alone, together = [spoilt.predict(job) for job in (small, large)], spoilt.predict_many([small, large])
     for found in (alone, together):
         assert found[0].in_support
         assert found[0].expected_bytes == pytest.approx(PREDICTOR.predict(small).expected_bytes, rel=1e-5)

@@ -72,10 +72,10 @@ def test_fifty_jobs_of_another_context_take_the_error_away_and_keep_the_promise(
         assert model.after.median_error_mib < 10
         jobs, took = others(rows)
         predictor = predictor_of(made, tmp_path / str(seed))
-        errors = np.abs(np.array([one.expected_bytes for one in predictor.estimate(jobs)]) - took) / MIB
+        errors = np.abs(np.array([one.expected_bytes for one in predictor.predict_many(jobs)]) - took) / MIB
         assert np.median(errors) < 10  # as the cross-validation said
         for coverage, shares in held.items():
-            safe = np.array([one.safe_bytes for one in predictor.estimate(jobs, coverage=coverage)], dtype=float)
+            safe = np.array([one.safe_bytes for one in predictor.predict_many(jobs, coverage=coverage)], dtype=float)
             shares.append(float(np.mean(took <= safe)))
             assert np.sum(safe) < 1.25 * np.sum(took)
     # on average over calibrations; with 34 jobs for the bounds one alone may miss by several per cent
@@ -119,7 +119,7 @@ def test_every_other_gpu_is_answered_as_before(tmp_path: Path) -> None:
     assert shift / MIB == pytest.approx(-900, abs=5)
     assert predictor.predict(job, gpu="A100").expected_bytes == predictor.predict(job).expected_bytes
     for gpu in (None, "A100", "A30"):
-        alone, [among_many] = predictor.predict(job, gpu=gpu), predictor.estimate([job], gpu=gpu)
+        alone, [among_many] = predictor.predict(job, gpu=gpu), predictor.predict_many([job], gpu=gpu)
         assert (alone.expected_bytes, alone.safe_bytes) == (among_many.expected_bytes, among_many.safe_bytes)
         np.testing.assert_allclose(alone.probabilities, among_many.probabilities, rtol=0, atol=1e-15)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
-from gpumemnet.predict.estimates import Part
+from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from models.retrain.champion_data import held_out_but_learnt, lacking, learnt_until
 from models.retrain.collect import collect
@@ -72,9 +72,10 @@ def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track,
     assert without_answer(candidate, track) == 0
 
     class Absurd(Predictor):
-        def parts(self, *given: Any, **options: Any) -> list[Part]:
-            parts = super().parts(*given, **options)
-            return [Part(one.rows, replace(one.estimates, safe_bytes=one.estimates.safe_bytes * np.inf)) for one in parts]
+        def predict_table(self, jobs: JobTable, **options: Any) -> PredictionTable:
+            found = super().predict_table(jobs, **options)
+            reasons = dict.fromkeys(range(len(jobs)), ("the model gives no number for it",))
+            return PredictionTable(found.expected_bytes, found.expected_bytes, reasons, found.coverage, found.answers)
 
     monkeypatch.setattr("models.retrain.judging.Predictor", Absurd)
     assert without_answer(candidate, track) > 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.features.sequence import layer_sequence
+from gpumemnet.job.job_table import JobTable
 from models.training import graph_export
 from models.training.data import LabelledJobs
 from models.training.export import export_onnx
@@ -105,7 +106,7 @@ def test_a_second_classifier_of_a_shape_is_not_exported_again(
     graphs = [export_onnx(one, synthetic) for one in trained]
     assert exports == [trained[0].network]
     others = synthetic.take(np.arange(20, 60))
-    sequences, mask = layer_sequence(others.jobs)
+    sequences, mask = layer_sequence(JobTable.from_jobs(others.jobs))
     inputs = {"features": others.features, "sequences": sequences, "mask": mask}
     for one, graph in zip(trained, graphs, strict=True):
         session = onnxruntime.InferenceSession(graph)

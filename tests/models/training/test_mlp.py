@@ -61,7 +61,7 @@ def test_the_exported_graph_equals_the_network(
 
 def test_unseen_jobs_are_predicted_and_bounded(predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
     test = halves[1]
-    estimates = predictor.estimate(test.jobs, coverage=0.95)
+    estimates = predictor.predict_many(test.jobs, coverage=0.95)
     errors = np.abs([estimate.expected_bytes for estimate in estimates] - test.label_bytes)
     assert np.median(errors) < 12 * MIB  # the rule's own noise is 4
     bounded = [

@@ -11,6 +11,7 @@ import torch
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.features.sequence import layer_sequence
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import totals_only
 from gpumemnet.predict.predictor import Predictor
 from models.networks.mlp import float_tensor
@@ -50,7 +51,7 @@ def test_the_exported_graph_equals_the_network_for_any_length(
     lengths = np.array([len(job.layers) for job in test.jobs])
     for rows in (np.flatnonzero(lengths == lengths.min())[:3], np.arange(len(test))):
         some = test.take(rows)
-        sequences, mask = layer_sequence(some.jobs)
+        sequences, mask = layer_sequence(JobTable.from_jobs(some.jobs))
         inputs = {"features": some.features.astype(np.float32), "sequences": sequences, "mask": mask.astype(np.float32)}
         with torch.no_grad():
             of_network = trained.network(float_tensor(some.features), *map(torch.from_numpy, list(inputs.values())[1:]))
@@ -61,13 +62,13 @@ def test_the_exported_graph_equals_the_network_for_any_length(
 def test_padding_changes_nothing(predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
     jobs = halves[1].jobs[:12]
     assert len({len(job.layers) for job in jobs}) > 1
-    for job, together in zip(jobs, predictor.estimate(jobs), strict=True):
+    for job, together in zip(jobs, predictor.predict_many(jobs), strict=True):
         assert predictor.predict(job).expected_bytes == pytest.approx(together.expected_bytes, rel=1e-5)
 
 
 def test_unseen_jobs_are_predicted_and_bounded(predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
     test = halves[1]
-    estimates = predictor.estimate(test.jobs, coverage=0.9)
+    estimates = predictor.predict_many(test.jobs, coverage=0.9)
     errors = np.abs([estimate.expected_bytes for estimate in estimates] / test.label_bytes - 1)
     assert np.median(errors) < 0.02
     bounded = [(e.safe_bytes, label) for e, label in zip(estimates, test.label_bytes, strict=True) if e.safe_bytes is not None]

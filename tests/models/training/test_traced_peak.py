@@ -61,7 +61,7 @@ def test_a_job_that_sends_its_peak_is_answered_from_it(predictor: Predictor, tra
     assert job.traced_peak_bytes is not None
     other = replace(job, traced_peak_bytes=job.traced_peak_bytes + 9 * GIB)
     bare = replace(job, traced_peak_bytes=None)
-    one, two, three = predictor.estimate([job, other, bare])
+    one, two, three = predictor.predict_many([job, other, bare])
     assert one.expected_bytes == pytest.approx(1.01 * job.traced_peak_bytes + CONTEXT, rel=0.01)
     assert two.expected_bytes - one.expected_bytes == pytest.approx(9 * GIB, rel=0.03)
     assert three.expected_bytes == pytest.approx(predictor.predict(bare).expected_bytes)

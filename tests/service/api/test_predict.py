@@ -201,7 +201,7 @@ def test_a_batch_answers_every_job_in_order(http, predictor, job):
     assert response.status_code == 200
     document = response.json()
     assert document["failed"] == 0
-    estimates = predictor.estimate([job_from_dict(job) for job in jobs], bins=bins_of_width(512 * MIB), coverage=0.9)
+    estimates = predictor.predict_many([job_from_dict(job) for job in jobs], bins=bins_of_width(512 * MIB), coverage=0.9)
     for result, estimate in zip(document["results"], estimates, strict=True):
         assert set(result) == {"prediction"}
         assert_same(result["prediction"], estimate)

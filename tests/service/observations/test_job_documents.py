@@ -6,9 +6,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.job.job_batch import JobBatch
-from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.job.json_columns import read_jobs
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.json_codec import job_from_dict, read_jobs
 from service.api.examples import EXAMPLE_JOBS
 from service.observations.job_documents import job_document, job_documents
 from tests.jobs import jobs
@@ -16,10 +15,10 @@ from tests.jobs import jobs
 JOBS = [job_from_dict(job) for job in EXAMPLE_JOBS.values()]
 
 
-def _batch(documents: list[bytes]) -> JobBatch:
+def _batch(documents: list[bytes]) -> JobTable:
     read = read_jobs([orjson.loads(document) for document in documents], 4096)
     assert list(read.rows) == list(range(len(documents)))
-    return read.jobs
+    return read.table
 
 
 @given(st.lists(jobs(), min_size=1, max_size=8))
@@ -27,7 +26,7 @@ def test_together_as_alone(some) -> None:
     documents = [job_document(job) for job in some]
     assert job_documents(some) == documents
     read = read_jobs([orjson.loads(document) for document in documents], 4096)
-    assert job_documents(read.jobs) == [documents[row] for row in read.rows]
+    assert job_documents(read.table) == [documents[row] for row in read.rows]
 
 
 def test_a_document_can_be_read_again() -> None:

@@ -1,26 +1,28 @@
-"""What an estimator answers, and the interface that every estimator shares.
+"""What an estimator answers for one job, and the interface that every estimator shares.
 
-Classifier, trace and published formula all map a job to an :class:`Estimate`, so that a report can put them into one table and
+Classifier, trace and published formula all map jobs to memory in the same terms, so that a report can put them into one table and
 a scheduler can swap them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import BinScheme
+
+if TYPE_CHECKING:
+    from gpumemnet.job.job_table import JobTable
+    from gpumemnet.predict.prediction_table import PredictionTable
 
 DEFAULT_COVERAGE: Final = 0.99
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Estimate:
+class Prediction:
     """The memory that one job is expected to take, in ``nvidia-smi`` terms (CUDA context included).
 
     Attributes:
@@ -63,10 +65,10 @@ class Estimate:
 class Estimator(Protocol):
     """Anything that maps jobs to memory."""
 
-    def estimate(
-        self, jobs: Sequence[TrainingJob], *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
-    ) -> list[Estimate]:
-        """One estimate per job, in order.
+    def predict_table(
+        self, jobs: JobTable, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
+    ) -> PredictionTable:
+        """One prediction per job, in order.
 
         Raises:
             InvalidRequestError: when the coverage is one that the estimator cannot give.

@@ -1,0 +1,236 @@
+"""The job table: ``B`` training jobs as columns, their layers as ragged columns.  Everything that computes takes such a table.
+
+One job is a table of one row, and a :class:`~gpumemnet.job.training_job.TrainingJob` is how a person holds one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
+from typing import Any, Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, OTHER_CODE, Layer
+from gpumemnet.job.training_job import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS_ZERO, TrainingJob
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+OptionSet = tuple[Any, ...]
+"""The values of :data:`~gpumemnet.job.training_job.OPTION_FIELDS`, in that order."""
+
+_OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
+_NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
+_KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
+_PLACE_OF_NUMBER: Final = {name: place for place, name in enumerate(NUMBER_FIELDS)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobTable(Sequence[TrainingJob]):
+    """``B`` valid jobs of ``N`` layers together.
+
+    Attributes:
+        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS` with all totals settled, 0 where a job does not
+            state one, shape ``[9, B]``.
+        option_sets: the distinct sets of options.
+        option_codes: position of each job's set among them, shape ``[B]``.
+        layer_counts: layers of each job, shape ``[B]``.
+        layer_kinds: position of each layer's kind in :attr:`kind_names`, shape ``[N]``.
+        layer_activations, layer_parameters: whole numbers, shape ``[N]``.
+        unknown_kinds: kinds of these jobs' layers that are not in :data:`gpumemnet.job.layers.KINDS`.
+    """
+
+    numbers: Array
+    option_sets: tuple[OptionSet, ...]
+    option_codes: Indices
+    layer_counts: Indices
+    layer_kinds: Indices
+    layer_activations: Array
+    layer_parameters: Array
+    unknown_kinds: tuple[str, ...] = ()
+
+    @classmethod
+    def from_jobs(cls, jobs: Sequence[TrainingJob]) -> JobTable:
+        """The table whose rows are ``jobs``."""
+        layers = [*chain.from_iterable([job.layers for job in jobs])]
+        return cls.from_rows(
+            list(map(_NUMBERS_OF, jobs)),
+            list(map(_OPTIONS_OF, jobs)),
+            [len(job.layers) for job in jobs],
+            list(map(_KIND, layers)),
+            list(map(_ACTIVATIONS, layers)),
+            list(map(_PARAMETERS, layers)),
+        )
+
+    @classmethod
+    def from_rows(
+        cls,
+        numbers: Sequence[Sequence[int | None]],
+        options: Sequence[OptionSet],
+        layer_counts: Sequence[int],
+        kinds: Sequence[str],
+        activations: Sequence[int],
+        parameters: Sequence[int],
+    ) -> JobTable:
+        """The table of jobs that have been checked.
+
+        Args:
+            numbers: of each job the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, totals settled.
+            options: of each job its set of options.
+            layer_counts: layers of each job.
+            kinds, activations, parameters: of all layers, one job's after the other's.
+        """
+        columns = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(NUMBER_FIELDS)).T.copy()
+        columns[columns != columns] = 0.0  # None has become "not a number"
+        codes: dict[OptionSet, int] = {}
+        option_codes = [codes.setdefault(option_set, len(codes)) for option_set in options]
+        unknown: tuple[str, ...] = ()
+        try:
+            kind_codes = list(map(CODE_OF_KIND.__getitem__, kinds))
+        except KeyError:
+            unknown = tuple(sorted(set(kinds) - CODE_OF_KIND.keys()))
+            code_of = {**CODE_OF_KIND, **{kind: len(KINDS) + place for place, kind in enumerate(unknown)}}
+            kind_codes = list(map(code_of.__getitem__, kinds))
+        return cls(
+            columns,
+            tuple(codes),
+            np.array(option_codes, dtype=np.int64),
+            np.array(layer_counts, dtype=np.int64),
+            np.array(kind_codes, dtype=np.int64),
+            np.array(activations, dtype=np.float64),
+            np.array(parameters, dtype=np.float64),
+            unknown,
+        )
+
+    @staticmethod
+    def concatenate(tables: Sequence[JobTable]) -> JobTable:
+        """The rows of all ``tables``, one table's after the other's."""
+        tables = [table for table in tables if len(table)] or tables[:1] or [JobTable.from_jobs(())]
+        if len(tables) == 1:
+            return tables[0]
+        option_sets = tuple(dict.fromkeys(chain.from_iterable(table.option_sets for table in tables)))
+        code_of = {options: code for code, options in enumerate(option_sets)}
+        unknown = tuple(sorted(set(chain.from_iterable(table.unknown_kinds for table in tables))))
+        option_codes, kinds = [], []
+        for table in tables:
+            codes = np.array([code_of[options] for options in table.option_sets], dtype=np.int64)
+            option_codes.append(codes[table.option_codes])
+            places = [*range(len(KINDS)), *(len(KINDS) + unknown.index(kind) for kind in table.unknown_kinds)]
+            kinds.append(np.array(places, dtype=np.int64)[table.layer_kinds] if unknown else table.layer_kinds)
+        return JobTable(
+            numbers=np.concatenate([table.numbers for table in tables], axis=1),
+            option_sets=option_sets,
+            option_codes=np.concatenate(option_codes),
+            layer_counts=np.concatenate([table.layer_counts for table in tables]),
+            layer_kinds=np.concatenate(kinds),
+            layer_activations=np.concatenate([table.layer_activations for table in tables]),
+            layer_parameters=np.concatenate([table.layer_parameters for table in tables]),
+            unknown_kinds=unknown,
+        )
+
+    def __len__(self) -> int:
+        return len(self.option_codes)
+
+    @overload
+    def __getitem__(self, index: int) -> TrainingJob: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> JobTable: ...
+
+    def __getitem__(self, index: int | slice) -> TrainingJob | JobTable:
+        """One job, or the table of some."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return self._stretch(start, max(start, stop)) if step == 1 else self.take(np.arange(start, stop, step))
+        row = range(len(self))[index]
+        start = int(self.layer_counts[:row].sum())
+        return self._job(row, start, start + int(self.layer_counts[row]))
+
+    def __iter__(self) -> Iterator[TrainingJob]:
+        start = 0
+        for row, count in enumerate(self.layer_counts.tolist()):
+            yield self._job(row, start, start + count)
+            start += count
+
+    def column(self, name: str) -> Array:
+        """The numbers of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, shape ``[B]``."""
+        column: Array = self.numbers[_PLACE_OF_NUMBER[name]]
+        return column
+
+    def options(self, name: str) -> list[Any]:
+        """What each of :attr:`option_sets` says of the field ``name``."""
+        place = OPTION_FIELDS.index(name)
+        return [options[place] for options in self.option_sets]
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """The names that :attr:`layer_kinds` are positions of: the known kinds, then :attr:`unknown_kinds`."""
+        return KINDS + self.unknown_kinds
+
+    @property
+    def known_kinds(self) -> Indices:
+        """Position of each layer's kind among the known ones, that of ``other`` for an unknown one, shape ``[N]``."""
+        if not self.unknown_kinds:
+            return self.layer_kinds
+        return np.where(self.layer_kinds < len(KINDS), self.layer_kinds, OTHER_CODE)
+
+    @property
+    def layer_owners(self) -> Indices:
+        """Position of the job that each layer belongs to, shape ``[N]``."""
+        return np.repeat(np.arange(len(self)), self.layer_counts)
+
+    def take(self, rows: Indices) -> JobTable:
+        """The jobs in ``rows``, in that order."""
+        counts = self.layer_counts[rows]
+        ends = counts.cumsum()
+        first = (self.layer_counts.cumsum() - self.layer_counts)[rows]
+        places = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - counts), counts)
+        return self._with(rows, places)
+
+    def with_numbers(self, name: str, values: Array) -> JobTable:
+        """The same jobs with other ``values``, shape ``[B]``, of the field ``name``."""
+        numbers = self.numbers.copy()
+        numbers[_PLACE_OF_NUMBER[name]] = values
+        return JobTable(
+            numbers,
+            self.option_sets,
+            self.option_codes,
+            self.layer_counts,
+            self.layer_kinds,
+            self.layer_activations,
+            self.layer_parameters,
+            self.unknown_kinds,
+        )
+
+    def _stretch(self, start: int, stop: int) -> JobTable:
+        first = int(self.layer_counts[:start].sum())
+        return self._with(slice(start, stop), slice(first, first + int(self.layer_counts[start:stop].sum())))
+
+    def _with(self, rows: Indices | slice, places: Indices | slice) -> JobTable:
+        return JobTable(
+            numbers=self.numbers[:, rows],
+            option_sets=self.option_sets,
+            option_codes=self.option_codes[rows],
+            layer_counts=self.layer_counts[rows],
+            layer_kinds=self.layer_kinds[places],
+            layer_activations=self.layer_activations[places],
+            layer_parameters=self.layer_parameters[places],
+            unknown_kinds=self.unknown_kinds,
+        )
+
+    def _job(self, row: int, start: int, stop: int) -> TrainingJob:
+        values = dict(zip(OPTION_FIELDS, self.option_sets[self.option_codes[row]], strict=True))
+        for name, value in zip(NUMBER_FIELDS, self.numbers[:, row].tolist(), strict=True):
+            values[name] = int(value) if value or name not in UNSTATED_AS_ZERO else None
+        return TrainingJob(layers=self._layers(start, stop), **values)
+
+    def _layers(self, start: int, stop: int) -> tuple[Layer, ...]:
+        names = self.kind_names
+        kinds = [names[kind] for kind in self.layer_kinds[start:stop].tolist()]
+        activations, parameters = (
+            map(int, amounts[start:stop].tolist()) for amounts in (self.layer_activations, self.layer_parameters)
+        )
+        return tuple(map(tuple.__new__, repeat(Layer), zip(kinds, activations, parameters, strict=True)))

@@ -1,0 +1,214 @@
+"""The prediction table: what the models answer for ``B`` jobs, as columns in the order of the jobs.
+
+Every job is answered by one model, and different jobs of a table may be answered by different ones.  Probabilities are worked out
+when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.predict.bins import BinScheme
+from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.prediction import Prediction
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+class AnsweringModel(NamedTuple):
+    """The model that answers for some rows.
+
+    Attributes:
+        name, version, label_source: of its bundle.
+        gpu: the GPU that its amounts are for.
+        bins: the bins of its probabilities: those asked for, else 1 GiB wide up to the capacity of ``gpu``.
+    """
+
+    name: str
+    version: str
+    label_source: str
+    gpu: str
+    bins: BinScheme
+
+
+@dataclass(slots=True, eq=False)
+class ModelAnswer:
+    """The distributions that one model predicts.
+
+    Attributes:
+        model: the model.
+        rows: the rows of the table that it answers for, rising, shape ``[R]``.
+        distribution: of these rows, less a shift of the amounts that is in ``log_edges``.
+        log_edges: edges between neighbouring bins, for ``distribution``, in log-bytes, shape ``[bins.count - 1]``.
+    """
+
+    model: AnsweringModel
+    rows: Indices
+    distribution: MemoryDistribution
+    log_edges: Array
+    _probabilities: Array | None = None
+
+    @property
+    def probabilities(self) -> Array:
+        """Probability of every bin, shape ``[R, bins.count]``."""
+        if self._probabilities is None:
+            self._probabilities = self.distribution.bin_probabilities(self.log_edges)
+        return self._probabilities
+
+    def bin_index(self, expected_bytes: Indices) -> Indices:
+        """The most probable bin of each row; ``expected_bytes`` of the same rows says where to look first."""
+        if self._probabilities is not None:
+            indices: Indices = self._probabilities.argmax(axis=1)
+            return indices
+        return self.distribution.most_probable_bins(self.log_edges, self.model.bins.index(expected_bytes.astype(np.float64)))
+
+
+class PredictionTable(Sequence[Prediction]):
+    """Predictions of ``B`` jobs.
+
+    Attributes:
+        expected_bytes: centre of each predicted distribution, int64, shape ``[B]``.
+        coverage: the coverage asked for.
+        answers: who answers for which rows, with the distributions.
+    """
+
+    __slots__ = ("_places", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes")
+
+    def __init__(
+        self,
+        expected_bytes: Indices,
+        safe_bytes: Indices,
+        reasons: Mapping[int, tuple[str, ...]],
+        coverage: float,
+        answers: Sequence[ModelAnswer],
+    ) -> None:
+        """A table of columns.
+
+        Args:
+            expected_bytes: shape ``[B]``.
+            safe_bytes: shape ``[B]``; what stands in rows outside the support does not matter.
+            reasons: every row outside the support → why it is.
+            coverage: the coverage asked for.
+            answers: every row is in one of them.
+        """
+        self.expected_bytes = expected_bytes
+        self.coverage = coverage
+        self.answers = tuple(answers)
+        self._safe_bytes = safe_bytes
+        self._reasons = reasons
+        self._places: tuple[Indices, Indices] | None = None
+
+    @staticmethod
+    def join(parts: Sequence[tuple[Indices, PredictionTable]], count: int, coverage: float) -> PredictionTable:
+        """The table of ``count`` rows, each from one of ``parts``: rows of the whole, and their predictions in the same order."""
+        expected, safe = np.zeros((2, count), dtype=np.int64)
+        reasons: dict[int, tuple[str, ...]] = {}
+        answers = []
+        for rows, table in parts:
+            expected[rows] = table.expected_bytes
+            safe[rows] = table._safe_bytes
+            reasons |= {int(rows[row]): words for row, words in table._reasons.items()}
+            answers += [
+                ModelAnswer(answer.model, rows[answer.rows], answer.distribution, answer.log_edges) for answer in table.answers
+            ]
+        return PredictionTable(expected, safe, reasons, coverage, answers)
+
+    @property
+    def models(self) -> tuple[AnsweringModel, ...]:
+        """The models that answer for some row; :attr:`model_index` says which."""
+        return tuple(answer.model for answer in self.answers)
+
+    @property
+    def model_index(self) -> Indices:
+        """Position in :attr:`models` of the model that answers for each row, shape ``[B]``."""
+        return self._placed()[0]
+
+    @property
+    def in_support(self) -> NDArray[np.bool_]:
+        """Whether each job resembles those that its model was trained on, shape ``[B]``."""
+        inside = np.ones(len(self), dtype=np.bool_)
+        inside[list(self._reasons)] = False
+        return inside
+
+    @property
+    def safe_bytes(self) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
+        """Upper bounds that hold with :attr:`coverage`, int64, masked outside the support, shape ``[B]``."""
+        return np.ma.MaskedArray(self._safe_bytes, mask=~self.in_support)
+
+    def reasons(self, row: int) -> tuple[str, ...]:
+        """Why the job in ``row`` lies outside the support of its model, one sentence each; empty inside."""
+        return self._reasons.get(row, ())
+
+    @property
+    def bin_index(self) -> Indices:
+        """The most probable bin of each job, shape ``[B]``."""
+        index = np.zeros(len(self), dtype=np.int64)
+        for answer in self.answers:
+            index[answer.rows] = answer.bin_index(self.expected_bytes[answer.rows])
+        return index
+
+    @property
+    def probabilities(self) -> Array:
+        """Probability of every bin, shape ``[B, bins]``; zero beyond the bins of a row's model, where models differ in them."""
+        if len(self.answers) == 1:
+            return self.answers[0].probabilities
+        width = max((answer.model.bins.count for answer in self.answers), default=0)
+        probabilities = np.zeros((len(self), width))
+        for answer in self.answers:
+            probabilities[answer.rows, : answer.model.bins.count] = answer.probabilities
+        return probabilities
+
+    def __len__(self) -> int:
+        return len(self.expected_bytes)
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Prediction]: ...
+
+    def __getitem__(self, index: int | slice) -> Prediction | list[Prediction]:
+        """One prediction, or a list of some."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = range(len(self))[index]
+        return self._prediction(row, int(self.expected_bytes[row]), int(self._safe_bytes[row]))
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return map(self._prediction, range(len(self)), self.expected_bytes.tolist(), self._safe_bytes.tolist())
+
+    def _prediction(self, row: int, expected_bytes: int, safe_bytes: int) -> Prediction:
+        answer, place = self.answers[0], row
+        if len(self.answers) > 1:
+            which, places = self._placed()
+            answer, place = self.answers[which[row]], int(places[row])
+        model, reasons = answer.model, self._reasons.get(row, ())
+        return Prediction(
+            expected_bytes=expected_bytes,
+            safe_bytes=None if reasons else safe_bytes,
+            coverage=self.coverage,
+            bins=model.bins,
+            probabilities=answer.probabilities[place],
+            in_support=not reasons,
+            reasons=reasons,
+            gpu=model.gpu,
+            estimator=model.name,
+            version=model.version,
+            label_source=model.label_source,
+        )
+
+    def _placed(self) -> tuple[Indices, Indices]:
+        """Each row's answer, and its place there."""
+        if self._places is None:
+            which, places = np.zeros((2, len(self)), dtype=np.int64)
+            for number, answer in enumerate(self.answers):
+                which[answer.rows] = number
+                places[answer.rows] = np.arange(len(answer.rows))
+            self._places = which, places
+        return self._places
