@@ -6,13 +6,17 @@ TYPES := $(wildcard gpumemnet/*/*.pxd)
 BUILT_FROM := pyproject.toml constraints.txt hatch_build.py $(TYPES) $(TYPES:.pxd=.py)
 PIP := $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test docs lint format benchmark clean
+.PHONY: serve test check docs lint format nightly benchmark clean
 
 serve: $(VENV)/.installed-service  ## answer predictions on http://127.0.0.1:$(PORT) with the shipped bundle
 	$(VENV)/bin/gpumemnet serve --port $(PORT)
 
 test: $(VENV)/.installed-dev  ## run all tests
-	$(VENV)/bin/pytest -n 2 --dist loadgroup
+	$(VENV)/bin/pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
+
+check: lint  ## style, types, import rule, and the tests of what changed (tests/changed.py says how it picks them)
+	@tests=$$($(VENV)/bin/python tests/changed.py); \
+	  if [ -n "$$tests" ]; then set -x; $(VENV)/bin/pytest -n 2 --dist loadgroup --maxfail 3 $$tests; else echo "no tests to run"; fi
 
 docs: $(VENV)/.installed-dev  ## the documentation site in build/docs; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
@@ -26,6 +30,9 @@ lint: $(VENV)/.installed-dev  ## style, types, import rule
 format: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+nightly: $(VENV)/.installed-dev  ## what takes hours: long property tests, thirty minutes of chaos, the full report, the benchmarks
+	$(VENV)/bin/python benchmarks/nightly.py
 
 benchmark: $(VENV)/.installed-dev  ## measured costs of a prediction, in process and over HTTP
 	$(VENV)/bin/python benchmarks/in_process.py

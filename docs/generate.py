@@ -156,7 +156,7 @@ def _parameters(path: str, command: Any) -> Iterator[str]:
 
 
 def _argument(parameter: Any) -> str:
-    name = parameter.metavar or parameter.name.upper()
+    name = (parameter.metavar or parameter.name.upper()).removesuffix("...")
     return f"{name}…" if parameter.nargs == -1 else str(name)
 
 
@@ -326,4 +326,10 @@ def _cell(text: str) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line) + " |" for line in lines) + "\n"
+    return "\n".join(f"| {' | '.join(map(_without_pipes, line))} |" for line in lines) + "\n"
+
+
+def _without_pipes(cell: str) -> str:
+    """Escape pipes, but not within code, where Markdown reads them as they are."""
+    parts = cell.split("`")
+    return "`".join(part if place % 2 else re.sub(r"(?<!\\)\|", r"\|", part) for place, part in enumerate(parts))

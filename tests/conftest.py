@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import watchdog
-from tests.skips import pytest_addoption, pytest_sessionfinish  # noqa: F401 - pytest calls them by these names
+from tests import skips, watchdog
 
 START_SECONDS = 300
 """Long enough for a machine that is busy with other work: a service usually starts in two seconds."""
@@ -38,6 +37,24 @@ class RunningService:
 
 def pytest_configure() -> None:
     watchdog.start()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    skips.add_option(parser)
+    parser.addoption("--examples", type=int, default=1, metavar="FACTOR", help="so many times the examples of each property test")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    skips.check(session)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    factor = config.getoption("examples")
+    for item in items if factor != 1 else ():
+        test = getattr(item, "obj", None)
+        chosen = getattr(test, "_hypothesis_internal_use_settings", None)  # Hypothesis has no public way to change them later
+        if chosen is not None:
+            test._hypothesis_internal_use_settings = settings(chosen, max_examples=factor * chosen.max_examples)  # type: ignore[union-attr]
 
 
 StartService = Callable[..., AbstractContextManager[RunningService]]

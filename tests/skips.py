@@ -29,7 +29,8 @@ def refused(reasons: Iterable[str], patterns: Iterable[str]) -> Counter[str]:
     return Counter(reason for reason in reasons if not accepted.fullmatch(reason))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_option(parser: pytest.Parser) -> None:
+    """Declare ``--strict-skips``."""
     parser.addoption(
         "--strict-skips",
         action="store_true",
@@ -37,8 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def check(session: pytest.Session) -> None:
     """Change the exit status where a skip is refused; the process that distributes tests to others sees all their reports."""
     if not session.config.getoption("strict_skips") or hasattr(session.config, "workerinput"):
         return

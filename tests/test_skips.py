@@ -12,7 +12,7 @@ import pytest
 from tests.skips import LIST, allowed_patterns, refused
 
 ROOT = Path(__file__).parents[1]
-CONFTEST = "from tests.skips import pytest_addoption, pytest_sessionfinish\n"
+CONFTEST = "from tests.skips import add_option as pytest_addoption, check as pytest_sessionfinish\n"
 SKIPPING = "import pytest\ndef test_it(): pytest.skip({!r})\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_ray_answers_as_this_machine_does(tmp_path: Path) -> None:
     assert "no whole Parquet file" in refused(*inputs, "--out", tmp_path / "ray.parquet", "--engine", "ray")
 
 
-@pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
-def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
+def test_without_ray_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     write(tmp_path / "jobs.parquet", totals(3))
     assert "pip install 'gpumemnet[ray]'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.csv", "--engine", "ray")

@@ -41,7 +41,7 @@ def test_the_package_is_the_function() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    program = "import sys, gpumemnet, gpumemnet.trace; sys.exit('torch' in sys.modules)"
+    program = "import sys, gpumemnet, gpumemnet.tracing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -1,0 +1,110 @@
+"""Runs what takes too long for every change, and says what broke: ``python benchmarks/nightly.py [--only NAME ...] [--list]``.
+
+Each step is a command of its own whose output goes to ``nightly/STEP.log``; the report goes to ``nightly/report``.  Steps run one
+after the other, as most of them measure time, and all of them run even if one fails.  Prints a table and ends with 1 when a step
+failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "nightly"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command.
+
+    Attributes:
+        arguments: of the Python interpreter.
+        what: what it checks or measures.
+        environment: variables that it is given beside this process's own.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    what: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+STEPS = (
+    Step(
+        "properties",
+        ("-m", "pytest", "-n", "2", "--dist", "loadgroup", "--examples", "10"),
+        "all tests, with ten times the examples of each property",
+        {"GPUMEMNET_FUZZ_CASES": "500", "GPUMEMNET_SCHEMATHESIS_CASES": "200"},
+    ),
+    Step("chaos", ("benchmarks/chaos.py", "--seconds", "1800"), "half an hour of load while models and workers change"),
+    Step("report", ("-m", "models", "report", "--out", "nightly/report"), "every classifier on every dataset (12 minutes)"),
+    Step("learning_loop", ("benchmarks/learning_loop.py",), "from observation to a new model in service"),
+    Step("retrain_gate", ("benchmarks/retrain_gate.py", "--out", "nightly/retrain_gate.jsonl"), "the gate of retraining"),
+    Step("site_calibration", ("benchmarks/site_calibration.py",), "calibration to a site (2 minutes)"),
+    Step("in_process", ("benchmarks/in_process.py",), "cost of a prediction"),
+    Step("http_latency", ("benchmarks/http_latency.py",), "cost of a request"),
+    Step("batch", ("benchmarks/batch.py", "--rows", "2000000", "--layered-rows", "100000"), "files of jobs"),
+    Step("allocator", ("benchmarks/allocator.py",), "the simulated allocator"),
+    Step("trace", ("benchmarks/trace.py",), "cost of a trace"),
+    Step("real_models", ("benchmarks/real_models.py",), "traces against published readings"),
+    Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
+)
+
+
+def run(step: Step) -> tuple[int, float]:
+    """Exit status and seconds of a step."""
+    started = time.monotonic()
+    with (OUT / f"{step.name}.log").open("wb") as log:
+        done = subprocess.run(
+            [sys.executable, *step.arguments],
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **step.environment},
+            check=False,
+        )
+    return done.returncode, time.monotonic() - started
+
+
+def table(results: Mapping[str, tuple[int, float]], steps: tuple[Step, ...]) -> Table:
+    """What each step checks, and how it went where it has run."""
+    shown = Table("step", "what", "minutes", "outcome")
+    for step in steps:
+        status, seconds = results.get(step.name, (None, 0.0))
+        outcome = {None: "", 0: "passed"}.get(status, f"failed ({status}): see nightly/{step.name}.log")
+        shown.add_row(step.name, step.what, "" if status is None else f"{seconds / 60:.1f}", outcome)
+    return shown
+
+
+def main() -> int:
+    """Run the steps asked for; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="NAME", help="run these steps alone")
+    parser.add_argument("--list", action="store_true", help="show the steps and run none")
+    asked = parser.parse_args()
+    steps = tuple(step for step in STEPS if not asked.only or step.name in asked.only)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if asked.list:
+        console.print(table({}, steps))
+        return 0
+    OUT.mkdir(exist_ok=True)
+    results: dict[str, tuple[int, float]] = {}
+    for step in steps:
+        console.print(f"{step.name}: {step.what}")
+        results[step.name] = run(step)
+    console.print(table(results, steps))
+    return int(any(status for status, _ in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""torchvision beside a CPU build of PyTorch."""
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torchvision_operators() -> Iterator[None]:
+    """Declare the operators that ``import torchvision`` expects.
+
+    PyPI has only builds for CUDA, whose operators a CPU build of PyTorch cannot load.
+    """
+    if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
+        yield
+        return
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield

@@ -1,0 +1,81 @@
+"""What ``make check`` picks, what ``make nightly`` runs, and the hooks of pre-commit."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.changed import changed_files, pick_tests
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "picked"),
+    [
+        ("gpumemnet/site/drift.py", "tests/gpumemnet/site"),
+        ("service/oip/routes.py", "tests/service/oip"),
+        ("service/settings.py", "tests/service/test_settings.py"),
+        ("dataset_builder/families/zoo/networks.py", "tests/dataset_builder/families"),
+        ("tests/models/training/test_splits.py", "tests/models/training/test_splits.py"),
+        ("tests/sites.py", "tests/gpumemnet/site/test_calibration.py"),
+        ("benchmarks/chaos.py", "tests/service/test_chaos.py"),
+        ("Dockerfile", "tests/test_dockerfile.py"),
+    ],
+)
+def test_the_tests_of_a_changed_file_are_found(changed: str, picked: str) -> None:
+    found = pick_tests([changed], ROOT)
+    assert picked in found
+    assert all((ROOT / place).exists() for place in found)
+
+
+def test_no_test_is_picked_twice_and_a_deleted_one_is_left_out() -> None:
+    found = pick_tests(["gpumemnet/site/drift.py", "tests/gpumemnet/site/test_drift.py", "tests/test_gone.py"], ROOT)
+    assert "tests/gpumemnet/site" in found
+    assert not {"tests/gpumemnet/site/test_drift.py", "tests/test_gone.py"} & set(found)
+
+
+def test_a_change_is_what_is_not_on_main_or_else_the_last_commit(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        settings = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+        subprocess.run(["git", *settings, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "--initial-branch", "main")
+    for name in ("first", "second"):
+        (tmp_path / name).write_text("")
+        git("add", name)
+        git("commit", "--message", name)
+    assert changed_files(tmp_path) == ["second"]
+    git("switch", "--create", "branch")
+    (tmp_path / "third").write_text("")
+    git("add", "third")
+    git("commit", "--message", "third")
+    (tmp_path / "fourth").write_text("")
+    (tmp_path / "first").write_text("changed")
+    assert changed_files(tmp_path) == ["first", "fourth", "third"]
+
+
+def test_every_nightly_step_is_a_command_that_exists() -> None:
+    command = [sys.executable, "benchmarks/nightly.py", "--list"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for script in sorted((ROOT / "benchmarks").glob("*.py")):
+        if "argparse" in script.read_text() and script.stem not in (
+            "nightly",
+            "cuda_code",
+            "several_gpus",
+        ):  # those need CUDA's code
+            assert script.stem in listed
+
+
+def test_pre_commit_runs_the_projects_own_tools() -> None:
+    configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    entries = [hook["entry"] for repository in configuration["repos"] for hook in repository["hooks"]]
+    assert all(repository["repo"] == "local" for repository in configuration["repos"])
+    tools = Path(sys.executable).parent
+    for entry in entries:
+        program = Path(entry.split()[0])
+        assert program.parent == Path(".venv/bin")
+        assert shutil.which(program.name, path=str(tools))
