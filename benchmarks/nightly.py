@@ -46,6 +46,12 @@ STEPS = (
         "all tests, with ten times the examples of each property",
         {"GPUMEMNET_FUZZ_CASES": "500", "GPUMEMNET_SCHEMATHESIS_CASES": "200"},
     ),
+    Step(
+        "documents",
+        ("-m", "pytest", "tests/docs"),
+        "the figures of the documents, those too whose commands take minutes",
+        {"GPUMEMNET_NIGHTLY": "1"},
+    ),
     Step("chaos", ("benchmarks/chaos.py", "--seconds", "1800"), "half an hour of load while models and workers change"),
     Step("report", ("-m", "models", "report", "--out", "nightly/report"), "every classifier on every dataset (12 minutes)"),
     Step("learning_loop", ("benchmarks/learning_loop.py",), "from observation to a new model in service"),

@@ -82,14 +82,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _outside_of_code(markdown, lambda part: _LINK.sub(replace, part))
 
 
-class PlainRoles(griffe.Extension):
-    """Shows Sphinx's roles and double backticks in docstrings as plain code: ``:class:`~a.b.Name``` as ``Name``."""
+class PlainDocstrings(griffe.Extension):
+    """Shows Sphinx's roles and double backticks as plain code, and gives each name of ``a, b: text`` an entry of its own."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of one object."""
         if obj.docstring:
             text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", obj.docstring.value)
-            obj.docstring.value = re.sub(r"``(.+?)``", r"`\1`", text)
+            text = re.sub(r"``(.+?)``", r"`\1`", text)
+            obj.docstring.value = re.sub(r"^( +)(\w+(?:, \w+)+): ", _apart, text, flags=re.MULTILINE)
+
+
+def _apart(entry: re.Match[str]) -> str:
+    *others, last = entry[2].split(", ")
+    return "".join(f"{entry[1]}{name}: see `{last}`.\n" for name in others) + f"{entry[1]}{last}: "
 
 
 def _outside_of_code(markdown: str, change: Any) -> str:

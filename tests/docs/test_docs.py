@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import gpumemnet
 from tests.docs.documents import PAGES, ROOT, Marked, marked, shell_commands, text_of, without_frame
 
 BIN = Path(sys.executable).parent
@@ -187,6 +188,11 @@ FOLDERS = "gpumemnet|dataset_builder|models|service|examples|docs|deploy|integra
 def test_the_files_that_a_page_names_exist(page: str) -> None:
     for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]*)(?::\w+)?`", text_of(page)):
         assert (ROOT / path).exists(), f"{page} names {path}"
+
+
+def test_the_reference_of_python_has_every_public_name() -> None:
+    shown = set(re.findall(r"^::: gpumemnet\.(\w+)$", text_of("docs/reference/python.md"), re.MULTILINE))
+    assert shown == set(gpumemnet.__all__)
 
 
 def test_make_knows_the_targets_that_documents_name() -> None:
