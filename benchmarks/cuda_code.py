@@ -29,9 +29,8 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from dataset_builder.compare.subjects import subject  # noqa: E402
 from dataset_builder.measure.journal import read_journal  # noqa: E402
-from dataset_builder.traced.traced import traced_run  # noqa: E402
+from dataset_builder.traced.subjects import subject, traced_run  # noqa: E402
 from gpumemnet.data.measurement import Measurement  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.extract.inputs import ModelInputs  # noqa: E402

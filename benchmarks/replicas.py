@@ -22,11 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cuda_code import GPU  # noqa: E402
 from benchmarks.several_gpus import FAMILIES, MOST_BYTES  # noqa: E402
-from dataset_builder.compare.subjects import traceable  # noqa: E402
 from dataset_builder.recipe.planned_job import PlannedJob, training_job  # noqa: E402
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
-from dataset_builder.traced.traced import traced_run  # noqa: E402
+from dataset_builder.traced.subjects import traceable, traced_run  # noqa: E402
 from gpumemnet.data.dataset import read_dataset  # noqa: E402
 from gpumemnet.data.measurement import TRACED, architecture_key  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402

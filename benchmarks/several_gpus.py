@@ -33,11 +33,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cuda_code import GPU, PEAKS, Peaks, peaks_of  # noqa: E402
-from dataset_builder.compare.subjects import traceable  # noqa: E402
 from dataset_builder.measure import training  # noqa: E402
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job  # noqa: E402
 from dataset_builder.recipe.recipe import load_recipe  # noqa: E402
 from dataset_builder.recipe.sampling import sample_jobs  # noqa: E402
+from dataset_builder.traced.subjects import traceable  # noqa: E402
 from gpumemnet.errors import GpumemnetError  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.tracing.checkpointing import blocks  # noqa: E402

@@ -224,10 +224,10 @@ def trace_recipe(
     seed: Seed = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
-    """Label jobs of a recipe by tracing them, where there is no GPU; the rows say that nobody measured them."""
-    from .traced import traced
+    """Label the jobs of a recipe by tracing them, without a GPU; the rows are marked as traced."""
+    from .traced.labels import trace_recipe
 
-    traced.trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
+    trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
     _collect(out, out / "dataset.parquet")
 
 
@@ -237,10 +237,10 @@ def add_traces(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
-    """Give each job of a dataset its traced peak, which schedulers that trace send along."""
-    from .traced import traced
+    """Add the traced peak to each job of a dataset."""
+    from .traced import peaks
 
-    done, failed = traced.add_traces(dataset, out, workers)
+    done, failed = peaks.add_traces(dataset, out, workers)
     print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
 
 
@@ -271,10 +271,10 @@ def import_published(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
-    from .published import mlp as published
+    from .published import importing
 
     left_out: Counter[str] = Counter()
-    print(f"{published.import_published(source, out, left_out):,} published measurements written to {out}")
+    print(f"{importing.import_published(source, out, left_out):,} published measurements written to {out}")
     for reason, count in left_out.most_common():
         print(f"{count:,} rows were left out: {reason}")
 

@@ -21,7 +21,7 @@ from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import peak_of
 
-from .subjects import Subject
+from ..traced.subjects import Subject
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99

@@ -22,9 +22,9 @@ from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.gpu.catalogue import DeviceProfile, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
 
+from ..traced.subjects import subject
 from .estimates import TracedRow, estimates, traced_row
 from .figures import Figures, figures, reserved_figures
-from .subjects import subject
 
 _PROGRESS_SECONDS: Final = 5.0
 

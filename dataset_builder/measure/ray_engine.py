@@ -21,8 +21,9 @@ from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
 
 from ..recipe.planned_job import PlannedJob, parse_planned
 from .campaign import Tally
-from .engines import LocalEngine, MeterSource, Show
+from .engine import MeterSource, Show
 from .fork_server import CHILD
+from .local_engine import LocalEngine
 from .nvml import visible_meters
 from .pool import Record, RunSettings
 
@@ -36,7 +37,7 @@ class RayEngine:
     """The free GPUs of the Ray cluster that ``RAY_ADDRESS`` names, of the one running here, or of a new one on this machine.
 
     Args:
-        enable_accounting, meters, child: as for :class:`~dataset_builder.measure.engines.LocalEngine`, on every host.
+        enable_accounting, meters, child: as for :class:`~dataset_builder.measure.local_engine.LocalEngine`, on every host.
 
     Raises:
         MissingExtraError: when Ray is not installed.
@@ -102,7 +103,7 @@ class RayEngine:
         return min(self._bytes)
 
     def measure(self, planned: Sequence[PlannedJob], record: Record, settings: RunSettings, tally: Tally, show: Show) -> None:
-        """Measure ``planned``; see :meth:`~dataset_builder.measure.engines.Engine.measure`.  The tally's running jobs are GPUs
+        """Measure ``planned``; see :meth:`~dataset_builder.measure.engine.Engine.measure`.  The tally's running jobs are GPUs
         here."""
         from ray.util.queue import Queue
 

@@ -16,19 +16,17 @@ Networks of the shape ``dense`` are refused: how often they were thinned out hun
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import describe
-from gpumemnet.units import MIB
 
 from ..families import TensorSpec
-from .mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS, LeftOutError
+from .rows import PUBLISHED_OPTIONS, LeftOutError, Row, count_in, published_measurement, text_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -181,7 +179,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets)
 
 
-def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
+def measurement_of_row(row: Row) -> Measurement:
     """One row of the published table, a mapping from :data:`COLUMNS` to text; its layers are read from the rebuilt network.
 
     Raises:
@@ -191,7 +189,7 @@ def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
 
     from gpumemnet.extract import ExtractOptions, extract_job
 
-    named = _FILENAME.fullmatch(_text(row, "Filename"))
+    named = _FILENAME.fullmatch(text_in(row, "Filename"))
     if named is None:
         raise DatasetError(f"Filename does not have the published form: {describe(row['Filename'])}")
     architecture = PublishedCnn(
@@ -209,45 +207,18 @@ def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
         network = build(architecture)
     slopes = sum(m.num_parameters for m in network.modules() if isinstance(m, torch.nn.PReLU))  # which the table leaves out
     found = sum(parameter.numel() for parameter in network.parameters()) - slopes
-    if _count(row, "Total Parameters") == 0:
+    if count_in(row, "Total Parameters") == 0:
         raise LeftOutError("the table holds no layers of the network")
-    if found != _count(row, "Total Parameters"):
+    if found != count_in(row, "Total Parameters"):
         raise DatasetError(f"Total Parameters is {row['Total Parameters']}, but the network that Filename describes has {found}")
     batch_size = int(named["batch"])
     (image,), _ = tensors(architecture)
     job = extract_job(
         network,
         torch.empty(batch_size, *image.shape, device="meta"),
-        ExtractOptions(optimizer="adam", precision="fp32", family="cnn"),
+        ExtractOptions(**PUBLISHED_OPTIONS.job_fields(), family="cnn"),
     ).job
-    status = STATUS_OF.get(_text(row, "Status"))
+    status = STATUS_OF.get(text_in(row, "Status"))
     if status is None:
         raise DatasetError(f"Status must be one of {', '.join(STATUS_OF)}, not {describe(row['Status'])}")
-    return Measurement(
-        job=job,
-        status=status,
-        label_source="nvidia_smi_device_1s",
-        capacity_bytes=PUBLISHED_CAPACITY_BYTES,
-        provenance="published",
-        gpu=PUBLISHED_GPU,
-        recipe="published",
-        architecture=json.dumps(architecture.to_dict(), sort_keys=True),
-        reason="out of memory" if status == "oom" else None,
-        peak_device_bytes=_count(row, "Max GPU Memory (MiB)") * MIB,
-        seconds=PUBLISHED_SECONDS,
-        neighbours=0,
-    )
-
-
-def _text(row: Mapping[str, str | None], column: str) -> str:
-    value = row.get(column)
-    if value is None:
-        raise DatasetError(f"{column} is missing")
-    return value
-
-
-def _count(row: Mapping[str, str | None], column: str) -> int:
-    text = _text(row, column)
-    if not re.fullmatch(r"\d{1,15}", text):
-        raise DatasetError(f"{column} must be a whole number, not {describe(text)}")
-    return int(text)
+    return published_measurement(job, architecture, row, status, "out of memory" if status == "oom" else None)

@@ -32,7 +32,7 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import record
 from gpumemnet.units import MIB
 
-from .mlp import PUBLISHED_CAPACITY_BYTES
+from .rows import PUBLISHED_CAPACITY_BYTES
 
 RECIPE: Final = "zoo"
 """Real models are for testing only: a split puts them into no fold."""

@@ -26,20 +26,18 @@ or the positions, and the latter lacks the attention's output projection too.  I
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpumemnet.data.measurement import PUBLISHED_GPU, Measurement
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer, describe
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.units import MIB
 
 from ..families import Network, TensorSpec
-from .mlp import PUBLISHED_CAPACITY_BYTES, PUBLISHED_SECONDS
+from .rows import PUBLISHED_OPTIONS, Row, count_in, published_measurement, text_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -236,7 +234,7 @@ def published_parameters(architecture: PublishedTransformer) -> tuple[int, int]:
     )
 
 
-def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
+def measurement_of_row(row: Row) -> Measurement:
     """One row of the published table, a mapping from :data:`COLUMNS` to text.
 
     An OOM row keeps the largest reading beside its status, and says how far it came: the summary's forward pass fitted or not.
@@ -244,45 +242,30 @@ def measurement_of_row(row: Mapping[str, str | None]) -> Measurement:
     Raises:
         DatasetError: when a column is missing, or contradicts the file name.
     """
-    architecture = parse_filename(_text(row, "Filename"))
+    architecture = parse_filename(text_in(row, "Filename"))
     for column, name in _NAMED_TWICE.items():
-        if _count(row, column) != getattr(architecture, name):
+        if count_in(row, column) != getattr(architecture, name):
             raise DatasetError(f"{column} is {row[column]}, but Filename says {getattr(architecture, name)}")
     accumulated, total = published_parameters(architecture)
-    summarised = _count(row, "Total Parameters")
+    summarised = count_in(row, "Total Parameters")
     for column, found, expected in (
-        ("Accumulated Params", _count(row, "Accumulated Params"), accumulated),
+        ("Accumulated Params", count_in(row, "Accumulated Params"), accumulated),
         ("Total Parameters", summarised, total),
     ):
         if found != expected and (found or column == "Accumulated Params"):
             raise DatasetError(f"{column} is {found}, but the network that Filename describes has {expected}")
-    status, reason = _ending(_text(row, "Status"), bool(summarised))
+    status, reason = _ending(text_in(row, "Status"), bool(summarised))
     network = describe_network(architecture)
     job = TrainingJob(
         family="transformer",
         batch_size=architecture.batch_size,
         input_elements=network.input_elements,
-        optimizer="adam",
-        precision="fp32",
         layers=network.layers,
         activation_function=network.activation_function,
         sequence_length=network.sequence_length,
-        attention_kernel=network.attention_kernel,
+        **{**PUBLISHED_OPTIONS.job_fields(), "attention_kernel": network.attention_kernel},
     )
-    return Measurement(
-        job=job,
-        status=status,
-        label_source="nvidia_smi_device_1s",
-        capacity_bytes=PUBLISHED_CAPACITY_BYTES,
-        provenance="published",
-        gpu=PUBLISHED_GPU,
-        recipe="published",
-        architecture=json.dumps(architecture.to_dict(), sort_keys=True),
-        reason=reason,
-        peak_device_bytes=_count(row, "Max GPU Memory (MiB)") * MIB,
-        seconds=PUBLISHED_SECONDS,
-        neighbours=0,
-    )
+    return published_measurement(job, architecture, row, status, reason)
 
 
 def _ending(published: str, summarised: bool) -> tuple[str, str | None]:
@@ -295,17 +278,3 @@ def _ending(published: str, summarised: bool) -> tuple[str, str | None]:
     if not summarised:  # its summary failed, and only one kind of failure was looked for
         return "error", "no parameters were summed up: the network did not run"
     return status, None
-
-
-def _text(row: Mapping[str, str | None], column: str) -> str:
-    value = row.get(column)
-    if value is None:
-        raise DatasetError(f"{column} is missing")
-    return value
-
-
-def _count(row: Mapping[str, str | None], column: str) -> int:
-    text = _text(row, column)
-    if not re.fullmatch(r"\d{1,15}", text):
-        raise DatasetError(f"{column} must be a whole number, not {describe(text)}")
-    return int(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset_builder.published.mlp import read_published
+from dataset_builder.published.importing import read_published
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import training_state_bytes, validate
 from gpumemnet.units import GIB, MIB

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset_builder.published.mlp import WHERE_TO_GET_IT, import_published
+from dataset_builder.published.importing import import_published
+from dataset_builder.published.rows import WHERE_TO_GET_IT
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob

@@ -15,10 +15,10 @@ import pytest
 from dataset_builder.compare.estimates import COVERAGE, FOLDS, Estimates, TracedRow, estimates
 from dataset_builder.compare.figures import figures
 from dataset_builder.compare.run import all_figures, chosen_rows, trace_rows
-from dataset_builder.compare.subjects import subject
 from dataset_builder.families import mlp
 from dataset_builder.recipe.options import Options
 from dataset_builder.recipe.planned_job import PlannedJob, training_job
+from dataset_builder.traced.subjects import subject
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dataset_builder.published.cnn import COLUMNS, SHAPES, PublishedCnn, build, filters, loss, measurement_of_row, parse, tensors
-from dataset_builder.published.mlp import read_published
+from dataset_builder.published.importing import read_published
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import MIB
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dataset_builder.published.mlp import read_published
+from dataset_builder.published.importing import read_published
 from dataset_builder.published.transformer import (
     COLUMNS,
     PublishedTransformer,

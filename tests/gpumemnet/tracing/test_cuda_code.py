@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from benchmarks.cuda_code import Peaks, peaks_of
-from dataset_builder.compare.subjects import traceable
 from dataset_builder.recipe.planned_job import parse_planned, training_job
+from dataset_builder.traced.subjects import traceable
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.units import MIB
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from stand_in import TOTAL_BYTES, StandInMeter
 
 from dataset_builder.measure.campaign import Tally
-from dataset_builder.measure.engines import Engine, LocalEngine
+from dataset_builder.measure.engine import Engine
 from dataset_builder.measure.journal import Journal, Settings
+from dataset_builder.measure.local_engine import LocalEngine
 from dataset_builder.measure.pool import RunSettings
 from dataset_builder.measure.progress import ProgressLine
 from dataset_builder.recipe.recipe import load_recipe

@@ -1,38 +1,28 @@
-"""Labels jobs of a recipe by tracing them, where no GPU is at hand; classifiers learn from such rows until others are measured.
+"""Labels the jobs of a recipe by tracing them, where no GPU is available.
 
-A traced row says so in ``label_source`` and ``provenance``; its label is what the trace expects of the process, the CUDA context
-of the device's profile included, and it is no measurement of anything.
+A traced row says so in ``label_source`` and ``provenance``.  Its label is the memory that the trace expects of the process, with
+the CUDA context of the GPU's profile.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from torch import nn
-
-from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import TRACED, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import GpumemnetError
-from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profile
 from gpumemnet.sandbox.worker_pool import in_processes
-from gpumemnet.tracing.memory import steady_memory
-from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.replay import Replayed
-from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import STEADY_STEPS
 
-from ..compare.subjects import Subject, subject, traceable
 from ..measure.campaign import Tally
 from ..measure.journal import Journal, Settings
 from ..measure.progress import ProgressLine
 from ..recipe.planned_job import PlannedJob, parse_planned, training_job
 from ..recipe.recipe import Recipe
 from ..recipe.sampling import sample_jobs
+from .subjects import traceable, traced_run
 
 PROTOCOL: Final = "trace-3"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),
@@ -40,7 +30,7 @@ PROTOCOL: Final = "trace-3"
 
 
 def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None) -> None:
-    """Label ``count`` jobs of ``recipe`` as on ``gpu``, in ``folder``, which a later call goes on with.
+    """Label ``count`` jobs of ``recipe`` as on ``gpu`` in ``folder``; a later call continues where this one stopped.
 
     Raises:
         DatasetError: when the folder holds another campaign or cannot be written.
@@ -64,23 +54,6 @@ def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, 
                 line(tally)
         finally:
             line.close(tally)
-
-
-def add_traces(dataset: Path, out: Path, workers: int | None) -> tuple[int, int]:
-    """Write ``dataset`` to ``out`` with each job's traced peak; returns how many rows have one, and how many could not be traced.
-
-    Raises:
-        DatasetError: when the dataset cannot be read or ``out`` cannot be written.
-    """
-    rows = read_dataset(dataset)
-    tasks = [(measurement_to_dict(row),) for row in rows]
-    peaks = list(in_processes(_trace_row, tasks, workers))
-    traced = [
-        row if peak is None else replace(row, job=replace(row.job, traced_peak_bytes=peak))
-        for row, peak in zip(rows, peaks, strict=True)
-    ]
-    write_dataset(out, traced)
-    return sum(peak is not None for peak in peaks), sum(peak is None for peak in peaks)
 
 
 def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: DeviceProfile) -> Measurement:
@@ -117,24 +90,6 @@ def traced_measurement(planned: PlannedJob, recipe: str, seed: int, device: Devi
     )
 
 
-def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Replayed:
-    """A traced job, replayed until its memory stands still.
-
-    Raises:
-        ExtractError: when it cannot be traced.
-    """
-    return steady_memory(record(network, inputs, options, platform).timeline, platform.device).run
-
-
 def _trace_planned(document: dict[str, Any], key: str, recipe: str, seed: int, gpu: str) -> tuple[str, dict[str, Any]]:
     measurement = traced_measurement(parse_planned(document), recipe, seed, device_profile(gpu))
     return key, measurement_to_dict(measurement)
-
-
-def _trace_row(document: dict[str, Any]) -> int | None:
-    measurement = measurement_from_dict(document)
-    try:
-        one: Subject = subject(measurement, device_profile(measurement.gpu))
-        return traced_run(one.network, one.inputs, one.options, one.platform).reserved_bytes
-    except GpumemnetError:
-        return None

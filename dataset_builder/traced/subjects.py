@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.job.training_options import TrainingOptions
 from gpumemnet.tracing.losses import TargetLoss
+from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.replay import Replayed
+from gpumemnet.tracing.step import record
 
 from ..families import TensorSpec, family
 from ..measure.training import laid_out
 from ..published.networks import Rebuilds, published_family
+from ..published.rows import PUBLISHED_OPTIONS
 from ..recipe.options import parse_options
 from ..recipe.planned_job import PlannedJob
-
-PUBLISHED_OPTIONS: Final = TrainingOptions(optimizer="adam", precision="fp32")
-"""What GPUMemNet held fixed (arXiv 2602.17817, section 4.1)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +71,15 @@ def traceable(
     changed = {"attention_kernel": attention_kernel, "checkpointing": "none"}  # the network checkpoints its blocks itself
     options = TraceOptions(**planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size))
     return laid_out(planned), _batch(members, architecture, batch_size), options, Platform.of(device, options)
+
+
+def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Replayed:
+    """A traced job, replayed until its memory stands still.
+
+    Raises:
+        ExtractError: when it cannot be traced.
+    """
+    return steady_memory(record(network, inputs, options, platform).timeline, platform.device).run
 
 
 def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
