@@ -66,6 +66,13 @@ def test_the_command_prints_what_the_page_shows(shown: Marked) -> None:
         assert any(f"{each} ".startswith(f"{line} ") for each in given), f"{line!r} is not printed, or not in this place"
 
 
+@pytest.mark.parametrize("shown", marked("runs"), ids=lambda shown: shown.page)
+def test_the_program_prints_what_its_comment_says(shown: Marked) -> None:
+    done = subprocess.run([sys.executable, "-c", shown.text], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == re.findall(r"# (.*)$", shown.text)[-1].split()
+
+
 @pytest.mark.parametrize("shown", marked("table"), ids=lambda shown: f"{shown.page}: {shown.argument}")
 def test_the_table_is_that_of_the_report(shown: Marked) -> None:
     assert shown.text.strip() in text_of(shown.argument)
