@@ -43,7 +43,9 @@ def check(session: pytest.Session) -> None:
     if not session.config.getoption("strict_skips") or hasattr(session.config, "workerinput"):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    reports = reporter.stats.get("skipped", []) if reporter else []
+    if reporter is None:
+        return
+    reports = reporter.stats.get("skipped", [])
     reasons = (report.longrepr[2].removeprefix("Skipped: ") for report in reports if isinstance(report.longrepr, tuple))
     found = refused(reasons, allowed_patterns(LIST.read_text("utf-8")))
     if not found:

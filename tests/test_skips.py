@@ -51,7 +51,7 @@ def test_a_session_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> No
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "print(child.pid, flush=True)\ntime.sleep(600)\n"
     )
-    command = [sys.executable, script]
+    command = [sys.executable, str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}) as session:
         assert session.stdout is not None
         child = int(session.stdout.readline())
