@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 MODEL = "gpumemnet"
-OUTPUTS = ("request_bytes", "limit_bytes", "reasons", "gpu", "model")
+OUTPUTS = ("expected_bytes", "safe_bytes", "reasons", "gpu", "model")
 MIB = 2**20
 
 
@@ -37,11 +37,11 @@ def main() -> None:
     headers = {"Authorization": f"Bearer {arguments.key}"} if arguments.key else {}
     columns = CLIENTS[arguments.client](arguments.url, headers, jobs, {"coverage": arguments.coverage})
     for path, *row in zip(arguments.files, *(columns[name] for name in OUTPUTS), strict=True):
-        request_bytes, limit_bytes, reasons, gpu, model = map(_plain, row)
+        expected_bytes, safe_bytes, reasons, gpu, model = map(_plain, row)
         document = {
             "file": str(path),
-            "request_mib": -(-request_bytes // MIB),
-            "limit_mib": None if limit_bytes < 0 else -(-limit_bytes // MIB),
+            "request_mib": -(-expected_bytes // MIB),
+            "limit_mib": None if safe_bytes < 0 else -(-safe_bytes // MIB),
             "reasons": reasons.splitlines(),
             "gpu": gpu,
             "model": model,

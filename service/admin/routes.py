@@ -8,70 +8,112 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from gpumemnet.errors import (
-    BundleError,
-    InvalidJobError,
-    InvalidRequestError,
-    RegistryBusyError,
-    RegistryError,
-    UnknownReleaseError,
-)
-from gpumemnet.job.json_codec import parse_json
-from gpumemnet.job.layers import describe
-from gpumemnet.registry.registry import NAME_RULE, Registry, Release, is_release_name
+from gpumemnet.errors import BundleError, InvalidRequestError, RegistryBusyError, RegistryError, UnknownReleaseError
+from gpumemnet.registry.registry import SHIPPED, Registry, Release
 
-from ..api.endpoint import JSON, read_json_body, send_answer
+from ..api.http_body import read_json_body, send_answer
+from ..api.models import Shape
+from ..api.operations import JSON, Answer, Operation
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
+from ..api.requests import read_request
 from .champion import Serving
-from .description import HISTORY_SHOWN, MAX_REASON
+from .models import HISTORY_SHOWN, AdminModels, ChallengerRequest, ChampionRequest, RollbackRequest
 
 logger = logging.getLogger("gpumemnet.service")
 
 Document = dict[str, Any]
+S = TypeVar("S", bound=Shape)
 
 
-def admin_routes(serving: Serving) -> list[BaseRoute]:
-    """The routes under ``/v1/admin``."""
+_REFUSALS: Final = {
+    404: "There is no release of this name.",
+    409: "There is no registry, or it refuses: nothing has changed.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    422: "A field is at fault, or the release is damaged or fails its self-test: nothing has changed.",
+    503: "Another process is writing to the registry.",
+}
+_ANSWERS: Final = {200: Answer(shape=AdminModels, meaning="What there is now.")}
 
-    def promote(document: Mapping[str, Any], caller: str) -> None:
-        release = _release(document)
-        assert release is not None
-        serving.promote(release, by=caller, reason=_reason(document))
 
-    def challenge(document: Mapping[str, Any], caller: str) -> None:
-        serving.set_challenger(_release(document, is_nullable=True))
+def admin_operations(serving: Serving) -> list[Operation]:
+    """What is answered below ``/v1/admin``."""
 
-    def roll_back(document: Mapping[str, Any], caller: str) -> None:
-        serving.roll_back(by=caller, reason=_reason(document))
+    def promote(request: ChampionRequest, caller: str) -> None:
+        serving.promote(request.release, by=caller, reason=request.reason)
 
-    async def models(request: Request) -> Response:
-        return Response(await run_in_threadpool(_models, serving), media_type=JSON)
+    def challenge(request: ChallengerRequest, caller: str) -> None:
+        serving.set_challenger(request.release)
 
+    def roll_back(request: RollbackRequest, caller: str) -> None:
+        serving.roll_back(by=caller, reason=request.reason)
+
+    def change(method: str, path: str, name: str, summary: str, shape: type[Shape], apply: Any, example: Any) -> Operation:
+        return Operation(
+            method=method,
+            path=f"/v1/admin/models/{path}",
+            name=name,
+            tag="admin",
+            summary=summary,
+            endpoint=_Change(serving, shape, apply),
+            request=shape,
+            is_body_required=shape is not RollbackRequest,
+            request_examples=lambda: {"change": example},
+            answers=_ANSWERS,
+            refusals=_REFUSALS,
+        )
+
+    reason = "the new one is too high for CNNs"
     return [
-        Route("/v1/admin/models", models, methods=["GET"]),
-        Route("/v1/admin/models/champion", _Change(serving, promote, ("release", "reason")), methods=["PUT"]),
-        Route("/v1/admin/models/challenger", _Change(serving, challenge, ("release",)), methods=["PUT"]),
-        Route("/v1/admin/models/rollback", _Change(serving, roll_back, ("reason",)), methods=["POST"]),
+        Operation(
+            method="GET",
+            path="/v1/admin/models",
+            name="admin_models",
+            tag="admin",
+            summary="Releases, aliases and what this worker answers from",
+            endpoint=_Models(serving),
+            answers=_ANSWERS,
+        ),
+        change(
+            *("PUT", "champion", "set_champion", "Let a release answer: tested first, and done when this is answered"),
+            *(ChampionRequest, promote, {"release": SHIPPED, "reason": reason}),
+        ),
+        change(
+            *("PUT", "challenger", "set_challenger", "Let a release be asked beside the champion, or none"),
+            *(ChallengerRequest, challenge, {"release": None}),
+        ),
+        change(
+            *("POST", "rollback", "roll_back", "Let the champion before this one answer again"),
+            *(RollbackRequest, roll_back, {"reason": reason}),
+        ),
     ]
 
 
-class _Change:
+class _Models:
+    """ASGI application of ``GET /v1/admin/models``."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await send_answer(send, 200, JSON, await run_in_threadpool(_models, self._serving))
+
+
+class _Change(Generic[S]):
     """ASGI application that changes what answers, and answers with what there is then."""
 
-    def __init__(self, serving: Serving, change: Callable[[Mapping[str, Any], str], None], fields: tuple[str, ...]) -> None:
+    def __init__(self, serving: Serving, shape: type[S], change: Callable[[S, str], None]) -> None:
         self._serving = serving
+        self._shape = shape
         self._change = change
-        self._fields = fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Change what the body asks for.
@@ -89,15 +131,16 @@ class _Change:
                 CONFLICT,
                 "there is no registry to choose releases from: start the service with GPUMEMNET_REGISTRY set to a folder",
             )
-        document = _document(body, self._fields)
+        is_left_out = not body.strip() and self._shape is RollbackRequest
+        request = read_request(b"{}" if is_left_out else body, self._shape)
         caller = _caller(scope)
-        await run_in_threadpool(self._apply, document, caller)
-        logger.info("%s %s by %s", scope["path"], json.dumps(document), caller or "nobody named")
+        await run_in_threadpool(self._apply, request, caller)
+        logger.info("%s %s by %s", scope["path"], json.dumps(request.model_dump()), caller or "nobody named")
         await send_answer(send, 200, JSON, await run_in_threadpool(_models, self._serving))
 
-    def _apply(self, document: Mapping[str, Any], caller: str) -> None:
+    def _apply(self, request: S, caller: str) -> None:
         try:
-            self._change(document, caller)
+            self._change(request, caller)
         except UnknownReleaseError as error:
             raise Refusal(UNKNOWN, str(error)) from None
         except RegistryBusyError as error:
@@ -105,9 +148,9 @@ class _Change:
         except RegistryError as error:
             raise Refusal(CONFLICT, str(error)) from None
         except BundleError as error:
-            if "release" in self._fields:
-                raise InvalidRequestError(f"cannot answer: {error}", "release") from None
-            raise Refusal(CONFLICT, f"the champion before this one cannot answer: {error}") from None
+            if isinstance(request, RollbackRequest):
+                raise Refusal(CONFLICT, f"the champion before this one cannot answer: {error}") from None
+            raise InvalidRequestError(f"cannot answer: {error}", "release") from None
 
 
 def _models(serving: Serving) -> bytes:
@@ -159,42 +202,6 @@ def _release_document(registry: Registry, release: Release) -> Document:
         "problem": problem,
         "bundles": bundles,
     }
-
-
-def _document(body: bytes, fields: tuple[str, ...]) -> Document:
-    if not body.strip() and "release" not in fields:
-        return {}
-    try:
-        document = parse_json(body)
-    except InvalidJobError as error:
-        raise InvalidRequestError(error.reason, error.field or "body") from None
-    if not isinstance(document, dict):
-        raise InvalidRequestError(f"must be a JSON object with {' and '.join(fields)}, not {describe(document)}", "body")
-    for name in document:
-        if name not in fields:
-            raise InvalidRequestError(f"is not a field: known fields are {', '.join(fields)}", name[:64])
-    return document
-
-
-def _release(document: Mapping[str, Any], *, is_nullable: bool = False) -> str | None:
-    if "release" not in document:
-        raise InvalidRequestError("is missing: name the release", "release")
-    release = document["release"]
-    if release is None and is_nullable:
-        return None
-    if not is_release_name(release):
-        raise InvalidRequestError(f"cannot be the name of a release{' or null' * is_nullable}: {NAME_RULE}", "release")
-    assert isinstance(release, str)
-    return release
-
-
-def _reason(document: Mapping[str, Any]) -> str:
-    reason = document.get("reason", "")
-    if not isinstance(reason, str) or len(reason) > MAX_REASON or not reason.isprintable():
-        raise InvalidRequestError(
-            f"must be one line of text of at most {MAX_REASON} characters, not {describe(reason)}", "reason"
-        )
-    return reason
 
 
 def _caller(scope: Scope) -> str:

@@ -87,18 +87,10 @@ class Shadow:
         """Learn what the champion's bundles look at: the challenger is asked for the same encoder."""
         self._encoders = {bundle.sha256: bundle.card.encoder for bundle in bundles}
 
-    def record(self, record: PredictionRecord) -> None:
-        """Pass one prediction on, and perhaps ask the challenger about it later."""
+    def record(self, records: RecordBatch) -> None:
+        """Pass predictions on, and perhaps ask the challenger about some of them later."""
         if self._store is not None:
-            self._store.record(record)
-        challenger = self._challenger
-        if challenger is not None and random.random() < self._share:
-            self._enqueue(challenger, record)
-
-    def record_many(self, records: RecordBatch) -> None:
-        """The same of many; only those that the challenger is asked about are built."""
-        if self._store is not None:
-            self._store.record_many(records)
+            self._store.record(records)
         challenger = self._challenger
         if challenger is not None:
             for row in range(len(records)):

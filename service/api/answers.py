@@ -1,48 +1,40 @@
-"""Turns request bodies into answers: reads the question, asks the predictor, and writes the JSON document.
+"""Turns questions into answers: reads the jobs into a table, asks the predictor once, and writes the JSON documents.
 
-Bytes in, bytes out, nothing of HTTP: the same functions answer a route and fill the examples in the API's description.  What is
-the same in all answers of a model is serialised once.
+Nothing of HTTP: the same functions answer a route and fill the examples in the API's description.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 
-from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
-from gpumemnet.gpu.fits import Fit, fits, fits_table, target
+from gpumemnet.gpu.fits import Fit, fits_table, target
 from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import job_from_dict, read_jobs
+from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
+from gpumemnet.predict.answer import answer_document
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
-from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, batch_sizes, smallest_gpu
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 
 from ..admin.self_test import check_golden
-from ..middleware.limits import LEAST_TOGETHER, MAX_PROBABILITIES
-from .prediction_id import prediction_id, prediction_ids
-from .prediction_json import fit_document, integer, one_prediction
+from ..middleware.limits import MAX_PROBABILITIES
+from .models import BatchRequest, BatchSizesRequest, PredictRequest, SmallestGpuRequest
+from .prediction_id import prediction_ids
 from .problems import field_problem, located
-from .records import PredictionRecord, RecordBatch, Recorder
-from .requests import PLAIN_OPTIONS, Options, check_jobs, read_batch_sizes, read_question, read_smallest_gpu
-
-
-def _at(error: FieldError, place: str) -> FieldError:
-    """The error as seen from a request whose job stands at ``place``; the encoder lies beside the job."""
-    return error if error.field == "encoder" else located(error, place)
-
+from .records import RecordBatch, Recorder
+from .requests import Options, options_of, read_request, smallest_gpu_options
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
 """Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""
@@ -51,6 +43,15 @@ MAX_FITS: Final = 2**15
 """Most verdicts in one answer (jobs times targets): bounds the memory of a batch that asks what each job fits."""
 
 SHIPPED_RELEASE: Final = "shipped"
+
+Document = dict[str, Any]
+
+
+class Question(NamedTuple):
+    """A job, unread, and how its answer is wanted."""
+
+    job: Any
+    options: Options
 
 
 class Answerer:
@@ -78,9 +79,9 @@ class Answerer:
         self._release = release
         self._max_layers = max_layers
         self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
-        self._endings: dict[tuple[str, str], bytes] = {}
+        self._summaries = {name: _model_summary(bundle) for name, bundle in self._bundles.items()}
+        self._origin = {"release": release, "feature_schema": FEATURE_SCHEMA}
         self._families = tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
-        self._models = orjson.dumps({"models": [_model_details(bundle) for bundle in predictor.bundles]})
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -119,219 +120,194 @@ class Answerer:
         """
         check_golden(self._predictor)
 
-    def predict(self, body: bytes) -> bytes:
+    def predict(self, body: bytes) -> Document:
         """The answer to ``POST /v1/predict``.
 
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
         """
-        return self._predict_one(*read_question(body, "job"))
+        answer = self.answers([read_question(body)])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    def predict_together(self, bodies: Sequence[bytes]) -> list[bytes | FieldError]:
-        """The answers to several ``POST /v1/predict``, as :meth:`predict` gives them one by one, or what it would raise."""
-        answers: list[bytes | FieldError] = [b""] * len(bodies)
-        plain: dict[int, Any] = {}
-        single: list[tuple[int, Any, Options]] = []
-        for row, body in enumerate(bodies):
+    def answers(self, questions: Sequence[Question]) -> list[Document | FieldError]:
+        """The answer to each question, or what is wrong with it; those of equal options are answered as one table."""
+        answers: list[Document | FieldError] = [{} for _ in questions]
+        rows_of: dict[Options, list[int]] = {}
+        for row, question in enumerate(questions):
+            rows_of.setdefault(question.options, []).append(row)
+        for options, rows in rows_of.items():
+            jobs = self.read([questions[row].job for row in rows], options.encoder, lambda row: "job")
             try:
-                document, options = read_question(body, "job")
-            except FieldError as error:
-                answers[row] = error
-                continue
-            if options is PLAIN_OPTIONS and type(document) is dict and type(document.get("family")) is str:
-                plain[row] = document
-            else:
-                single.append((row, document, options))
-        counts = Counter(document["family"] for document in plain.values())
-        single += [(row, plain.pop(row), PLAIN_OPTIONS) for row in list(plain) if counts[plain[row]["family"]] < LEAST_TOGETHER]
-        for row, document, options in single:
-            try:
-                answers[row] = self._predict_one(document, options)
-            except FieldError as error:
-                answers[row] = error
-        for row, answer in zip(
-            plain, self._predict_documents(list(plain.values()), PLAIN_OPTIONS, lambda row: "job"), strict=True
-        ):
-            answers[row] = answer
+                documents: Sequence[Document | FieldError] = self._documents(jobs.table, options)
+            except FieldError as error:  # of the options
+                documents = [error] * len(jobs.table)
+            for row, answer in zip(rows, _in_order(jobs, documents), strict=True):
+                answers[row] = answer
         return answers
 
-    def predict_batch(self, body: bytes) -> bytes:
+    def predict_batch(self, body: bytes) -> Document:
         """The answer to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
 
         Raises:
             InvalidRequestError: when the fault lies in the request and not in one of its jobs.
         """
-        around = (b'{"prediction":', b"}")
-        content, options = read_question(body, "jobs")
-        documents = check_jobs(content, self._max_jobs)
-        _check_size(len(documents), options)
-        results = self._predict_documents(documents, options, "jobs[{}]".format, around)
-        problems = {row: result for row, result in enumerate(results) if isinstance(result, FieldError)}
-        for row, problem in problems.items():
-            results[row] = b'{"problem":%b}' % orjson.dumps(field_problem(problem))
-        return b'{"failed":%d,"results":[%b]}' % (len(problems), b",".join(cast(list[bytes], results)))
+        request = read_request(body, BatchRequest)
+        if len(request.jobs) > self._max_jobs:
+            raise InvalidRequestError(
+                f"must hold at most {self._max_jobs} jobs, not {len(request.jobs)}: send them in several requests", "jobs"
+            )
+        options = options_of(request)
+        _check_size(len(request.jobs), options)
+        jobs = self.read(request.jobs, options.encoder, "jobs[{}]".format)
+        answers = _in_order(jobs, self._documents(jobs.table, options))
+        results = [{"problem": field_problem(one)} if isinstance(one, FieldError) else {"prediction": one} for one in answers]
+        return {"failed": len(jobs.errors), "results": results}
 
-    def _predict_one(self, document: Any, options: Options) -> bytes:
-        job = self._job(document, "job", options.encoder)
-        estimate = self._predictor.predict(
-            job, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
-        )
-        if options.targets is None:
-            return self._answer(job, estimate, None)
-        found = fits(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
-        return self._answer(job, estimate, found)
-
-    def _predict_documents(
-        self, documents: Sequence[Any], options: Options, place: Callable[[int], str], around: tuple[bytes, bytes] = (b"", b"")
-    ) -> list[bytes | FieldError]:
-        """For every job its answer, or what is wrong with it.
+    def read(self, documents: Sequence[Any], encoder: str | None, place: Callable[[int], str]) -> ReadJobs:
+        """The jobs that can be answered, and why the others cannot, with the field as seen from the request.
 
         Args:
             documents: the jobs, unread.
-            options: how all of them are to be answered.
+            encoder: which classifier is to answer; ``None`` for the predictor's choice.
             place: where the job with a number stands in the request.
-            around: what stands before and behind each answer.
         """
-        results: list[bytes | FieldError] = [b""] * len(documents)
-        table, rows, errors = read_jobs(documents, self._max_layers)
-        refusals = self._predictor.refusals(table, options.encoder)
-        errors |= {int(rows[at]): error for at, error in refusals.items()}
-        for row, error in errors.items():
-            results[row] = _at(error, place(row))
+        table, rows, invalid = read_jobs(documents, self._max_layers)
+        refusals = self._predictor.refusals(table, encoder)
+        if not invalid and not refusals:
+            return ReadJobs(table, rows, {})
+        errors = invalid | {int(rows[at]): error for at, error in refusals.items()}
         if refusals:
             left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
             table, rows = table.take(left), rows[left]
-        for row, answer in zip(rows.tolist(), self._predict_many(table, options, around), strict=True):
-            results[row] = answer
-        return results
+        # The encoder lies beside the jobs.
+        placed = {row: error if error.field == "encoder" else located(error, place(row)) for row, error in errors.items()}
+        return ReadJobs(table, rows, placed)
 
-    def _predict_many(self, jobs: JobTable, options: Options, around: tuple[bytes, bytes]) -> list[bytes]:
+    def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The answers for ``jobs``."""
+        if not len(jobs):
+            return []
         predictions = self._predictor.predict_table(
             jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
         )
-        found: Sequence[tuple[Fit, ...] | None] = [None] * len(jobs)
+        identities = self.noted(jobs, predictions)
+        documents = []
+        for identity, prediction in zip(identities, predictions, strict=True):
+            document = {"prediction_id": identity, **answer_document(prediction), **self._origin}
+            document["model"] = self._summaries[prediction.estimator]
+            documents.append(document)
         if options.targets is not None:
             found = fits_table(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
-        before, behind = around
-        return [
-            before + one_prediction(identity, prediction, verdicts, self._ending(prediction) + behind)
-            for identity, prediction, verdicts in zip(self._noted_many(jobs, predictions), predictions, found, strict=True)
-        ]
+            for document, fits in zip(documents, found, strict=True):
+                document["fits"] = [fit_document(fit) for fit in fits]
+        return documents
 
-    def batch_sizes(self, body: bytes) -> bytes:
+    def batch_sizes(self, body: bytes) -> Document:
         """The answer to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
 
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
         """
-        asked = read_batch_sizes(body)
-        job = self._job(asked.job, "job", asked.encoder)
-        gpu = asked.gpu or self._predictor.predict(job, coverage=asked.coverage, encoder=asked.encoder).gpu
+        asked = read_request(body, BatchSizesRequest)
+        if asked.gpu is None and asked.mig is not None:
+            raise InvalidRequestError("is a part of a GPU: name that as 'gpu'", "mig")
+        coverage = DEFAULT_COVERAGE if asked.coverage is None else asked.coverage
+        job = self._job(asked.job, asked.encoder)
+        gpu = asked.gpu or self._predictor.predict(job, coverage=coverage, encoder=asked.encoder).gpu
         found = batch_sizes(
             self._predictor,
             job,
             target(gpu, mig=asked.mig, free_mib=asked.free_mib),
-            coverage=asked.coverage,
+            coverage=coverage,
             encoder=asked.encoder,
-            max_batch=asked.max_batch,
+            max_batch=asked.max_batch or DEFAULT_MAX_BATCH,
         )
         curve = [
-            {"batch_size": point.batch_size, "request_mib": integer(point.request_mib), "limit_mib": point.limit_mib}
+            {"batch_size": point.batch_size, "request_mib": point.request_mib, "limit_mib": point.limit_mib}
             for point in found.curve
         ]
-        return orjson.dumps(
-            {
-                "gpu": found.gpu,
-                "mig": found.mig,
-                "available_mib": found.available_mib,
-                "coverage": found.coverage,
-                "max_batch": found.max_batch,
-                "safe_batch": found.safe_batch,
-                "likely_batch": found.likely_batch,
-                "reasons": found.reasons,
-                "curve": curve,
-                "release": self._release,
-                "feature_schema": FEATURE_SCHEMA,
-            }
-        )
+        return {
+            "gpu": found.gpu,
+            "mig": found.mig,
+            "available_mib": found.available_mib,
+            "coverage": found.coverage,
+            "max_batch": found.max_batch,
+            "safe_batch": found.safe_batch,
+            "likely_batch": found.likely_batch,
+            "reasons": list(found.reasons),
+            "curve": curve,
+            **self._origin,
+        }
 
-    def smallest_gpu(self, body: bytes) -> bytes:
+    def smallest_gpu(self, body: bytes) -> Document:
         """The answer to ``POST /v1/smallest-gpu``: the smallest GPU or MIG profile that holds a job.
 
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
         """
-        document, options = read_smallest_gpu(body)
-        job = self._job(document, "job", options.encoder)
+        asked = read_request(body, SmallestGpuRequest)
+        options = smallest_gpu_options(asked)
+        job = self._job(asked.job, options.encoder)
         found = smallest_gpu(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
-        return orjson.dumps(
-            {
-                "coverage": found.coverage,
-                "safe": None if found.safe is None else fit_document(found.safe),
-                "likely": None if found.likely is None else fit_document(found.likely),
-                "reasons": found.reasons,
-                "release": self._release,
-                "feature_schema": FEATURE_SCHEMA,
-            }
-        )
+        return {
+            "coverage": found.coverage,
+            "safe": None if found.safe is None else fit_document(found.safe),
+            "likely": None if found.likely is None else fit_document(found.likely),
+            "reasons": list(found.reasons),
+            **self._origin,
+        }
 
-    def noted(self, job: TrainingJob, estimate: Prediction) -> str:
-        """A new prediction's id, under which the recorder, if there is one, has taken note of it."""
-        now_nanoseconds = time.time_ns()
-        identity = prediction_id(now_nanoseconds)
-        if self._recorder is not None:
-            sha256 = self._bundles[estimate.estimator].sha256
-            self._recorder.record(PredictionRecord(identity, now_nanoseconds / 1e9, job, estimate, sha256, self._release))
-        return identity
-
-    def _noted_many(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
-        """The ids of new predictions; the recorder takes note of them as :meth:`noted` has it."""
+    def noted(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
+        """The ids of new predictions, under which the recorder, if there is one, has taken note of them."""
         now_nanoseconds = time.time_ns()
         identities = prediction_ids(now_nanoseconds, len(jobs))
-        if self._recorder is not None and len(jobs):
-            hashes = [self._bundles[model.name].sha256 for model in predictions.models]
-            sha256s = list(map(hashes.__getitem__, predictions.model_index.tolist()))
-            records = RecordBatch(identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self._release)
-            self._recorder.record_many(records)
+        if self._recorder is not None:
+            sha256 = [self._bundles[model.name].sha256 for model in predictions.models]
+            sha256s = [sha256[model] for model in predictions.model_index.tolist()]
+            self._recorder.record(RecordBatch(identities, now_nanoseconds / 1e9, jobs, predictions, sha256s, self._release))
         return identities
 
-    def models(self) -> bytes:
-        """The answer to ``GET /v1/models``."""
-        return self._models
+    def models(self) -> list[Document]:
+        """The loaded models, as ``GET /v1/models`` lists them."""
+        return [_model_details(bundle) for bundle in self._predictor.bundles]
 
-    def gpus(self) -> bytes:
-        """The answer to ``GET /v1/gpus``."""
-        return _gpus()
+    def _job(self, document: Any, encoder: str | None) -> TrainingJob:
+        read = self.read([document], encoder, lambda row: "job")
+        for error in read.errors.values():
+            raise error
+        return read.table[0]
 
-    def _job(self, document: Any, place: str, encoder: str | None) -> TrainingJob:
-        try:
-            if type(document) is dict and type(layers := document.get("layers")) is list and len(layers) > self._max_layers:
-                raise InvalidJobError(f"must hold at most {self._max_layers} layers, not {len(layers)}", "layers")
-            job = job_from_dict(document)
-            self._predictor.models_for(job, encoder)
-        except FieldError as error:
-            raise _at(error, place) from None
-        return job
 
-    def _answer(self, job: TrainingJob, estimate: Prediction, found: tuple[Fit, ...] | None) -> bytes:
-        """One prediction as JSON; what is the same in all answers of a model is taken from where it was put the first time."""
-        return one_prediction(self.noted(job, estimate), estimate, found, self._ending(estimate))
+def _in_order(jobs: ReadJobs, documents: Sequence[Document | FieldError]) -> list[Document | FieldError]:
+    """The answers, or what is wrong, by position in the request."""
+    answers = jobs.errors | dict(zip(jobs.rows.tolist(), documents, strict=True))
+    return [answers[row] for row in range(len(answers))]
 
-    def _ending(self, estimate: Prediction) -> bytes:
-        """The last members of an answer, and its closing brace."""
-        key = estimate.estimator, estimate.gpu
-        ending = self._endings.get(key)
-        if ending is None:
-            members = {
-                "gpu": estimate.gpu,
-                "label_source": estimate.label_source,
-                "release": self._release,
-                "feature_schema": FEATURE_SCHEMA,
-                "model": _model_summary(self._bundles[estimate.estimator]),
-            }
-            ending = self._endings[key] = b"," + orjson.dumps(members)[1:]
-        return ending
+
+def read_question(body: bytes) -> Question:
+    """The question of ``POST /v1/predict``.
+
+    Raises:
+        InvalidRequestError: when the body is no JSON, or the envelope is wrong.
+    """
+    request = read_request(body, PredictRequest)
+    return Question(request.job, options_of(request))
+
+
+def fit_document(fit: Fit) -> Document:
+    """One verdict as an answer holds it."""
+    return {
+        "gpu": fit.gpu,
+        "mig": fit.mig,
+        "device": fit.device,
+        "available_mib": fit.available_mib,
+        "request_mib": fit.request_mib,
+        "limit_mib": fit.limit_mib,
+        "verdict": fit.verdict,
+        "probability": fit.probability,
+    }
 
 
 def _check_size(jobs: int, options: Options) -> None:
@@ -352,31 +328,30 @@ def _check_size(jobs: int, options: Options) -> None:
 
 
 @cache
-def _gpus() -> bytes:
-    return orjson.dumps(
-        {
-            "gpus": [
-                {
-                    "name": profile.name,
-                    "aliases": profile.aliases,
-                    "capacity_mib": profile.capacity_bytes // MIB,
-                    "reserved_mib": reserve(profile.name).reserved_mib,
-                    "reserved_source": reserve(profile.name).source,
-                    "available_mib": available_mib(profile),
-                    "mig": [
-                        {
-                            "name": mig.name,
-                            "memory_mib": mig.memory_mib,
-                            "available_mib": available_mib(profile, mig),
-                            "source": mig.source,
-                        }
-                        for mig in mig_profiles(profile.name)
-                    ],
-                }
-                for profile in device_profiles()
-            ]
-        }
-    )
+def gpus_document() -> Document:
+    """The answer to ``GET /v1/gpus``."""
+    return {
+        "gpus": [
+            {
+                "name": profile.name,
+                "aliases": profile.aliases,
+                "capacity_mib": profile.capacity_bytes // MIB,
+                "reserved_mib": reserve(profile.name).reserved_mib,
+                "reserved_source": reserve(profile.name).source,
+                "available_mib": available_mib(profile),
+                "mig": [
+                    {
+                        "name": mig.name,
+                        "memory_mib": mig.memory_mib,
+                        "available_mib": available_mib(profile, mig),
+                        "source": mig.source,
+                    }
+                    for mig in mig_profiles(profile.name)
+                ],
+            }
+            for profile in device_profiles()
+        ]
+    }
 
 
 def _model_summary(bundle: Bundle) -> dict[str, Any]:

@@ -1,39 +1,36 @@
-"""How a route reads a JSON body and sends an answer without the framework's own machinery.
+"""The ASGI applications that answer questions in JSON.
 
-The hot routes are ASGI applications by themselves: FastAPI's dependencies, a second validation and a thread for every request
-would each add between a tenth and a half to the cost of an answer (benchmarks/http_latency.py).
+They do without FastAPI's own machinery: its dependencies, a second validation and a thread for every request would each add
+between a tenth and a half to the cost of an answer (benchmarks/http_latency.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
 
+import orjson
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ..middleware.limits import INLINE_BODY_BYTES
-from .microbatch import Together
-
-JSON: Final = "application/json"
+from .answers import Document, Question, read_question
+from .http_body import read_json_body, send_answer
+from .microbatch import Microbatch
+from .operations import JSON
+from .text_response import TEXT_FIELDS, TEXT_UTF8, text_fields, text_of, wants_text
 
 
 class JsonEndpoint:
-    """ASGI application that turns a JSON body into a JSON body.
+    """ASGI application that answers a JSON body with a JSON body.
 
     Args:
-        answer: does it.
+        answer: makes the answer.
         inline_bytes: longer bodies are answered in a thread; 0 where every question takes long.
-        together: answers the short ones, several at once where several are there; they are answered one by one unless given.
     """
 
-    def __init__(
-        self, answer: Callable[[bytes], bytes], inline_bytes: int = INLINE_BODY_BYTES, together: Together | None = None
-    ) -> None:
-        self.answer = answer
-        self.inline_bytes = inline_bytes
-        self.together = together
+    def __init__(self, answer: Callable[[bytes], Document], inline_bytes: int = INLINE_BODY_BYTES) -> None:
+        self._answer = answer
+        self._inline_bytes = inline_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
@@ -43,50 +40,47 @@ class JsonEndpoint:
             FieldError: when something in the body is at fault.
         """
         body = await read_json_body(scope, receive)
+        if body is not None:
+            is_long = len(body) > self._inline_bytes
+            await send_answer(send, 200, JSON, await run_in_threadpool(self._bytes, body) if is_long else self._bytes(body))
+
+    def _bytes(self, body: bytes) -> bytes:
+        return orjson.dumps(self._answer(body))
+
+
+class PredictEndpoint:
+    """ASGI application of ``POST /v1/predict``, in JSON or plain text.
+
+    Args:
+        answer: answers each of several questions, or gives an error in the place of the answer.
+    """
+
+    def __init__(self, answer: Callable[[Sequence[Question]], Sequence[Document | Exception]]) -> None:
+        self._answer = answer
+        self._microbatch = Microbatch(answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            HTTPException: 415 when the body is not declared as JSON; 422 when a wanted field has no value.
+            FieldError: when something in the body or the query is at fault.
+        """
+        names = text_fields(query) if (query := scope["query_string"]) else TEXT_FIELDS[:1]
+        body = await read_json_body(scope, receive)
         if body is None:
             return
-        if len(body) > self.inline_bytes:
-            content = await run_in_threadpool(self.answer, body)
-        elif self.together is None:
-            content = self.answer(body)
+        if len(body) > INLINE_BODY_BYTES:
+            document = await run_in_threadpool(self._answer_alone, body)
         else:
-            content = await self.together.answer(body)
-        await send_answer(send, 200, JSON, content)
+            document = await self._microbatch.ask(read_question(body))
+        if wants_text(scope):
+            await send_answer(send, 200, TEXT_UTF8, text_of(document, names))
+        else:
+            await send_answer(send, 200, JSON, orjson.dumps(document))
 
-
-async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body, or ``None`` when the client left before it was sent.
-
-    Raises:
-        HTTPException: 415 when the body is not declared as JSON.
-    """
-    if not _declared_as_json(scope):
-        raise HTTPException(415, f"the body must be sent with the header 'Content-Type: {JSON}'")
-    return await read_body(receive)
-
-
-async def read_body(receive: Receive) -> bytes | None:
-    """The whole body of whatever kind, or ``None`` when the client left before it was sent."""
-    chunks: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunks.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-
-
-async def send_answer(send: Send, status: int, media_type: str, content: bytes) -> None:
-    """One whole answer."""
-    headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(content))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
-
-
-def _declared_as_json(scope: Scope) -> bool:
-    for name, value in scope["headers"]:
-        if name == b"content-type":
-            media_type: bytes = value.partition(b";")[0].strip().lower()
-            return media_type == JSON.encode()
-    return False
+    def _answer_alone(self, body: bytes) -> Document:
+        answer = self._answer([read_question(body)])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -12,10 +12,10 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
 
@@ -104,11 +104,18 @@ def field_problem(error: FieldError) -> dict[str, Any]:
     return document
 
 
-def install_problem_handlers(app: FastAPI) -> None:
-    """Make ``app`` answer every error with a problem document."""
-    app.add_exception_handler(FieldError, _answer_refusal)
-    app.add_exception_handler(HTTPException, _answer_refusal)
-    app.add_exception_handler(Exception, _answer_failure)
+class ProblemDocuments:
+    """ASGI middleware that answers a request that is refused with a problem document."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        try:
+            await self._app(scope, receive, send)
+        except (FieldError, HTTPException) as error:
+            await problem_answer(Request(scope), error)(scope, receive, send)
 
 
 def problem_answer(request: Request, error: FieldError | HTTPException) -> Response:
@@ -128,16 +135,6 @@ def problem_answer(request: Request, error: FieldError | HTTPException) -> Respo
         allowed = (error.headers or {}).get("Allow", "another method")
         detail = f"{request.url.path} answers to {allowed}, not to {request.method}"
     return _response(_document(kind, detail), error.headers)
-
-
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, FieldError | HTTPException)
-    return problem_answer(request, error)
-
-
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    """Says nothing of the cause, which is in the log: the server raises the exception again after this answer."""
-    return _response(_document(INTERNAL_ERROR, "an unexpected error occurred; the cause is in the log of the service"))
 
 
 def _document(kind: ProblemKind, detail: str) -> dict[str, Any]:

@@ -80,10 +80,6 @@ class RecordBatch(Sequence[PredictionRecord]):
 class Recorder(Protocol):
     """Takes note of predictions."""
 
-    def record(self, record: PredictionRecord) -> None:
-        """Take note of one; never blocks, never raises, and may forget it when there are too many."""
-        ...
-
-    def record_many(self, records: RecordBatch) -> None:
-        """Take note of many; as :meth:`record`, and builds none of them before it has to."""
+    def record(self, records: RecordBatch) -> None:
+        """Take note of predictions; never blocks, never raises, and may forget some when there are too many."""
         ...

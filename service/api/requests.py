@@ -1,45 +1,39 @@
-"""Reads the bodies of requests: which jobs are asked about, and how the answer is wanted.
+"""Reads the bodies of requests: checks them against their shapes, says what is wrong, and looks up what the words in them mean.
 
-Here is the envelope alone; the jobs in it are read by :func:`gpumemnet.job.json_codec.job_from_dict`, or alike by quicker
-readers.
+Here is the envelope alone; the jobs in it are read by :mod:`gpumemnet.job.json_codec`.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.fits import Target, catalogue_targets, target
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS
-from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, BinScheme, bins_of_width, named_bins
-from gpumemnet.predict.bundle import ENCODERS
-from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
+from gpumemnet.predict.bins import BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 
-MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)
-MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
+from .models import Device, PredictOptions, Shape, SmallestGpuRequest
 
-OPTION_FIELDS: Final = ("coverage", "bin_width_mib", "bins", "gpu", "encoder", "fits", "devices")
-BATCH_SIZES_FIELDS: Final = ("coverage", "encoder", "gpu", "mig", "free_mib", "max_batch")
-SMALLEST_GPU_FIELDS: Final = ("coverage", "encoder", "gpus", "devices")
-DEVICE_FIELDS: Final = ("id", "gpu", "mig", "free_mib")
+S = TypeVar("S", bound=Shape)
+Schema = Mapping[str, Any]
 
-MAX_TARGETS: Final = 256
-"""Most names in ``fits`` or ``gpus``, and most devices, in one request."""
-MAX_ASKED_BATCH: Final = 2**20
-"""Largest ``max_batch``: more would cost time, and no job takes so many samples at once."""
+_MAX_NAME: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the answer is wanted.
+    """How the answer is wanted; requests of equal options are answered together.
 
     Attributes:
         coverage: share of jobs that the safe bytes shall cover.
@@ -56,166 +50,74 @@ class Options:
     targets: tuple[Target, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSizesQuestion:
-    """A question for the largest batch.
+def read_request(body: bytes, shape: type[S]) -> S:
+    """The request in a body.
 
-    Attributes:
-        job: the job's document, unread.
-        coverage, encoder: as :class:`Options` has them.
-        gpu, mig, free_mib: where the job is to run; ``None`` each where not given.
-        max_batch: the largest batch size to look at.
-    """
-
-    job: Any
-    coverage: float
-    encoder: str | None
-    gpu: str | None
-    mig: str | None
-    free_mib: int | None
-    max_batch: int
-
-
-PLAIN_OPTIONS: Final = Options()
-"""Those of a question that states none."""
-
-
-def read_question(body: bytes, content: str) -> tuple[Any, Options]:
-    """What stands under ``content`` (``job`` or ``jobs``), unread, and the options beside it.
+    Args:
+        body: JSON.
+        shape: what it must be.
 
     Raises:
-        InvalidRequestError: when the body is no JSON, or the envelope is wrong.
+        InvalidRequestError: when the body is no JSON, or not of that shape.
     """
-    document = _envelope(body, content, OPTION_FIELDS)
-    return document[content], PLAIN_OPTIONS if len(document) == 1 else read_options(document)
-
-
-def read_batch_sizes(body: bytes) -> BatchSizesQuestion:
-    """The question of ``POST /v1/batch-sizes``.
-
-    Raises:
-        InvalidRequestError: as :func:`read_question`.
-    """
-    document = _envelope(body, "job", BATCH_SIZES_FIELDS)
-    coverage, encoder, gpu, mig, free_mib, max_batch = (document.get(field) for field in BATCH_SIZES_FIELDS)
-    if max_batch is not None and (type(max_batch) is not int or not 1 <= max_batch <= MAX_ASKED_BATCH):
-        raise InvalidRequestError(
-            f"must be a whole number between 1 and {MAX_ASKED_BATCH}, not {describe(max_batch)}", "max_batch"
-        )
-    if gpu is None and mig is not None:
-        raise InvalidRequestError("is a part of a GPU: name that as 'gpu'", "mig")
-    return BatchSizesQuestion(
-        job=document["job"],
-        coverage=DEFAULT_COVERAGE if coverage is None else coverage,
-        encoder=_encoder(encoder),
-        gpu=_gpu(gpu),
-        mig=mig,
-        free_mib=free_mib,
-        max_batch=DEFAULT_MAX_BATCH if max_batch is None else max_batch,
-    )
-
-
-def read_smallest_gpu(body: bytes) -> tuple[Any, Options]:
-    """The job of ``POST /v1/smallest-gpu``, unread, and among the options the GPUs to choose from.
-
-    Raises:
-        InvalidRequestError: as :func:`read_question`.
-    """
-    document = _envelope(body, "job", SMALLEST_GPU_FIELDS)
-    coverage, encoder, gpus, devices = (document.get(field) for field in SMALLEST_GPU_FIELDS)
-    return document["job"], Options(
-        coverage=DEFAULT_COVERAGE if coverage is None else coverage,
-        encoder=_encoder(encoder),
-        targets=None if gpus is None and devices is None else _named_targets(gpus, "gpus") + _devices(devices),
-    )
-
-
-def check_jobs(jobs: Any, max_jobs: int) -> list[Any]:
-    """``jobs`` if it is a list of at most ``max_jobs``.
-
-    Raises:
-        InvalidRequestError: otherwise.
-    """
-    if not isinstance(jobs, list):
-        raise InvalidRequestError(f"must be a list of jobs, not {describe(jobs)}", "jobs")
-    if len(jobs) > max_jobs:
-        raise InvalidRequestError(f"must hold at most {max_jobs} jobs, not {len(jobs)}: send them in several requests", "jobs")
-    return jobs
-
-
-def _envelope(body: bytes, content: str, options: tuple[str, ...]) -> Mapping[str, Any]:
     try:
         document = parse_json(body)
     except InvalidJobError as error:
         raise InvalidRequestError(error.reason, error.field or "body") from None
-    if not isinstance(document, dict):
-        raise InvalidRequestError(f"must be a JSON object with {_listed(content, options)}, not {describe(document)}", "body")
-    for name in document:
-        if name != content and name not in options:
-            raise InvalidRequestError(f"is not a field: {_hint(name, content, options)}", name[:64])
-    if content not in document:
-        raise InvalidRequestError(f"is missing: the body must be a JSON object with {_listed(content, options)}", content)
-    return document
+    return checked(document, shape)
 
 
-def _listed(content: str, options: tuple[str, ...]) -> str:
-    return ", ".join((content, *options))
-
-
-def _hint(name: str, content: str, options: tuple[str, ...]) -> str:
-    if name in JOB_FIELDS:
-        return f"it belongs to a job, and jobs stand under '{content}'"
-    close = difflib.get_close_matches(name[:64], (content, *options), n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known fields are {_listed(content, options)}"
-
-
-def read_options(document: Mapping[str, Any]) -> Options:
-    """The options among the members of a request.
+def checked(document: Any, shape: type[S]) -> S:
+    """``document`` as a ``shape``.
 
     Raises:
-        InvalidRequestError: when one is not what it may be.
+        InvalidRequestError: names the first member that is at fault, and what it must be.
     """
-    coverage, width_mib, name, gpu, encoder, fits, devices = (document.get(field) for field in OPTION_FIELDS)
-    if name is not None and width_mib is not None:
-        raise InvalidRequestError("must not stand beside bin_width_mib: give one of them", "bins")
+    try:
+        return shape.model_validate(document)
+    except ValidationError as error:
+        raise _explained(error.errors(include_url=False), shape) from None
+
+
+def options_of(request: PredictOptions) -> Options:
+    """How the answers to ``request`` are wanted.
+
+    Raises:
+        InvalidRequestError: at a GPU or a bin scheme that is not known.
+    """
     bins = None
-    if name is not None:
-        bins = named_bins(name)
-    elif width_mib is not None:
-        if type(width_mib) is not int or not MIN_BIN_WIDTH_MIB <= width_mib <= MAX_BIN_WIDTH_MIB:
-            raise InvalidRequestError(
-                f"must be a whole number of MiB between {MIN_BIN_WIDTH_MIB} and {MAX_BIN_WIDTH_MIB}, not {describe(width_mib)}",
-                "bin_width_mib",
-            )
-        bins = bins_of_width(width_mib * MIB)
-    is_asked = devices is not None or not (fits is None or fits is False)
-    targets = _fits(fits) + _devices(devices) if is_asked else None
-    return Options(DEFAULT_COVERAGE if coverage is None else coverage, bins, _gpu(gpu), _encoder(encoder), targets)
+    if request.bins is not None:
+        if request.bin_width_mib is not None:
+            raise InvalidRequestError("must not stand beside bin_width_mib: give one of them", "bins")
+        bins = named_bins(request.bins)
+    elif request.bin_width_mib is not None:
+        bins = bins_of_width(request.bin_width_mib * MIB)
+    targets = None
+    if request.devices is not None or (request.fits is not None and request.fits is not False):
+        named = catalogue_targets() if request.fits is True else _named_targets(request.fits or (), "fits")
+        targets = named + _device_targets(request.devices or ())
+    return Options(_coverage(request.coverage), bins, request.gpu, request.encoder, targets)
 
 
-def _gpu(gpu: Any) -> str | None:
-    if gpu is not None and not isinstance(gpu, str):
-        raise InvalidRequestError(f"must be the name of a GPU, not {describe(gpu)}", "gpu")
-    return gpu
+def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
+    """How the answer to ``request`` is wanted, with the GPUs to choose from.
+
+    Raises:
+        InvalidRequestError: at a GPU that is not known.
+    """
+    targets = None
+    if request.gpus is not None or request.devices is not None:
+        targets = _named_targets(request.gpus or (), "gpus") + _device_targets(request.devices or ())
+    return Options(_coverage(request.coverage), encoder=request.encoder, targets=targets)
 
 
-def _encoder(encoder: Any) -> str | None:
-    if encoder is not None and (not isinstance(encoder, str) or encoder not in ENCODERS):
-        raise InvalidRequestError(f"must be one of {', '.join(ENCODERS)}, not {describe(encoder)}", "encoder")
-    return encoder
+def _coverage(asked: float | None) -> float:
+    return DEFAULT_COVERAGE if asked is None else asked
 
 
-def _fits(fits: Any) -> tuple[Target, ...]:
-    if fits is None or fits is False:
-        return ()
-    if fits is True:
-        return catalogue_targets()
-    return _named_targets(fits, "fits")
-
-
-def _named_targets(names: Any, field: str) -> tuple[Target, ...]:
+def _named_targets(names: Sequence[str] | bool, field: str) -> tuple[Target, ...]:
     targets = []
-    for index, name in enumerate(_checked_list(names, field, "names of GPUs such as A100 or A100/3g.20gb")):
+    for index, name in enumerate(names or ()):  # type: ignore[arg-type]
         try:
             targets.append(target(name))
         except InvalidRequestError as error:
@@ -223,30 +125,120 @@ def _named_targets(names: Any, field: str) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-def _devices(devices: Any) -> tuple[Target, ...]:
+def _device_targets(devices: Sequence[Device]) -> tuple[Target, ...]:
     targets = []
-    for index, device in enumerate(_checked_list(devices, "devices", f"objects with {', '.join(DEVICE_FIELDS)}")):
-        place = f"devices[{index}]"
-        if not isinstance(device, dict):
-            raise InvalidRequestError(f"must be an object with {', '.join(DEVICE_FIELDS)}, not {describe(device)}", place)
-        for name in device:
-            if name not in DEVICE_FIELDS:
-                raise InvalidRequestError(f"is not a field: known fields are {', '.join(DEVICE_FIELDS)}", f"{place}.{name[:64]}")
-        for name in ("id", "gpu"):
-            if device.get(name) is None:
-                raise InvalidRequestError("is missing", f"{place}.{name}")
+    for index, device in enumerate(devices):
         try:
-            targets.append(target(device["gpu"], mig=device.get("mig"), free_mib=device.get("free_mib"), device=device["id"]))
+            targets.append(target(device.gpu, mig=device.mig, free_mib=device.free_mib, device=device.id))
         except InvalidRequestError as error:
-            raise InvalidRequestError(error.reason, f"{place}.{error.field}") from None
+            raise InvalidRequestError(error.reason, f"devices[{index}].{error.field}") from None
     return tuple(targets)
 
 
-def _checked_list(values: Any, field: str, wanted: str) -> list[Any]:
-    if values is None:
-        return []
-    if not isinstance(values, list):
-        raise InvalidRequestError(f"must be a list of {wanted}, not {describe(values)}", field)
-    if len(values) > MAX_TARGETS:
-        raise InvalidRequestError(f"must hold at most {MAX_TARGETS}, not {len(values)}: ask in several requests", field)
-    return values
+# What is wrong with a request, in a sentence
+
+
+def _explained(errors: Sequence[ErrorDetails], shape: type[Shape]) -> InvalidRequestError:
+    errors = sorted(errors, key=lambda error: error["type"] == "missing")  # what is there explains what is missing
+    first = errors[0]["loc"]
+    # Of a value that may have several forms there is an error for each: the one that came furthest is the one meant.
+    error = max((error for error in reversed(errors) if error["loc"][:1] == first[:1]), key=lambda error: len(error["loc"]))
+    root = _schema(shape)
+    place, schema, parent = "", root, root
+    for part in error["loc"]:
+        inner = _inner(schema, part, root)
+        if inner is None and error["type"] not in ("extra_forbidden", "missing"):
+            continue  # the name of a form, and no place
+        parent, schema = schema, inner or {}
+        place += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" if place else _printable(part)
+    return InvalidRequestError(_sentence(error, place, schema, parent, root), place or "body")
+
+
+def _sentence(error: ErrorDetails, place: str, schema: Schema, parent: Schema, root: Schema) -> str:
+    value, kind = error["input"], error["type"]
+    if kind == "missing":
+        return "is missing" if "." in place else f"is missing: the body must be {_wanted(parent, place, root)}"
+    if kind == "extra_forbidden":
+        return f"is not a field: {_hint(str(error['loc'][-1]), _members(parent, root))}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind == "too_short" and isinstance(value, list):
+        return f"must hold at least {error['ctx']['min_length']}, not {len(value)}"
+    if kind == "too_long" and isinstance(value, list):
+        return f"must hold at most {error['ctx']['max_length']}, not {len(value)}: send several requests"
+    return f"must be {_wanted(schema, place, root)}, not {describe(value)}"
+
+
+def _wanted(schema: Schema, place: str, root: Schema) -> str:
+    """What a value of ``schema`` is, in words."""
+    forms = [form for form in _forms(schema, root) if form.get("type") != "null"]
+    return " or ".join(dict.fromkeys(_form(form, place, root) for form in forms)) or "something else"
+
+
+def _form(form: Schema, place: str, root: Schema) -> str:
+    if "const" in form:
+        return str(form["const"])
+    if "enum" in form:
+        return f"one of {', '.join(form['enum'])}"
+    examples = f" such as {' or '.join(map(str, form['examples']))}" if "examples" in form else ""
+    kind = form.get("type")
+    if kind == "integer":
+        unit = " of MiB" if place.endswith("_mib") else ""
+        within = f" between {form['minimum']} and {form['maximum']}" if "maximum" in form else ""
+        return f"a whole number{unit}{within}"
+    if kind == "number":
+        return "a number"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "array":
+        items = form.get("items", {})
+        several = {"string": "texts", "object": "objects"}
+        named = next((several[one["type"]] for one in _forms(items, root) if one.get("type") in several), "values")
+        inner = f" with {', '.join(_members(items, root))}" if _members(items, root) else ""
+        examples = "".join(f" such as {' or '.join(one['examples'])}" for one in _forms(items, root) if "examples" in one)
+        return f"a list of {named}{inner}{examples}"
+    if kind == "object":
+        return f"a JSON object with {', '.join(_members(form, root))}"
+    if "maxLength" in form:
+        return f"a text of {form.get('minLength', 0)} to {form['maxLength']} characters"
+    return f"a text{examples}"
+
+
+def _hint(name: str, members: Sequence[str]) -> str:
+    content = next((member for member in ("job", "jobs") if member in members), None)
+    if content is not None and name in JOB_FIELDS:
+        return f"it belongs to a job, and jobs stand under '{content}'"
+    close = difflib.get_close_matches(name[:_MAX_NAME], members, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known fields are {', '.join(members)}"
+
+
+@cache
+def _schema(shape: type[Shape]) -> Schema:
+    return shape.model_json_schema()
+
+
+def _forms(schema: Schema, root: Schema) -> list[Schema]:
+    """The forms that a value may have, references followed."""
+    if "$ref" in schema:
+        return _forms(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in schema:
+        return [form for one in schema["anyOf"] for form in _forms(one, root)]
+    return [schema]
+
+
+def _inner(schema: Schema, part: str | int, root: Schema) -> Schema | None:
+    for form in _forms(schema, root):
+        found: Schema | None = form.get("items") if isinstance(part, int) else form.get("properties", {}).get(part)
+        if found is not None:
+            return found
+    return None
+
+
+def _members(schema: Schema, root: Schema) -> list[str]:
+    """Names of the members of an object, the content first."""
+    names = [name for form in _forms(schema, root) for name in form.get("properties", {})]
+    return sorted(names, key=lambda name: name not in ("job", "jobs"))
+
+
+def _printable(part: str | int) -> str:
+    return str(part)[:_MAX_NAME]

@@ -1,4 +1,4 @@
-"""The routes: what the service answers to, and how a request reaches what answers now.
+"""The operations of the interface's own part: predictions, models, GPUs and health.
 
 A swap of models replaces ``serving.answerer``; every request reads it once and keeps what it read.
 """
@@ -6,91 +6,193 @@ A swap of models replaces ``serving.answerer``; every request reads it once and 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import orjson
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpumemnet.errors import BundleError
+from gpumemnet.errors import BundleError, FieldError
 
 from ..admin.champion import Serving
-from .endpoint import JSON, JsonEndpoint
-from .microbatch import Together
-from .openapi import describe_answer
-from .text_response import NegotiatedEndpoint
+from . import examples, models
+from .answers import Answerer, Document, gpus_document
+from .endpoint import JsonEndpoint, PredictEndpoint
+from .http_body import send_answer
+from .operations import ACCESS_REFUSALS, BODY_REFUSALS, JSON, Answer, Operation, Shapes
+from .problems import field_problem
+from .text_response import TEXT, TEXT_FIELDS, text_of
+
+EXAMPLE_ID: Final = "01910c5e-8a40-7c3b-9f12-5d7e80a4b6c1"
+"""Stands in all examples for the prediction ids, which are never the same twice."""
+
+_ALIVE: Final = {"status": "ok"}
+_TEXT_DESCRIPTION: Final = (
+    f"With `Accept: {TEXT}` the answer is one line: `{TEXT_FIELDS[0]}`, or the fields named by `?field=`, separated by "
+    "spaces. A field without a value is then a 422, so that `curl -f` fails and a script goes on with its own default."
+)
+_TEXT_PARAMETER: Final = {
+    "name": "field",
+    "in": "query",
+    "description": f"what to answer in plain text; without effect in JSON. {TEXT_FIELDS[0]} unless given",
+    "style": "form",
+    "explode": False,
+    "schema": {"type": "array", "items": {"type": "string", "enum": list(TEXT_FIELDS)}, "minItems": 1},
+}
 
 logger = logging.getLogger("gpumemnet.service")
 
 
-def prediction_routes(serving: Serving) -> list[BaseRoute]:
-    """The hot routes; :mod:`service.api.openapi` describes them."""
+def prediction_operations(serving: Serving) -> list[Operation]:
+    """What is answered about jobs."""
 
-    def predict(body: bytes) -> bytes:
-        return serving.answerer.predict(body)
+    def questions(bodies: Callable[[str], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
+        return lambda: bodies(serving.answerer.families[0])
 
-    together = Together(predict, lambda bodies: serving.answerer.predict_together(bodies))
+    def operation(
+        path: str, name: str, summary: str, request: Shapes, answer: Shapes, endpoint: ASGIApp, **more: Any
+    ) -> Operation:
+        bodies: Callable[[str], Mapping[str, Any]] = more.pop("bodies")
+        make: Callable[[Answerer], Callable[[bytes], Document]] = more.pop("make")
+        others: Callable[[], Mapping[str, Any]] | None = more.pop("others", None)
+        return Operation(
+            method="POST",
+            path=path,
+            name=name,
+            tag="predict",
+            summary=summary,
+            endpoint=endpoint,
+            request=request,
+            request_examples=questions(bodies),
+            answers={
+                200: Answer(
+                    shape=answer,
+                    examples=lambda: {
+                        name: _answered(make(serving.answerer.unrecorded()), body) for name, body in questions(bodies)().items()
+                    },
+                    others=others,
+                )
+            },
+            refusals={**ACCESS_REFUSALS, **BODY_REFUSALS},
+            **more,
+        )
+
     return [
-        Route("/v1/predict", NegotiatedEndpoint(predict, together=together), methods=["POST"]),
-        Route("/v1/predict/batch", JsonEndpoint(lambda body: serving.answerer.predict_batch(body)), methods=["POST"]),
-        Route("/v1/batch-sizes", JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0), methods=["POST"]),
-        Route(
-            "/v1/smallest-gpu", JsonEndpoint(lambda body: serving.answerer.smallest_gpu(body), inline_bytes=0), methods=["POST"]
+        operation(
+            *("/v1/predict", "predict", "Predict one job", models.PredictRequest, models.Prediction),
+            PredictEndpoint(lambda questions: serving.answerer.answers(questions)),
+            bodies=examples.predict_examples,
+            make=lambda answerer: answerer.predict,
+            others=lambda: {TEXT: {"schema": {"type": "string"}, "example": _text_example(serving.answerer.unrecorded())}},
+            refusal_examples={422: lambda: _refusal_example(serving.answerer.unrecorded())},
+            description=_TEXT_DESCRIPTION,
+            parameters=[_TEXT_PARAMETER],
+        ),
+        operation(
+            *("/v1/predict/batch", "predict_batch", "Predict many jobs", models.BatchRequest, models.BatchPrediction),
+            JsonEndpoint(lambda body: serving.answerer.predict_batch(body)),
+            bodies=examples.batch_examples,
+            make=lambda answerer: answerer.predict_batch,
+        ),
+        operation(
+            *("/v1/batch-sizes", "batch_sizes", "The largest batch that fits", models.BatchSizesRequest, models.BatchSizes),
+            JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0),
+            bodies=examples.batch_sizes_examples,
+            make=lambda answerer: answerer.batch_sizes,
+        ),
+        operation(
+            *("/v1/smallest-gpu", "smallest_gpu", "The smallest GPU that holds a job", models.SmallestGpuRequest),
+            models.SmallestGpu,
+            JsonEndpoint(lambda body: serving.answerer.smallest_gpu(body), inline_bytes=0),
+            bodies=examples.smallest_gpu_examples,
+            make=lambda answerer: answerer.smallest_gpu,
         ),
     ]
 
 
-def install_routes(app: FastAPI, serving: Serving) -> None:
-    """Give ``app`` the routes that FastAPI describes by itself."""
-    alive = {"status": "ok"}
-    ready = {"status": "ready", "families": list(serving.answerer.families)}
+def other_operations(serving: Serving) -> list[Operation]:
+    """What is answered about the models, the GPUs and the process."""
 
-    @app.get(
-        "/v1/models",
-        tags=["models"],
-        summary="The loaded models and their cards",
-        **describe_answer("Models", "The models.", _models(serving), needs_key=True),
-    )
-    async def models(request: Request) -> Response:
-        return _json(_models(serving))
+    def operation(
+        path: str, name: str, tag: str, summary: str, shape: Shapes, meaning: str, answer: Callable[[], Document], **more: Any
+    ) -> Operation:
+        found = Answer(shape=shape, meaning=meaning, examples=lambda: {"now": answer()})
+        return Operation(
+            method="GET", path=path, name=name, tag=tag, summary=summary, endpoint=_Reading(answer), answers={200: found}, **more
+        )
 
-    @app.get(
-        "/v1/gpus",
-        tags=["models"],
-        summary="The known GPUs and their MIG profiles",
-        **describe_answer("Gpus", "The catalogue.", orjson.loads(serving.answerer.gpus()), needs_key=True),
-    )
-    async def gpus(request: Request) -> Response:
-        return Response(serving.answerer.gpus(), media_type=JSON)
-
-    @app.get("/healthz", tags=["health"], summary="Is the process alive?", **describe_answer("Health", "It is alive.", alive))
-    async def healthz(request: Request) -> Response:
-        return _json(alive)
-
-    @app.get(
-        "/readyz",
-        tags=["health"],
-        summary="Does every model answer?",
-        **describe_answer("Readiness", "Every model answers.", ready, not_ready="A model does not answer."),
-    )
-    async def readyz(request: Request) -> Response:
-        answerer = serving.answerer
-        try:
-            answerer.check()
-        except BundleError as error:
-            logger.exception("not ready")
-            raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
-        return _json({"status": "ready", "families": list(answerer.families)})
+    return [
+        operation(
+            *("/v1/models", "models", "models", "The loaded models and their cards", models.Models, "The models."),
+            lambda: _models(serving),
+            refusals=ACCESS_REFUSALS,
+        ),
+        operation(
+            *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", models.Gpus, "The catalogue."),
+            gpus_document,
+            refusals=ACCESS_REFUSALS,
+        ),
+        operation(
+            *("/healthz", "healthz", "health", "Is the process alive?", models.Health, "It is alive."),
+            lambda: _ALIVE,
+        ),
+        operation(
+            *("/readyz", "readyz", "health", "Does every model answer?", models.Readiness, "Every model answers."),
+            lambda: _readiness(serving),
+            refusals={503: "A model does not answer."},
+        ),
+    ]
 
 
-def _models(serving: Serving) -> dict[str, Any]:
+class _Reading:
+    """ASGI application that answers a request without a body."""
+
+    def __init__(self, answer: Callable[[], Document]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await send_answer(send, 200, JSON, orjson.dumps(self._answer()))
+
+
+def _models(serving: Serving) -> Document:
     answerer = serving.answerer
-    aliases = {"release": answerer.release, "challenger": serving.challenger}
-    return {**aliases, "models": orjson.loads(answerer.models())["models"]}
+    return {"release": answerer.release, "challenger": serving.challenger, "models": answerer.models()}
 
 
-def _json(document: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(document), media_type=JSON)
+def _readiness(serving: Serving) -> Document:
+    answerer = serving.answerer
+    try:
+        answerer.check()
+    except BundleError as error:
+        logger.exception("not ready")
+        raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
+    return {"status": "ready", "families": list(answerer.families)}
+
+
+def _answered(answer: Callable[[bytes], Document], body: Any) -> Document:
+    document: Document = _with_example_id(answer(orjson.dumps(body)))
+    return document
+
+
+def _with_example_id(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: EXAMPLE_ID if name == "prediction_id" else _with_example_id(value) for name, value in part.items()}
+    return [_with_example_id(one) for one in part] if isinstance(part, list) else part
+
+
+def _text_example(answerer: Answerer) -> str:
+    """What a script gets of the first example; its request where it has no limit."""
+    body = next(iter(examples.predict_examples(answerer.families[0]).values()))
+    prediction = _answered(answerer.predict, body)
+    has_limit = prediction["limit_mib"] is not None
+    return text_of(prediction, TEXT_FIELDS[:1] if has_limit else TEXT_FIELDS[1:2]).decode()
+
+
+def _refusal_example(answerer: Answerer) -> Document | None:
+    try:
+        answerer.predict(orjson.dumps(examples.refused_example(answerer.families[0])))
+    except FieldError as error:
+        return field_problem(error)
+    return None

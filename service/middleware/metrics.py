@@ -31,8 +31,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ..api.endpoint import send_answer
-from ..api.records import PredictionRecord, RecordBatch, Recorder
+from ..api.http_body import send_answer
+from ..api.records import RecordBatch, Recorder
 from .paths import PathRule
 from .worker_metrics import metrics_folder, worker_number
 
@@ -112,19 +112,13 @@ class CountingRecorder:
         self._recorder = recorder
         self._children: dict[tuple[str, bool], Counter] = {}
 
-    def record(self, record: PredictionRecord) -> None:
-        """Count one."""
-        self._child(record.job.family, record.estimate.in_support).inc()
-        if self._recorder is not None:
-            self._recorder.record(record)
-
-    def record_many(self, records: RecordBatch) -> None:
-        """Count many."""
+    def record(self, records: RecordBatch) -> None:
+        """Count them."""
         families, in_support = records.jobs.options("family"), records.estimates.in_support.tolist()
         for (code, is_inside), count in Counted(zip(records.jobs.option_codes.tolist(), in_support, strict=True)).items():
             self._child(families[code], is_inside).inc(count)
         if self._recorder is not None:
-            self._recorder.record_many(records)
+            self._recorder.record(records)
 
     def _child(self, family: str, in_support: bool) -> Counter:
         child = self._children.get((family, in_support))

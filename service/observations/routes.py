@@ -8,22 +8,24 @@ from urllib.parse import parse_qs
 
 import orjson
 from starlette.concurrency import run_in_threadpool
-from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from gpumemnet.errors import FieldError, InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
+from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.site.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
 
-from ..api.endpoint import JSON, read_json_body, send_answer
+from ..api.examples import EXAMPLE_JOBS
+from ..api.http_body import read_json_body, send_answer
+from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
 from ..middleware.limits import INLINE_BODY_BYTES
-from .store import Answer, ObservationStore
+from . import models
+from .models import MAX_OBSERVATIONS
+from .store import ObservationStore, Reply
 from .tables import Stored
 
-MAX_OBSERVATIONS: Final = 1000
-"""Most observations in one request."""
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650
 KEY_NAME: Final = "key_name"
@@ -32,11 +34,79 @@ KEY_NAME: Final = "key_name"
 _OFF: Final = "this service stores no observations: GPUMEMNET_DATABASE_URL is 'off'"
 
 
-def observation_routes(store: ObservationStore | None) -> list[BaseRoute]:
-    """The routes; without a store they say that there is none."""
+_PREDICTION: Final = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
+_STORED: Final = {
+    "observation_id": "01932f6d-0c2b-7e11-8a4f-5b6c7d8e9f0a",
+    "created": True,
+    "prediction_id": _PREDICTION,
+    "job_sha256": "9" * 64,
+    "gpu": "NVIDIA A100-SXM4-40GB",
+}
+_REPORTS: Final = {
+    "by_prediction": {"prediction_id": _PREDICTION, "peak_mib": 6543, "source": "slurm_gpumem"},
+    "out_of_memory": {"prediction_id": _PREDICTION, "oom": True, "limit_mib": 8192, "source": "nvml_process"},
+    "by_job": {
+        "job": EXAMPLE_JOBS[FAMILIES[0]],
+        "gpu": "A100",
+        "peak_mib": 1789,
+        "source": "nvml_accounting",
+        "idempotency_key": "cluster-1/job-4711",
+    },
+    "several": {"observations": [{"prediction_id": _PREDICTION, "peak_bytes": 6_860_832_768, "source": "dcgm"}]},
+}
+
+
+def observation_operations(store: ObservationStore | None) -> list[Operation]:
+    """What is answered below ``/v1/observations``; without a store, that there is none."""
     return [
-        Route("/v1/observations", _Observations(store), methods=["POST"]),
-        Route("/v1/observations/summary", _Summary(store), methods=["GET"]),
+        Operation(
+            method="POST",
+            path="/v1/observations",
+            name="observe",
+            tag="observations",
+            summary="Report what finished jobs used",
+            description="Answered when the observation is on the disk. Sending it again is safe: it is stored once.",
+            endpoint=_Observations(store),
+            request=(models.Observation, models.Observations),
+            request_examples=lambda: _REPORTS,
+            answers={
+                201: Answer(shape=models.StoredObservation, meaning="It is stored.", examples=lambda: {"stored": _STORED}),
+                200: Answer(
+                    shape=(models.StoredObservation, models.ObservationResults),
+                    meaning="It had been stored before; or the results of several.",
+                    examples=lambda: {"stored before": {**_STORED, "created": False}},
+                ),
+            },
+            refusals={
+                404: "There is no such prediction, or this service stores no observations.",
+                409: "The idempotency key was used for another observation.",
+                **BODY_REFUSALS,
+                503: "Too many observations wait, or the database is away: send it again later.",
+            },
+        ),
+        Operation(
+            method="GET",
+            path="/v1/observations/summary",
+            name="observation_summary",
+            tag="observations",
+            summary="What predictions were worth, against what jobs used",
+            endpoint=_Summary(store),
+            parameters=[
+                {
+                    "name": "days",
+                    "in": "query",
+                    "required": False,
+                    "description": "how far back to look, in days",
+                    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": DEFAULT_DAYS},
+                }
+            ],
+            answers={200: Answer(shape=models.ObservationSummary, meaning="The summary.")},
+            refusals={
+                404: "This service stores no observations.",
+                422: "A parameter is at fault.",
+                503: "The database is away.",
+            },
+        ),
     ]
 
 
@@ -60,7 +130,7 @@ class _Observations:
             return
         valid = [one for one in read if isinstance(one, Observation)]
         answers = iter(await self._store.add_many(valid, key_name))
-        results: list[Answer] = [next(answers) if isinstance(one, Observation) else one for one in read]
+        results: list[Reply] = [next(answers) if isinstance(one, Observation) else one for one in read]
         await send_answer(send, 200, JSON, _batch(results))
 
 
@@ -124,7 +194,7 @@ def _document(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _batch(results: Sequence[Answer]) -> bytes:
+def _batch(results: Sequence[Reply]) -> bytes:
     stored = [result for result in results if isinstance(result, Stored)]
     if results and all(isinstance(result, Refusal) and result.kind == OVERLOADED for result in results):
         assert isinstance(results[0], Refusal)

@@ -23,7 +23,7 @@ from gpumemnet.site.observation import Observation, content_hash
 
 from ..api.prediction_id import prediction_id
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
-from ..api.records import PredictionRecord, RecordBatch
+from ..api.records import RecordBatch
 from ..middleware.load import LOAD
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
 from .metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
@@ -68,7 +68,7 @@ _PAUSES_WHEN_BUSY: Final = 4
 
 logger = logging.getLogger("gpumemnet.service")
 
-Answer = Stored | FieldError | Refusal
+Reply = Stored | FieldError | Refusal
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class _Waiting:
     """An observation and who waits for it."""
 
     incoming: Incoming
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[Reply]
     loop: asyncio.AbstractEventLoop
     known_by: float  # when its prediction must be in the database, monotonic
 
@@ -84,7 +84,7 @@ class _Waiting:
 class _Held(NamedTuple):
     """Predictions that wait to be written: the first ``kept`` of ``records``, whose jobs have so many layers."""
 
-    records: Sequence[PredictionRecord]
+    records: RecordBatch
     layer_counts: Sequence[int]
     kept: int
 
@@ -181,14 +181,8 @@ class ObservationStore:
             thread.join()
             self._thread = None
 
-    def record(self, record: PredictionRecord) -> None:
-        """Keep a prediction; never blocks, never raises, and drops it when too many wait."""
-        if self._record_predictions:
-            with self._lock:
-                self._hold((record,), (len(record.job.layers),), 1)
-
-    def record_many(self, records: RecordBatch) -> None:
-        """Keep many, as :meth:`record`; the thread builds the records when it writes them."""
+    def record(self, records: RecordBatch) -> None:
+        """Keep predictions; never blocks, never raises, and drops those for which there is no room."""
         if self._record_predictions:
             counts = records.jobs.layer_counts.tolist()
             with self._lock:
@@ -217,7 +211,7 @@ class ObservationStore:
             return answer
         raise answer
 
-    async def add_many(self, observations: Sequence[Observation], key_name: str = "") -> list[Answer]:
+    async def add_many(self, observations: Sequence[Observation], key_name: str = "") -> list[Reply]:
         """Store observations; what :meth:`add` would raise stands in the place of those that are not stored."""
         loop = asyncio.get_running_loop()
         waiting = [self._submit(observation, key_name, loop) for observation in observations]
@@ -256,7 +250,7 @@ class ObservationStore:
 
     def _submit(
         self, observation: Observation, key_name: str, loop: asyncio.AbstractEventLoop
-    ) -> asyncio.Future[Answer] | Refusal:
+    ) -> asyncio.Future[Reply] | Refusal:
         digest = content_hash(observation)
         key = observation.idempotency_key or digest
         now = time.time_ns()
@@ -269,13 +263,13 @@ class ObservationStore:
             if len(self._waiting) >= self._queue_size:
                 REFUSED.labels("queue_full").inc()
                 return _busy(f"{self._queue_size} observations wait to be stored, and no more are taken on")
-            future: asyncio.Future[Answer] = loop.create_future()
+            future: asyncio.Future[Reply] = loop.create_future()
             self._waiting.append(_Waiting(incoming, future, loop, time.monotonic() + patience))
             QUEUE.set(len(self._waiting))
         return future
 
     @staticmethod
-    def _answer(one: asyncio.Future[Answer] | Refusal) -> Answer:
+    def _answer(one: asyncio.Future[Reply] | Refusal) -> Reply:
         if isinstance(one, Refusal):
             return one
         if one.done():
@@ -285,7 +279,7 @@ class ObservationStore:
             "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
         )
 
-    def _hold(self, records: Sequence[PredictionRecord], counts: Sequence[int], count: int) -> None:
+    def _hold(self, records: RecordBatch, counts: Sequence[int], count: int) -> None:
         """Keep as many of the first ``count`` as there is room for, and count the others as dropped; the lock is held."""
         kept, room, layers = 0, min(count, MAX_PENDING_PREDICTIONS - self._pending), self._layers
         while kept < room and layers + counts[kept] <= MAX_PENDING_LAYERS:
@@ -428,7 +422,7 @@ class ObservationStore:
         _resolve(answered)
         return more and len(answered) == len(group)
 
-    def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Answer]]:
+    def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Reply]]:
         try:
             results = self._write([one.incoming for one in group])
         except (DataError, IntegrityError) as error:
@@ -437,7 +431,7 @@ class ObservationStore:
                 return [(group[0], _busy("the database refused the observation; the cause is in the log of the service"))]
             return [answered for one in group for answered in self._write_group([one], last)]
         now = time.monotonic()
-        answered: list[tuple[_Waiting, Answer]] = []
+        answered: list[tuple[_Waiting, Reply]] = []
         for one, result in zip(group, results, strict=True):
             if isinstance(result, UnknownPrediction):
                 if now < one.known_by and not last:
@@ -505,7 +499,7 @@ class ObservationStore:
             _tell(question.loop, [(question.future, _busy(reason))])
 
 
-def _resolve(answered: Sequence[tuple[_Waiting, Answer]]) -> None:
+def _resolve(answered: Sequence[tuple[_Waiting, Reply]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for one, answer in answered:
         by_loop.setdefault(one.loop, []).append((one.future, answer))

@@ -16,19 +16,17 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Table, delete, exists, select, text
 
 from gpumemnet.errors import FieldError
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.site.observation import Observation, check_capacity
 
-from ..api.records import PredictionRecord, RecordBatch
-from .job_documents import job_document, job_documents
+from ..api.records import RecordBatch
+from .job_documents import job_documents
 from .schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000
 """Hashes of jobs that are remembered as stored: some 3 MB."""
-RECENT_JOBS: Final = 2000
-RECENT_LAYERS: Final = 50_000
-"""Jobs, and layers of them, whose hash is found without writing them out again: some 5 MB."""
 SEEN_SECONDS: Final = 3600.0
 """How exactly the database knows when a job was last asked about."""
 SWEEP_ROWS: Final = 1000
@@ -111,22 +109,6 @@ class KnownJobs:
     def __init__(self, seen_seconds: float = SEEN_SECONDS) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._seen_seconds = seen_seconds
-        self._recent: dict[TrainingJob, str] = {}
-        self._recent_layers = 0
-
-    def hash_of(self, job: TrainingJob, rows: dict[str, Row], now: float) -> str:
-        """The job's hash; its row is put into ``rows`` as :meth:`add_missing` does."""
-        digest = self._recent.get(job)
-        if digest is not None and (digest in rows or self._is_fresh(digest, now)):
-            return digest
-        digest, document = job_content(job)
-        self.add_missing(rows, digest, job.family, document, now)
-        self._recent_layers += len(job.layers)
-        if self._recent_layers > RECENT_LAYERS or len(self._recent) >= RECENT_JOBS:
-            self._recent.clear()
-            self._recent_layers = len(job.layers)
-        self._recent[job] = digest
-        return digest
 
     def add_missing(self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float) -> None:
         """Put the job's row into ``rows`` unless it is known to be stored and to be noted as seen lately."""
@@ -151,16 +133,12 @@ class KnownJobs:
 
 def job_content(job: TrainingJob) -> tuple[str, bytes]:
     """The hash of a job and its JSON document."""
-    document = job_document(job)
+    [document] = job_documents(JobTable.from_jobs((job,)))
     return hashlib.sha256(document).hexdigest(), document
 
 
-def prediction_rows(
-    records: Sequence[PredictionRecord], rows: slice, known: KnownJobs, jobs: dict[str, Row], now: float
-) -> list[Row]:
+def prediction_rows(records: RecordBatch, rows: slice, known: KnownJobs, jobs: dict[str, Row], now: float) -> list[Row]:
     """The rows of some predictions; those of their jobs are put into ``jobs`` as :meth:`KnownJobs.add_missing` does."""
-    if not isinstance(records, RecordBatch):
-        return [prediction_row(record, known.hash_of(record.job, jobs, now)) for record in records[rows]]
     hashes = []
     families, codes = records.jobs.options("family"), records.jobs.option_codes[rows].tolist()
     for document, code in zip(job_documents(records.jobs[rows]), codes, strict=True):
@@ -180,24 +158,6 @@ def prediction_rows(
             *(records.prediction_ids[rows], records.model_sha256s[rows], hashes, model_index, expected, safe), strict=True
         )
     ]
-
-
-def prediction_row(record: PredictionRecord, job_hash: str) -> Row:
-    """The row of a prediction."""
-    estimate = record.estimate
-    return (
-        record.prediction_id,
-        record.made_at_seconds,
-        job_hash,
-        record.model_sha256,
-        estimate.estimator[:200],  # PostgreSQL holds texts to their columns' length
-        record.release[:200],
-        estimate.gpu[:100],
-        float(estimate.coverage),
-        min(int(estimate.expected_bytes), _LARGEST),
-        None if estimate.safe_bytes is None else min(int(estimate.safe_bytes), _LARGEST),
-        bool(estimate.in_support),
-    )
 
 
 def challenge_row(record: ChallengeRecord) -> Row:

@@ -4,7 +4,6 @@ Jobs travel in a tensor of JSON documents, because a feature vector alone does n
 lie in a model's support, and without that no limit could be given honestly.
 """
 
-from .description import OIP_SHAPES, oip_paths
-from .routes import oip_routes
+from .routes import OipApplication
 
-__all__ = ["OIP_SHAPES", "oip_paths", "oip_routes"]
+__all__ = ["OipApplication"]

@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.job.json_codec import read_jobs
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
-from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
 from ..api.answers import Answerer
 from ..api.examples import EXAMPLE_JOBS
 from ..api.problems import located
-from .outputs import Row
+from ..api.requests import Options
+from .outputs import Answered
 from .request import INPUT_NAME, InferRequest
 
 WHOLE: Final = "gpumemnet"
@@ -60,18 +62,23 @@ class OipModel:
             "feature_schema": FEATURE_SCHEMA,
         }
 
-    def predict(self, request: InferRequest) -> list[Row]:
+    def predict(self, request: InferRequest) -> Answered:
         """A prediction of every job of ``request``, in order, each noted.
 
         Raises:
-            InvalidRequestError, UnsupportedJobError: at the job or the parameter that cannot be answered.
+            InvalidJobError, InvalidRequestError, UnsupportedJobError: at the job or the parameter that cannot be answered.
         """
-        estimates = self._estimates(request)
+        options = request.options
+        jobs = self.answerer.read(request.documents, None, f"{INPUT_NAME}[{{}}]".format)
+        for error in jobs.errors.values():
+            raise error
+        self._check(jobs.table, options.encoder)
+        try:
+            predictions = self._predictions(jobs.table, options)
+        except FieldError as error:
+            raise located(error, "parameters") from None
         bundles = {bundle.card.name: bundle for bundle in self.predictor.bundles}
-        return [
-            Row(self.answerer.noted(job, estimate), estimate, bundles[estimate.estimator])
-            for job, estimate in zip(request.jobs, estimates, strict=True)
-        ]
+        return Answered(self.answerer.noted(jobs.table, predictions), predictions, bundles)
 
     def check(self) -> None:
         """Let the model answer an example job of each of its families.
@@ -83,57 +90,50 @@ class OipModel:
         for bundle in bundles:
             try:
                 for family in bundle.card.families:
-                    job = job_from_dict(EXAMPLE_JOBS[family])
-                    self._model(bundle, job).predict(JobTable.from_jobs((job,)), None, bundle.card.coverages[-1])
+                    jobs = read_jobs([EXAMPLE_JOBS[family]]).table
+                    self._model(bundle, family).predict(jobs, None, bundle.card.coverages[-1])
             except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
                 raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
 
-    def _estimates(self, request: InferRequest) -> list[Prediction]:
-        for index, job in enumerate(request.jobs):
-            self._check(job, request.encoder, index)
-        try:
-            if self.bundle is None:
-                table = JobTable.from_jobs(request.jobs)
-                options = {"bins": request.bins, "coverage": request.coverage, "gpu": request.gpu, "encoder": request.encoder}
-                return list(self.predictor.predict_table(table, **options))
-            return self._of_bundle(self.bundle, request)
-        except FieldError as error:
-            raise located(error, "parameters") from None
-
-    def _of_bundle(self, bundle: Bundle, request: InferRequest) -> list[Prediction]:
-        estimates: dict[int, Prediction] = {}
-        for family in dict.fromkeys(job.family for job in request.jobs):
-            rows = [row for row, job in enumerate(request.jobs) if job.family == family]
-            jobs = [request.jobs[row] for row in rows]
-            model = self._model(bundle, jobs[0])
-            answers = model.predict(JobTable.from_jobs(jobs), request.bins, request.coverage, model.place(request.gpu))
-            estimates |= zip(rows, answers, strict=True)
-        return [estimates[row] for row in range(len(request.jobs))]
-
-    def _check(self, job: TrainingJob, encoder: str | None, index: int) -> None:
-        """Refuse a job that the model cannot answer for."""
-        place = f"{INPUT_NAME}[{index}]"
+    def _predictions(self, jobs: JobTable, options: Options) -> PredictionTable:
         if self.bundle is None:
-            try:
-                self.predictor.models_for(job, encoder)
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"{error.reason} ({place})", "parameters.encoder") from None
-            except FieldError as error:
-                raise located(error, place) from None
+            return self.predictor.predict_table(
+                jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
+            )
+        families = np.array(jobs.options("family"))[jobs.option_codes]
+        parts = []
+        for family in dict.fromkeys(families.tolist()):
+            rows = np.flatnonzero(families == family)
+            model = self._model(self.bundle, family)
+            parts.append((rows, model.predict(jobs.take(rows), options.bins, options.coverage, model.place(options.gpu))))
+        return PredictionTable.join(parts, len(jobs), options.coverage)
+
+    def _check(self, jobs: JobTable, encoder: str | None) -> None:
+        """Refuse a job that the model cannot answer for."""
+        if self.bundle is None:
+            for row, error in self.predictor.refusals(jobs, encoder).items():
+                place = f"{INPUT_NAME}[{row}]"
+                if isinstance(error, InvalidRequestError):
+                    raise InvalidRequestError(f"{error.reason} ({place})", "parameters.encoder")
+                raise located(error, place)
             return
         card = self.bundle.card
         if encoder not in (None, card.encoder):
             raise InvalidRequestError(f"must be {card.encoder}, which {card.name} is: leave it out", "parameters.encoder")
-        if job.family not in card.families:
-            raise InvalidRequestError(
-                f"is {job.family}, and {card.name} answers for {', '.join(card.families)} jobs: ask the model {WHOLE}",
-                f"{place}.family",
-            )
-        if card.encoder == "transformer" and not job.has_layers:
-            raise InvalidRequestError(f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{place}.layers")
+        for row, job in enumerate(jobs):
+            place = f"{INPUT_NAME}[{row}]"
+            if job.family not in card.families:
+                raise InvalidRequestError(
+                    f"is {job.family}, and {card.name} answers for {', '.join(card.families)} jobs: ask the model {WHOLE}",
+                    f"{place}.family",
+                )
+            if card.encoder == "transformer" and not job.has_layers:
+                raise InvalidRequestError(
+                    f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{place}.layers"
+                )
 
-    def _model(self, bundle: Bundle, job: TrainingJob) -> BundleModel:
-        return next(model for model in self.predictor.models_for(job, bundle.card.encoder) if model.bundle is bundle)
+    def _model(self, bundle: Bundle, family: str) -> BundleModel:
+        return next(model for model in self.predictor.models_of(family, bundle.card.encoder) if model.bundle is bundle)
 
 
 def oip_models(answerer: Answerer) -> dict[str, OipModel]:

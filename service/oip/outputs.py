@@ -9,21 +9,25 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.prediction_table import AnsweringModel, PredictionTable
 
 from .tensors import Tensor
 
 NO_LIMIT: Final = -1
 """Stands for the limit of a job outside the model's support: a tensor of integers has no null."""
-_LARGEST: Final = 2**63 - 1
 
 
-class Row(NamedTuple):
-    """One prediction: its id, what was answered, and the bundle that did."""
+class Answered(NamedTuple):
+    """Predictions: their ids, what was answered, and the bundles by name."""
 
-    prediction_id: str
-    estimate: Prediction
-    bundle: Bundle
+    prediction_ids: Sequence[str]
+    predictions: PredictionTable
+    bundles: Mapping[str, Bundle]
+
+    def of_models(self, value: Callable[[AnsweringModel], str]) -> list[str]:
+        """What ``value`` says of the model that answers each job."""
+        values = [value(model) for model in self.predictions.models]
+        return [values[model] for model in self.predictions.model_index.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Output:
 
     name: str
     datatype: str
-    values: Callable[[Sequence[Row]], Any]
+    values: Callable[[Answered], Any]
     meaning: str
 
     @property
@@ -41,49 +45,48 @@ class Output:
         return [-1, -1] if self.name == "probabilities" else [-1]
 
 
-def _limit_bytes(estimate: Prediction) -> int:
-    return NO_LIMIT if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST)
-
-
 OUTPUTS: Final = (
+    Output("prediction_id", "BYTES", lambda said: said.prediction_ids, "under which what the job took is reported"),
     Output(
-        "prediction_id", "BYTES", lambda rows: [row.prediction_id for row in rows], "under which what the job took is reported"
-    ),
-    Output(
-        "request_bytes",
+        "expected_bytes",
         "INT64",
-        lambda rows: [min(row.estimate.expected_bytes, _LARGEST) for row in rows],
+        lambda said: said.predictions.expected_bytes,
         "the packing floor: the job takes about as often more as less",
     ),
     Output(
-        "limit_bytes",
+        "safe_bytes",
         "INT64",
-        lambda rows: [_limit_bytes(row.estimate) for row in rows],
+        lambda said: said.predictions.safe_bytes.filled(NO_LIMIT),
         f"what the job stays below with the coverage; {NO_LIMIT} outside the model's support, where there is no limit",
     ),
     Output(
         "in_support",
         "BOOL",
-        lambda rows: [row.estimate.in_support for row in rows],
+        lambda said: said.predictions.in_support,
         "whether the job resembles those that the model was trained on",
     ),
     Output(
         "reasons",
         "BYTES",
-        lambda rows: ["\n".join(row.estimate.reasons) for row in rows],
+        lambda said: ["\n".join(said.predictions.reasons(row)) for row in range(len(said.predictions))],
         "why it does not, one sentence a line; empty inside the support",
     ),
-    Output("bin_index", "INT32", lambda rows: [row.estimate.bin_index for row in rows], "the most probable bin, from 0"),
+    Output("bin_index", "INT32", lambda said: said.predictions.bin_index, "the most probable bin, from 0"),
     Output(
         "probabilities",
         "FP64",
-        lambda rows: [row.estimate.probabilities for row in rows],
+        lambda said: said.predictions.probabilities,
         "probability of every bin; bin k reaches from k to k + 1 times the parameter bin_width_mib, and the last is open above",
     ),
-    Output("gpu", "BYTES", lambda rows: [row.estimate.gpu for row in rows], "the GPU model that the amounts are for"),
-    Output("model", "BYTES", lambda rows: [row.bundle.card.name for row in rows], "the bundle that answered"),
-    Output("model_version", "BYTES", lambda rows: [row.bundle.card.version for row in rows], "its version"),
-    Output("model_sha256", "BYTES", lambda rows: [row.bundle.sha256 for row in rows], "the hash over its files"),
+    Output("gpu", "BYTES", lambda said: said.of_models(lambda model: model.gpu), "the GPU model that the amounts are for"),
+    Output("model", "BYTES", lambda said: said.of_models(lambda model: model.name), "the bundle that answered"),
+    Output("model_version", "BYTES", lambda said: said.of_models(lambda model: model.version), "its version"),
+    Output(
+        "model_sha256",
+        "BYTES",
+        lambda said: said.of_models(lambda model: said.bundles[model.name].sha256),
+        "the hash over its files",
+    ),
 )
 """All outputs of every model, in the order of the metadata."""
 
@@ -91,13 +94,13 @@ OUTPUT_NAMES: Final = tuple(output.name for output in OUTPUTS)
 _NUMPY_TYPES: Final[Mapping[str, Any]] = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FP64": np.float64}
 
 
-def output_tensors(rows: Sequence[Row], wanted: Collection[str]) -> dict[str, Tensor]:
-    """The tensors called ``wanted`` by name, of ``B`` predictions."""
-    return {output.name: _tensor(output, rows) for output in OUTPUTS if output.name in wanted}
+def output_tensors(answered: Answered, wanted: Collection[str]) -> dict[str, Tensor]:
+    """The tensors called ``wanted`` by name."""
+    return {output.name: _tensor(output, answered) for output in OUTPUTS if output.name in wanted}
 
 
-def _tensor(output: Output, rows: Sequence[Row]) -> Tensor:
-    values = output.values(rows)
+def _tensor(output: Output, answered: Answered) -> Tensor:
+    values = output.values(answered)
     if output.datatype != "BYTES":
-        values = np.array(values, dtype=_NUMPY_TYPES[output.datatype])
+        values = np.ascontiguousarray(values, dtype=_NUMPY_TYPES[output.datatype])
     return Tensor(output.name, output.datatype, values)

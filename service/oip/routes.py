@@ -7,7 +7,7 @@ the protocol's clients expect it.  Who may ask, and how often, is decided before
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
@@ -17,15 +17,18 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from gpumemnet.errors import BundleError, FieldError
 from gpumemnet.units import MIB
 
 from ..api.answers import Answerer
-from ..api.endpoint import JSON, read_body
+from ..api.examples import EXAMPLE_JOBS
+from ..api.http_body import read_body
+from ..api.operations import JSON, Answer, Operation, Shapes, routes
 from ..middleware.limits import INLINE_BODY_BYTES
+from . import shapes
 from .models import WHOLE, OipModel, oip_models
 from .outputs import OUTPUTS, output_tensors
 from .request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
@@ -34,8 +37,40 @@ HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 RAW: Final = "application/octet-stream"
 EXTENSIONS: Final = ("binary_tensor_data",)
 PLATFORM: Final = "gpumemnet_onnx"
+SPECIFICATION: Final = "https://github.com/kserve/open-inference-protocol"
 
 logger = logging.getLogger("gpumemnet.service")
+
+
+_MODEL: Final = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "`gpumemnet` for the whole service, or the name of one bundle",
+    "example": "gpumemnet",
+}
+_VERSION: Final = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}, "description": "its version"}
+_REFUSALS: Final = {
+    400: "Something in the request is at fault; one bad job refuses them all.",
+    404: "There is no such model or version.",
+    413: "The body is too large.",
+    415: "The body is neither JSON nor JSON with raw tensors behind it, or it is compressed.",
+    503: "A model does not answer.",
+}
+_OUTPUT_LIST: Final = "".join(f"\n* `{output.name}` ({output.datatype}): {output.meaning}" for output in OUTPUTS)
+
+Answers = Callable[[Request], Awaitable[Response]]
+
+
+def _infer_examples() -> dict[str, Any]:
+    example = {
+        "id": "42",
+        "inputs": [{"name": "job", "datatype": "BYTES", "shape": [1], "data": [orjson.dumps(EXAMPLE_JOBS["mlp"]).decode()]}],
+        "outputs": [{"name": "expected_bytes"}, {"name": "safe_bytes"}, {"name": "in_support"}],
+        "parameters": {"coverage": 0.99},
+    }
+    return {"job": example}
 
 
 class Serving(Protocol):
@@ -45,12 +80,6 @@ class Serving(Protocol):
     def answerer(self) -> Answerer:
         """What answers; another one after a swap of models."""
         ...
-
-
-def oip_routes(serving: Serving) -> list[BaseRoute]:
-    """The routes of the protocol; :mod:`service.oip.description` describes them."""
-    application = _OipApplication(serving)
-    return [Route("/v2", application), Route("/v2/{rest:whole}", application)]
 
 
 class _WholePath(PathConvertor):
@@ -74,26 +103,73 @@ class _Endpoint:
         await response(scope, receive, send)
 
 
-class _OipApplication:
+class OipApplication:
     """ASGI application for everything under ``/v2``."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._of_answerer: tuple[Answerer | None, dict[str, OipModel]] = (None, {})
-        routes: list[BaseRoute] = [
-            Route("/v2", _Endpoint(self._server), methods=["GET"]),
-            Route("/v2/", _Endpoint(self._server), methods=["GET"]),
-            Route("/v2/health/live", _Endpoint(self._live), methods=["GET"]),
-            Route("/v2/health/ready", _Endpoint(self._ready), methods=["GET"]),
-            Route("/v2/repository/index", _Endpoint(self._index), methods=["POST"]),
+        self.operations = self._operations()
+        root = Route("/v2/", _Endpoint(self._server), methods=["GET"])
+        self.routes = [Route("/v2", self), Route("/v2/{rest:whole}", self)]
+        self._router = Router([*routes(self.operations), root], redirect_slashes=False, default=_nothing_there)
+
+    def _operations(self) -> list[Operation]:
+        def operation(
+            method: str,
+            path: str,
+            name: str,
+            summary: str,
+            answer: Answers,
+            shape: Shapes,
+            refusals: Sequence[int] = (),
+            **more: Any,
+        ) -> Operation:
+            names = {"model": _MODEL, "version": _VERSION}
+            others = more.pop("others", None)
+            return Operation(
+                method=method,
+                path=path,
+                name=name,
+                tag="open inference protocol",
+                summary=summary,
+                endpoint=_Endpoint(answer),
+                answers={200: Answer(shape=shape, others=others)},
+                refusals={status: _REFUSALS[status] for status in refusals},
+                refusal_shape=shapes.OipError,
+                refusal_type=JSON,
+                parameters=[parameter for name, parameter in names.items() if f"{{{name}}}" in path],
+                **more,
+            )
+
+        found = [
+            operation("GET", "/v2", "oip_server", "What is this server?", self._server, shapes.OipServer),
+            operation("GET", "/v2/health/live", "oip_live", "Is the server alive?", self._live, shapes.OipLive),
+            operation("GET", "/v2/health/ready", "oip_ready", "Does every model answer?", self._ready, shapes.OipReady, [503]),
+            operation(
+                *("POST", "/v2/repository/index", "oip_index", "Which models are loaded?", self._index), [shapes.OipIndexEntry]
+            ),
         ]
-        for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-            routes += [
-                Route(path, _Endpoint(self._model), methods=["GET"]),
-                Route(f"{path}/ready", _Endpoint(self._model_ready), methods=["GET"]),
-                Route(f"{path}/infer", _Endpoint(self._infer), methods=["POST"]),
+        for suffix, path in (("", "/v2/models/{model}"), ("_version", "/v2/models/{model}/versions/{version}")):
+            found += [
+                operation(
+                    *("GET", path, f"oip_model{suffix}", "What does a model take and give?", self._model),
+                    *(shapes.OipModelMetadata, [404]),
+                ),
+                operation(
+                    *("GET", f"{path}/ready", f"oip_model{suffix}_ready", "Does the model answer?", self._model_ready),
+                    *(shapes.OipModelReady, [404, 503]),
+                ),
+                operation(
+                    *("POST", f"{path}/infer", f"oip_infer{suffix}", "Predict jobs", self._infer),
+                    *(shapes.OipAnswer, [400, 404, 413, 415]),
+                    description=f"The Open Inference Protocol, version 2 ({SPECIFICATION}). Outputs:{_OUTPUT_LIST}",
+                    request=shapes.OipRequest,
+                    request_examples=_infer_examples,
+                    others=lambda: {RAW: {"schema": {"type": "string", "format": "binary"}}},
+                ),
             ]
-        self._router = Router(routes, redirect_slashes=False, default=_nothing_there)
+        return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and say what is wrong with it as the protocol does."""
@@ -192,9 +268,8 @@ def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response
     Raises:
         FieldError: when something in the request is at fault.
     """
-    request = read_infer_request(body, header_length, model.answerer.max_jobs, model.answerer.max_layers)
-    rows = model.predict(request)
-    tensors = output_tensors(rows, {output.name for output in request.outputs})
+    request = read_infer_request(body, header_length, model.answerer.max_jobs)
+    tensors = output_tensors(model.predict(request), {output.name for output in request.outputs})
     outputs, raw = [], []
     for output in request.outputs:
         tensor = tensors[output.name]
@@ -209,7 +284,7 @@ def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response
         "model_name": model.name,
         "model_version": model.version,
         **({} if request.id is None else {"id": request.id}),
-        "parameters": {"coverage": request.coverage, "bin_width_mib": request.bins.width_bytes // MIB},
+        "parameters": {"coverage": request.options.coverage, "bin_width_mib": request.bins.width_bytes // MIB},
         "outputs": outputs,
     }
     document = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -61,8 +61,8 @@ COMMAND: Table = {
     "model": "model.name",
 }
 OPEN_INFERENCE: Table = {
-    "expected_bytes": "request_bytes",
-    "safe_bytes": or_none("limit_bytes"),
+    "expected_bytes": "expected_bytes",
+    "safe_bytes": or_none("safe_bytes"),
     "reasons": lambda row: row["reasons"].splitlines(),
     **same("in_support", "bin_index", "probabilities", "gpu", "model"),
 }

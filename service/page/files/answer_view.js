@@ -71,13 +71,13 @@ export function showCurve(curve, batchSize) {
 }
 
 function showLimit(answer, usableMib) {
-  const { limit_mib: limit, margin } = answer;
+  const { limit_mib: limit, request_mib: request } = answer;
   byId("limit").textContent = limit === null ? "None" : mib(limit);
   if (limit === null) {
     byId("limit-meaning").textContent = "Not given, because nothing vouches for it. Do not use the expected memory as a cap.";
   } else {
     const over = limit > usableMib ? ` That is more than the card's ${count(usableMib)} MiB.` : "";
-    const added = margin ? ` It is ${count(margin.mib)} MiB above the request (${margin.name} margin).` : "";
+    const added = ` It is ${count(limit - request)} MiB above the request.`;
     byId("limit-meaning").textContent = `Cap the job here, not lower: ${coverageWords(answer.coverage)} like it stay below.${added}${over}`;
   }
   const reasons = byId("reasons");

@@ -3,6 +3,7 @@
 import { shape, table } from "./dom.js";
 import { mark } from "./marks.js";
 import { linear, memoryTicks } from "./scale.js";
+import { binWidthMib } from "./shapes.js";
 import { count, gib, mib, share } from "./words.js";
 
 const HEIGHT = 250;
@@ -12,8 +13,9 @@ const SHOWN = 0.002; // bins less probable than this are left out at both ends
 const LEAST_BINS = 8;
 
 export function edges(bins, index) {
-  const lower = index * bins.width_mib;
-  return [lower, index === bins.count - 1 ? null : lower + bins.width_mib];
+  const width = binWidthMib(bins);
+  const lower = index * width;
+  return [lower, index === bins.count - 1 ? null : lower + width];
 }
 
 export function binName(bins, index) {
@@ -23,7 +25,8 @@ export function binName(bins, index) {
 
 // First and last bin that the chart shows.
 function shown(answer) {
-  const { probabilities, count: bins, width_mib: width } = answer.bins;
+  const { probabilities, count: bins } = answer.bins;
+  const width = binWidthMib(answer.bins);
   const wanted = probabilities.map((probability, index) => (probability >= SHOWN ? index : -1)).filter((index) => index >= 0);
   const marked = [answer.request_mib, answer.limit_mib].filter((amount) => amount !== null);
   const held = marked.map((amount) => Math.min(bins - 1, Math.floor(amount / width)));
@@ -39,19 +42,20 @@ function shown(answer) {
 export function binsChart(answer, usableMib) {
   return (width) => {
     const { bins } = answer;
+    const binWidth = binWidthMib(bins);
     const [first, last] = shown(answer);
-    const from = first * bins.width_mib;
-    const to = (last + 1) * bins.width_mib;
+    const from = first * binWidth;
+    const to = (last + 1) * binWidth;
     const x = linear(from, to, 1, width - 1);
     const highest = Math.max(...bins.probabilities);
     const y = linear(0, Math.max(highest, 0.05), BOTTOM, TOP + 16);
-    const gap = x(from + bins.width_mib) - x(from) > 6 ? 1 : 0;
+    const gap = x(from + binWidth) - x(from) > 6 ? 1 : 0;
     const parts = [];
     const names = [];
     for (let index = first; index <= last; index += 1) {
       const probability = bins.probabilities[index];
-      const left = x(index * bins.width_mib) + gap;
-      const wide = x((index + 1) * bins.width_mib) - gap - left;
+      const left = x(index * binWidth) + gap;
+      const wide = x((index + 1) * binWidth) - gap - left;
       const height = Math.max(probability > 0.0005 ? 1.5 : 0, BOTTOM - y(probability));
       const bar = { class: index === answer.bin.index ? "bar most" : "bar", x: left, y: BOTTOM - height, width: wide, height };
       parts.push(shape("rect", bar, shape("title", {}, `${binName(bins, index)}: ${share(probability)}`)));
@@ -76,7 +80,7 @@ export function binsChart(answer, usableMib) {
       const text = isBelow ? `← card ends at ${gib(usableMib)}` : `card ends at ${gib(usableMib)} →`;
       parts.push(shape("text", { class: "name capacity-name", x: isBelow ? 0 : width, y: 12, "text-anchor": isBelow ? "start" : "end" }, text));
     }
-    const name = `Bars of ${mib(bins.width_mib)}; the most probable is ${binName(bins, answer.bin.index)} with ${share(answer.bin.probability)}`;
+    const name = `Bars of ${mib(binWidth)}; the most probable is ${binName(bins, answer.bin.index)} with ${share(answer.bin.probability)}`;
     parts.push(...names); // over the marks, so that both can be read
     return [shape("svg", { role: "img", "aria-label": name, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}` }, ...parts)];
   };

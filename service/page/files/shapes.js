@@ -2,6 +2,12 @@
 
 import { count } from "./words.js";
 
+const MIB = 2 ** 20;
+
+export function binWidthMib(bins) {
+  return bins.width_bytes / MIB;
+}
+
 // What a row of `fits` is about: its name, its kind, and what a job can use there.
 export function rowsOf(answer) {
   return (answer.fits ?? []).map((fit) => ({
@@ -18,7 +24,7 @@ export function rowsOf(answer) {
 // What the card of the answer offers: from the table, or else the edge at which the last bin begins.
 export function usableMib(answer) {
   const card = rowsOf(answer).find((row) => row.kind === "gpu" && row.gpu === answer.gpu);
-  return card ? card.usableMib : (answer.bins.count - 1) * answer.bins.width_mib;
+  return card ? card.usableMib : (answer.bins.count - 1) * binWidthMib(answer.bins);
 }
 
 // The part of the curve that is worth a look: up to twice what fits, and past today's batch size.

@@ -15,12 +15,13 @@ from starlette.routing import Route
 
 from gpumemnet.registry.registry import Registry
 from service.admin.champion import Serving
-from service.admin.routes import admin_routes
+from service.admin.routes import admin_operations
 from service.admin.shadow import Shadow
 from service.admin.watch import Watcher
 from service.api.answers import Answerer
 from service.api.endpoint import JsonEndpoint
-from service.api.problems import install_problem_handlers
+from service.api.operations import routes as operation_routes
+from service.api.problems import ProblemDocuments
 
 
 class Notes:
@@ -29,8 +30,8 @@ class Notes:
     def __init__(self):
         self.recorded, self.shadowed = {}, {}
 
-    def record(self, record):
-        self.recorded[record.prediction_id] = record.model_sha256
+    def record(self, records):
+        self.recorded |= {record.prediction_id: record.model_sha256 for record in records}
 
     def record_shadow(self, prediction_id, model_sha256, expected_bytes, safe_bytes):
         self.shadowed[prediction_id] = [self.recorded[prediction_id], model_sha256, expected_bytes, safe_bytes]
@@ -58,9 +59,10 @@ def serve(listener, share, registry):
 
     predict = JsonEndpoint(lambda body: serving.answerer.predict(body))
     routes = [Route("/v1/predict", predict, methods=["POST"]), Route("/state", state), Route("/metrics", metrics)]
-    app = FastAPI(routes=[*routes, *admin_routes(serving)])
-    install_problem_handlers(app)
-    config = uvicorn.Config(app, loop="uvloop", http="httptools", lifespan="off", log_config=None, access_log=False)
+    app = FastAPI(routes=[*routes, *operation_routes(admin_operations(serving))])
+    config = uvicorn.Config(
+        ProblemDocuments(app.router), loop="uvloop", http="httptools", lifespan="off", log_config=None, access_log=False
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -5,9 +5,10 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.predictor import Predictor
 from service.admin.shadow import QUEUE_LENGTH, Shadow
-from service.api.records import PredictionRecord
+from service.api.records import RecordBatch
 from tests.jobs import small_job
 from tests.registries import shipped
 
@@ -37,9 +38,10 @@ def eventually(holds):
 @pytest.fixture
 def records(predictor):
     job = small_job()
-    estimate = predictor.predict(job)
-    sha256 = next(bundle.sha256 for bundle in predictor.bundles if bundle.card.name == estimate.estimator)
-    return [PredictionRecord(str(number), 0.0, job, estimate, sha256) for number in range(2000)]
+    table = JobTable.from_jobs([job])
+    predictions = predictor.predict_table(table)
+    sha256 = next(bundle.sha256 for bundle in predictor.bundles if bundle.card.name == predictions.models[0].name)
+    return [RecordBatch([str(number)], 0.0, table, predictions, [sha256], "") for number in range(2000)]
 
 
 def test_what_is_too_much_is_dropped_and_counted(predictor, records):

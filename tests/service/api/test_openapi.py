@@ -16,8 +16,8 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS
 from gpumemnet.predict.predictor import Predictor
 from service.api.examples import refused_example
-from service.api.openapi import EXAMPLE_ID
-from service.api.schemas import job_schema, layer_schema
+from service.api.job_schema import job_schema, layer_schema
+from service.api.routes import EXAMPLE_ID
 from service.app import create_app
 from service.settings import Settings
 
@@ -149,7 +149,7 @@ def test_the_example_of_a_problem_is_what_is_answered(http, description, check, 
 def test_the_examples_without_a_question_are_what_is_answered(http, description, check, path):
     documented = json_content(description["paths"][path]["get"]["responses"]["200"])
     answer = http.get(path).json()
-    assert answer == documented["example"]
+    assert answer == documented["examples"]["now"]["value"]
     check(documented["schema"], answer)
 
 

@@ -66,11 +66,8 @@ def test_probabilities_cover_all_bins_and_add_up_to_one(http, job):
 
 def test_mib_are_the_bytes_rounded_up(http, job):
     answer = predict(http, job, coverage=0.99)
-    for name in ("expected", "safe"):
-        assert answer[f"{name}_mib"] == math.ceil(answer[f"{name}_bytes"] / MIB)
-    for edge in ("lower", "upper"):
-        assert answer["bin"][f"{edge}_mib"] * MIB == answer["bin"][f"{edge}_bytes"]
-    assert answer["bins"]["width_mib"] * MIB == answer["bins"]["width_bytes"]
+    for mib, amount in (("request_mib", "expected_bytes"), ("limit_mib", "safe_bytes")):
+        assert answer[mib] == math.ceil(answer[amount] / MIB)
 
 
 def test_the_model_says_who_it_is(http, predictor, job):
@@ -82,13 +79,11 @@ def test_the_model_says_who_it_is(http, predictor, job):
     assert answer["label_source"] == model["training_data"]["label_source"] == bundle.card.label_source
 
 
-def test_a_scheduler_gets_two_numbers_and_the_margin_between_them(http, predictor, job):
+def test_a_scheduler_gets_two_numbers(http, predictor, job):
     answer = predict(http, job, coverage=0.95)
     estimate = predictor.predict(job_from_dict(job), coverage=0.95)
     assert answer["request_mib"] == ceil_mib(estimate.expected_bytes)
     assert answer["limit_mib"] == ceil_mib(estimate.safe_bytes)
-    margin = answer["limit_mib"] - answer["request_mib"]
-    assert answer["margin"] == {"name": "conformal", "coverage": 0.95, "mib": margin}
     assert (answer["release"], answer["feature_schema"]) == ("shipped", FEATURE_SCHEMA)
     assert "fits" not in answer
 
@@ -139,7 +134,8 @@ def test_totals_are_enough(http, predictor, job):
 def test_bins_of_any_width(http, predictor, job, width_mib):
     answer = predict(http, job, bin_width_mib=width_mib)
     bins = bins_of_width(width_mib * MIB)
-    assert (answer["bins"]["width_mib"], answer["bins"]["count"], answer["bins"]["name"]) == (width_mib, bins.count, bins.name)
+    found = answer["bins"]
+    assert (found["width_bytes"], found["count"], found["name"]) == (width_mib * MIB, bins.count, bins.name)
     assert_same(answer, predictor.predict(job_from_dict(job), bins=bins))
 
 
@@ -168,7 +164,7 @@ def test_outside_the_support_there_are_reasons_and_no_safe_bytes(http, predictor
     assert not answer["in_support"]
     assert answer["reasons"]
     assert answer["safe_bytes"] is None
-    assert answer["safe_mib"] is None
+    assert answer["limit_mib"] is None
     assert answer["expected_bytes"] > 0
 
 
@@ -176,7 +172,7 @@ def test_a_job_at_the_upper_end_of_every_count_is_answered(http, job):
     largest = {**job, "batch_size": 2**31 - 1, "input_elements": 2**50, "total_activations": 2**50, "total_parameters": 2**50}
     del largest["layers"]
     answer = predict(http, largest)
-    assert answer["expected_mib"] == math.ceil(answer["expected_bytes"] / MIB) or answer["expected_bytes"] > 2**53
+    assert answer["request_mib"] == math.ceil(answer["expected_bytes"] / MIB) or answer["expected_bytes"] > 2**53
     assert answer["bin"]["upper_bytes"] is None
 
 
@@ -259,8 +255,8 @@ def test_what_a_job_fits_of_the_whole_catalogue(http, job):
 
 def test_outside_the_support_there_is_a_request_and_no_verdict(http, job):
     answer = predict(http, outside(job), fits=["H200"])
-    assert (answer["limit_mib"], answer["margin"]) == (None, None)
-    assert answer["request_mib"] == answer["expected_mib"] > 0
+    assert answer["limit_mib"] is None
+    assert answer["request_mib"] > 0
     assert [(fit["verdict"], fit["limit_mib"]) for fit in answer["fits"]] == [("unknown", None)]
 
 
@@ -367,15 +363,15 @@ def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
     with pytest.raises(InvalidJobError, match="at most 4 layers, not 5") as raised:
         answerer.predict(json.dumps({"job": job}).encode())
     assert raised.value.field == "job.layers"
-    batch = json.loads(answerer.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode()))
+    batch = answerer.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode())
     assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
 
 
 def test_every_prediction_is_handed_to_the_recorder(predictor, job):
     kept = []
-    answerer = Answerer(predictor, 10, SimpleNamespace(record=kept.append, record_many=kept.extend), release="r7")
-    first = json.loads(answerer.predict(json.dumps({"job": job, "gpu": "H100"}).encode()))
-    batch = json.loads(answerer.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode()))
+    answerer = Answerer(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
+    first = answerer.predict(json.dumps({"job": job, "gpu": "H100"}).encode())
+    batch = answerer.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode())
     answers = [first, *(result["prediction"] for result in batch["results"] if "prediction" in result)]
     assert [record.prediction_id for record in kept] == [answer["prediction_id"] for answer in answers]
     assert {answer["release"] for answer in answers} == {"r7"}

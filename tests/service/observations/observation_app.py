@@ -11,9 +11,10 @@ from starlette.routing import Route
 from gpumemnet.predict.predictor import Predictor
 from service.api.answers import Answerer
 from service.api.endpoint import JsonEndpoint
-from service.api.problems import install_problem_handlers
+from service.api.operations import routes
+from service.api.problems import ProblemDocuments
 from service.middleware.limits import BodyLimit
-from service.observations.routes import observation_routes
+from service.observations.routes import observation_operations
 from service.observations.store import ObservationStore
 
 
@@ -28,10 +29,9 @@ def main() -> None:
         yield
         store.drain()
 
-    routes = [Route("/v1/predict", JsonEndpoint(answerer.predict), methods=["POST"]), *observation_routes(store)]
-    app = FastAPI(routes=routes, lifespan=lifespan)
-    app.add_middleware(BodyLimit, max_body_bytes=4 * 2**20)
-    install_problem_handlers(app)
+    served = [Route("/v1/predict", JsonEndpoint(answerer.predict), methods=["POST"]), *routes(observation_operations(store))]
+    app = FastAPI(routes=served, lifespan=lifespan)
+    app.build_middleware_stack = lambda: ProblemDocuments(BodyLimit(app.router, 4 * 2**20))
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stderr.write(f"listening on http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stderr.flush()

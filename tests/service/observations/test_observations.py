@@ -21,7 +21,8 @@ import pytest
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
-from service.observations.description import ObservationResults, ObservationSummary, StoredObservation, observation_paths
+from service.observations.models import ObservationResults, ObservationSummary, StoredObservation
+from service.observations.routes import observation_operations
 from tests.service.databases import PostgreSQL, running_postgresql
 
 APP = Path(__file__).with_name("observation_app.py")
@@ -341,7 +342,6 @@ def test_answers_have_the_shape_that_is_described(http):
 
 
 def test_what_is_described_as_a_request_is_accepted(http):
-    [post] = observation_paths()["/v1/observations"].values()
-    for name, example in post["requestBody"]["content"]["application/json"]["examples"].items():
-        status = http.post("/v1/observations", json=example["value"]).status_code
+    for name, example in observation_operations(None)[0].request_examples().items():
+        status = http.post("/v1/observations", json=example).status_code
         assert status == {"by_job": 201, "several": 200}.get(name, 404), name  # the example's prediction is nobody's

@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import Observation
 from service.api.examples import EXAMPLE_JOBS
 from service.api.prediction_id import prediction_id
 from service.api.problems import Refusal
-from service.api.records import PredictionRecord
+from service.api.records import RecordBatch
 from service.observations import migrations, store
 from service.observations.alarm import Outcome, alarm, interval, miss_probability
 from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine, revision
@@ -65,13 +66,14 @@ def make_store(address):
 def estimate():
     from gpumemnet.predict.predictor import Predictor
 
-    return Predictor.default().predict(job_from_dict(EXAMPLE_JOBS["mlp"]))
+    return Predictor.default().predict_many([job_from_dict(EXAMPLE_JOBS["mlp"])])
 
 
-def record(estimate, job=None, *, age_seconds=0.0, release="r1") -> PredictionRecord:
+def record(estimate, job=None, *, age_seconds=0.0, release="r1") -> RecordBatch:
     made_at = time.time() - age_seconds
     job = job or job_from_dict(EXAMPLE_JOBS["mlp"])
-    return PredictionRecord(prediction_id(int(made_at * 1e9)), made_at, job, estimate, "a" * 64, release)
+    identity = prediction_id(int(made_at * 1e9))
+    return RecordBatch([identity], made_at, JobTable.from_jobs([job]), estimate, ["a" * 64], release)
 
 
 def observed(identity: str, peak_bytes: int, **fields) -> Observation:
@@ -177,12 +179,12 @@ def test_an_observation_may_come_before_its_prediction_is_written(make_store, es
     made = record(estimate)
 
     async def run():
-        waiting = asyncio.create_task(here.add(observed(made.prediction_id, 1800 * MIB)))
+        waiting = asyncio.create_task(here.add(observed(made.prediction_ids[0], 1800 * MIB)))
         await asyncio.sleep(0.2)
         there.record(made)
         return await waiting
 
-    assert asyncio.run(run()).prediction_id == made.prediction_id
+    assert asyncio.run(run()).prediction_id == made.prediction_ids[0]
 
 
 def test_keys_of_different_clients_never_meet(make_store, estimate):
@@ -191,8 +193,8 @@ def test_keys_of_different_clients_never_meet(make_store, estimate):
     one.record(made)
 
     async def run():
-        first = await one.add(observed(made.prediction_id, 1800 * MIB, idempotency_key="1"), "site-a")
-        second = await one.add(observed(made.prediction_id, 1900 * MIB, idempotency_key="1"), "site-b")
+        first = await one.add(observed(made.prediction_ids[0], 1800 * MIB, idempotency_key="1"), "site-a")
+        second = await one.add(observed(made.prediction_ids[0], 1900 * MIB, idempotency_key="1"), "site-b")
         return first, second
 
     first, second = asyncio.run(run())
@@ -210,7 +212,7 @@ def test_equal_jobs_are_stored_once(make_store, estimate, file):
     assert rows(file, "SELECT count(*) FROM predictions") == [(300,)]
     assert rows(file, "SELECT count(*), count(DISTINCT family) FROM jobs") == [(3, 1)]
     [(family, release, safe)] = rows(file, "SELECT DISTINCT model_name, release, safe_bytes FROM predictions")
-    assert (family, release, safe) == (estimate.estimator, "r1", estimate.safe_bytes)
+    assert (family, release, safe) == (estimate.models[0].name, "r1", estimate.safe_bytes[0])
 
 
 def test_too_many_predictions_are_dropped_and_counted(address, estimate, file, monkeypatch):
@@ -247,8 +249,8 @@ def test_old_predictions_that_nobody_reports_on_go(make_store, estimate, file):
     ]
     for made in (kept, recent, *old):
         first.record(made)
-        first.record_shadow(made.prediction_id, "b" * 64, 10, None)
-    asyncio.run(first.add(observed(kept.prediction_id, 1800 * MIB)))
+        first.record_shadow(made.prediction_ids[0], "b" * 64, 10, None)
+    asyncio.run(first.add(observed(kept.prediction_ids[0], 1800 * MIB)))
     first.drain()
     connection = sqlite3.connect(file)
     connection.execute("UPDATE jobs SET seen_at = seen_at - 40 * 86400")
@@ -261,7 +263,7 @@ def test_old_predictions_that_nobody_reports_on_go(make_store, estimate, file):
         time.sleep(0.05)
     second.drain()
     left = {identity for (identity,) in rows(file, "SELECT id FROM predictions")}
-    assert left == {kept.prediction_id, recent.prediction_id}
+    assert left == {kept.prediction_ids[0], recent.prediction_ids[0]}
     assert rows(file, "SELECT count(*) FROM challenges") == [(2,)]
 
 
@@ -271,17 +273,17 @@ def test_a_locked_database_is_away_and_comes_back(make_store, estimate, file, ca
     one.record(made)
 
     async def run():
-        await one.add(observed(made.prediction_id, 1800 * MIB))
+        await one.add(observed(made.prediction_ids[0], 1800 * MIB))
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         for number in range(3):
             with pytest.raises(Refusal, match="away") as caught:
-                await one.add(observed(made.prediction_id, 1801 * MIB, idempotency_key=str(number)))
+                await one.add(observed(made.prediction_ids[0], 1801 * MIB, idempotency_key=str(number)))
             assert caught.value.headers == {"Retry-After": "1"}
         other.execute("COMMIT")
         other.close()
         await asyncio.sleep(1.3)
-        return await one.add(observed(made.prediction_id, 1801 * MIB))
+        return await one.add(observed(made.prediction_ids[0], 1801 * MIB))
 
     assert asyncio.run(run()).created
     assert len([entry for entry in caplog.records if "cannot be used" in entry.message]) == 1
@@ -291,7 +293,7 @@ def test_a_stopped_store_refuses(make_store, estimate):
     one = make_store()
     one.drain()
     with pytest.raises(Refusal, match="stopping"):
-        asyncio.run(one.add(observed(record(estimate).prediction_id, 1800 * MIB)))
+        asyncio.run(one.add(observed(record(estimate).prediction_ids[0], 1800 * MIB)))
 
 
 def test_the_alarm_goes_on_and_the_gauges_say_it(make_store, estimate):
@@ -299,11 +301,11 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(make_store, estimate):
     made = [record(estimate) for _ in range(60)]
     for entry in made:
         one.record(entry)
-        one.record_shadow(entry.prediction_id, "b" * 64, estimate.expected_bytes, estimate.safe_bytes * 2)
+        one.record_shadow(entry.prediction_ids[0], "b" * 64, int(estimate.expected_bytes[0]), int(estimate.safe_bytes[0]) * 2)
 
     async def run():
-        over = estimate.safe_bytes + MIB
-        answers = await one.add_many([observed(entry.prediction_id, over) for entry in made])
+        over = int(estimate.safe_bytes[0]) + MIB
+        answers = await one.add_many([observed(entry.prediction_ids[0], over) for entry in made])
         assert all(not isinstance(answer, Exception) for answer in answers)
         return await one.summary()
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openapi_spec_validator import validate
-from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 
 from gpumemnet.job.json_codec import job_from_dict
@@ -22,8 +21,9 @@ from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
 from service.api.answers import Answerer
 from service.api.examples import EXAMPLE_JOBS
-from service.oip import OIP_SHAPES, oip_paths, oip_routes
-from service.oip.description import (
+from service.api.operations import openapi_document
+from service.oip import OipApplication
+from service.oip.shapes import (
     OipAnswer,
     OipIndexEntry,
     OipLive,
@@ -39,7 +39,7 @@ HEADER = "Inference-Header-Content-Length"
 INFER = "/v2/models/gpumemnet/infer"
 OUTPUTS = [
     "prediction_id",
-    *("request_bytes", "limit_bytes", "in_support", "reasons", "bin_index", "probabilities"),
+    *("expected_bytes", "safe_bytes", "in_support", "reasons", "bin_index", "probabilities"),
     *("gpu", "model", "model_version", "model_sha256"),
 ]
 NUMPY_TYPES = {"INT64": "<i8", "INT32": "<i4", "FP64": "<f8", "BOOL": "?"}
@@ -60,7 +60,7 @@ class Local:
     """Asks the routes in this process, where the service itself must be held in hand."""
 
     def __init__(self, serving):
-        self.routes = Starlette(routes=oip_routes(serving))
+        self.routes = Starlette(routes=OipApplication(serving).routes)
 
     def get(self, path):
         return asyncio.run(self._request("GET", path))
@@ -125,8 +125,8 @@ def test_jobs_of_all_families_are_answered_as_the_predictor_does(http, predictor
     assert answer["parameters"] == {"coverage": 0.99, "bin_width_mib": 1024}
     assert [output["name"] for output in answer["outputs"]] == OUTPUTS
     got = columns(answer)
-    assert got["request_bytes"] == [estimate.expected_bytes for estimate in expected]
-    assert got["limit_bytes"] == [-1 if estimate.safe_bytes is None else estimate.safe_bytes for estimate in expected]
+    assert got["expected_bytes"] == [estimate.expected_bytes for estimate in expected]
+    assert got["safe_bytes"] == [-1 if estimate.safe_bytes is None else estimate.safe_bytes for estimate in expected]
     assert got["in_support"] == [estimate.in_support for estimate in expected]
     assert got["bin_index"] == [estimate.bin_index for estimate in expected]
     assert got["model"] == [estimate.estimator for estimate in expected]
@@ -152,18 +152,10 @@ def test_answers_have_the_documented_shapes(http, job):
 
 
 def test_the_description_is_valid_openapi_and_its_examples_are_answered(http):
-    paths = oip_paths()
-    shapes = [(shape, "serialization") for shape in OIP_SHAPES]
-    _, definitions = models_json_schema(shapes, ref_template="#/components/schemas/{model}")
-    validate(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "x", "version": "1"},
-            "paths": paths,
-            "components": {"schemas": definitions["$defs"]},
-        }
-    )
-    operations = [operation for methods in paths.values() for name, operation in methods.items() if name != "parameters"]
+    document = openapi_document({"title": "x", "version": "1"}, OipApplication(None).operations, max_jobs=1, max_layers=1)
+    validate(document)
+    paths = document["paths"]
+    operations = [operation for methods in paths.values() for operation in methods.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations) == 10
     for example in paths["/v2/models/{model}/infer"]["post"]["requestBody"]["content"]["application/json"]["examples"].values():
         OipRequest.model_validate(example["value"])
@@ -172,7 +164,7 @@ def test_the_description_is_valid_openapi_and_its_examples_are_answered(http):
 
 def test_predictions_are_noted_under_their_ids(predictor, job):
     class Notes(list):
-        record = list.append
+        record = list.extend
 
     notes = Notes()
     serving = SimpleNamespace(answerer=Answerer(predictor, 10, recorder=notes, max_layers=5))
@@ -180,7 +172,7 @@ def test_predictions_are_noted_under_their_ids(predictor, job):
     job["layers"] = job["layers"][:5]
     answer = columns(ask(client, job, job))
     assert [note.prediction_id for note in notes] == answer["prediction_id"]
-    assert [note.estimate.expected_bytes for note in notes] == answer["request_bytes"]
+    assert [note.estimate.expected_bytes for note in notes] == answer["expected_bytes"]
     job["layers"] *= 2
     assert "at most 5 layers" in refused(client.post(INFER, json={"inputs": [tensor(job)]}), 400)
     name = predictor.bundles[0].card.name
@@ -192,7 +184,7 @@ def test_predictions_are_noted_under_their_ids(predictor, job):
 
 def test_what_fails_in_the_service_is_told_without_its_cause(predictor):
     class Broken(Answerer):
-        def noted(self, job, estimate):
+        def noted(self, jobs, estimates):
             raise RuntimeError("secret")
 
     client = Local(SimpleNamespace(answerer=Broken(predictor, 10)))
@@ -211,14 +203,14 @@ def test_a_model_that_does_not_answer_is_not_ready(predictor, monkeypatch):
 def test_outside_the_support_there_is_no_limit_but_reasons(http, job):
     job["batch_size"] = 2**31 - 1
     got = columns(ask(http, job))
-    assert got["limit_bytes"] == [-1]
+    assert got["safe_bytes"] == [-1]
     assert got["in_support"] == [False]
     assert got["reasons"][0]
 
 
 def test_amounts_beyond_64_bits_are_the_largest_there_are(http):
     job = {"family": "mlp", "batch_size": 2**31 - 1, "input_elements": 1, "optimizer": "adam", "precision": "fp32"}
-    assert columns(ask(http, {**job, "total_activations": 2**50, "total_parameters": 1}))["request_bytes"] == [2**62]
+    assert columns(ask(http, {**job, "total_activations": 2**50, "total_parameters": 1}))["expected_bytes"] == [2**62]
 
 
 def test_parameters_choose_coverage_bins_gpu_and_encoder(http, predictor, job):
@@ -229,7 +221,7 @@ def test_parameters_choose_coverage_bins_gpu_and_encoder(http, predictor, job):
     )
     got = columns(answer)
     assert answer["parameters"] == {"coverage": 0.9, "bin_width_mib": 2048}
-    assert got["request_bytes"] == [expected.expected_bytes]
+    assert got["expected_bytes"] == [expected.expected_bytes]
     assert got["gpu"] == [expected.gpu]
     assert got["model"] == [expected.estimator]
     assert len(got["probabilities"]) == expected.bins.count
@@ -246,8 +238,8 @@ def test_a_bundle_answers_by_itself(http, predictor):
 
 
 def test_outputs_come_as_asked_for_and_in_that_order(http, job):
-    answer = ask(http, job, outputs=[{"name": "model"}, {"name": "limit_bytes"}])
-    assert [output["name"] for output in answer["outputs"]] == ["model", "limit_bytes"]
+    answer = ask(http, job, outputs=[{"name": "model"}, {"name": "safe_bytes"}])
+    assert [output["name"] for output in answer["outputs"]] == ["model", "safe_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +249,7 @@ def test_outputs_come_as_asked_for_and_in_that_order(http, job):
 def test_data_may_be_flat_or_nested(http, job, shape, nested):
     text = json.dumps(job)
     response = http.post(INFER, json={"inputs": [tensor(shape=shape, data=nested(text))]})
-    assert len(columns(response.json())["limit_bytes"]) == 2
+    assert len(columns(response.json())["safe_bytes"]) == 2
 
 
 def test_raw_tensors_in_and_out(http, job):
@@ -292,13 +284,13 @@ def test_an_output_may_differ_in_form_from_the_others(http, job):
     request = {
         "inputs": [tensor(job)],
         "parameters": {"binary_data_output": True},
-        "outputs": [{"name": "request_bytes"}, {"name": "model", "parameters": {"binary_data": False}}],
+        "outputs": [{"name": "expected_bytes"}, {"name": "model", "parameters": {"binary_data": False}}],
     }
     response = http.post(INFER, json=request)
     length = int(response.headers[HEADER])
     first, second = json.loads(response.content[:length])["outputs"]
     assert first["parameters"] == {"binary_data_size": 8}
-    assert struct.unpack("<q", response.content[length:]) == tuple(columns(ask(http, job))["request_bytes"])
+    assert struct.unpack("<q", response.content[length:]) == tuple(columns(ask(http, job))["expected_bytes"])
     assert second["data"] == columns(ask(http, job))["model"]
 
 
@@ -317,18 +309,18 @@ def test_the_content_type_may_be_left_out(http, job):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"inputs": None}, "inputs: must be a list of one input, the tensor job, not null"),
-        ({"inputs": []}, "not 0 inputs"),
-        ({"inputs": [tensor("{}"), tensor("{}")]}, "not 2 inputs"),
-        ({"inputs": [5]}, "inputs[0]: must be an object, not 5"),
+        ({"inputs": None}, "inputs: must be a list of objects with name, datatype, shape, data, parameters, not null"),
+        ({"inputs": []}, "inputs: must hold at least 1, not 0"),
+        ({"inputs": [tensor("{}"), tensor("{}")]}, "inputs: must hold at most 1, not 2"),
+        ({"inputs": [5]}, "inputs[0]: must be a JSON object with name"),
         ({"inputs": [{**tensor("{}"), "name": "features"}]}, "inputs[0].name: must be job"),
         ({"inputs": [{**tensor("{}"), "datatype": "FP32"}]}, "inputs[0].datatype: must be BYTES"),
         ({"inputs": [{**tensor("{}"), "shape": [2]}]}, "inputs[0].shape: must be [1] or [1, 1] for the 1 elements"),
         ({"inputs": [{**tensor("{}"), "shape": [True]}]}, "inputs[0].shape"),
         ({"inputs": [{**tensor("{}"), "shape": "1"}]}, "inputs[0].shape"),
         ({"inputs": [{**tensor("{}"), "data": {}}]}, "inputs[0].data: must be a list"),
-        ({"inputs": [{**tensor("{}"), "data": [5]}]}, "inputs[0].data: must hold texts"),
-        ({"inputs": [{**tensor("{}"), "data": [[["{}"]]]}]}, "inputs[0].data: must hold texts"),
+        ({"inputs": [{**tensor("{}"), "data": [5]}]}, "inputs[0].data[0]: must be a text"),
+        ({"inputs": [{**tensor("{}"), "data": [[["{}"]]]}]}, "inputs[0].data[0][0]: must be a text"),
         ({"inputs": [{"name": "job", "datatype": "BYTES", "shape": [0], "data": []}]}, "there is no job"),
         ({"inputs": [tensor("no JSON")]}, "job[0]: no valid JSON"),
         ({"inputs": [tensor("[]")]}, "job[0]: a job must be a JSON object"),
@@ -337,10 +329,13 @@ def test_the_content_type_may_be_left_out(http, job):
         ({"outputs": [{"name": "memory"}]}, "outputs[0].name: must be one of prediction_id"),
         ({"outputs": [{"name": []}]}, "outputs[0].name: must be one of"),
         ({"outputs": [{"name": "model"}, {"name": "model"}]}, "outputs[1].name: is asked for twice"),
-        ({"outputs": [{"name": "model", "parameters": {"classification": 3}}]}, "does not know 'classification'"),
+        (
+            {"outputs": [{"name": "model", "parameters": {"classification": 3}}]},
+            "parameters.classification: is not",
+        ),
         ({"outputs": [{"name": "model", "parameters": {"binary_data": 1}}]}, "must be true or false"),
         ({"outputs": {}}, "outputs: must be a list"),
-        ({"parameters": []}, "parameters: must be an object"),
+        ({"parameters": []}, "parameters: must be a JSON object with coverage"),
         ({"parameters": {"coverge": 0.5}}, "did you mean 'coverage'?"),
         ({"parameters": {"coverage": 0.9999}}, "parameters.coverage: must be between"),
         ({"parameters": {"coverage": "0.9"}}, "parameters.coverage: must be a number"),
@@ -350,7 +345,7 @@ def test_the_content_type_may_be_left_out(http, job):
         ({"parameters": {"encoder": "lstm"}}, "parameters.encoder: must be one of"),
         ({"id": 42}, "id: must be a text"),
         ({"id": "\ud800"}, "id: must be a text"),
-        ({"\ud800": 42}, "body: does not know"),
+        ({"\ud800": 42}, "body: must be a JSON object"),
     ],
 )
 def test_a_fault_is_told_at_its_place(http, job, change, words):
@@ -363,7 +358,7 @@ def test_a_fault_is_told_at_its_place(http, job, change, words):
     ("body", "headers", "words"),
     [
         (b"", {}, "body: no valid JSON"),
-        (b"[1]", {}, "body: must be an object"),
+        (b"[1]", {}, "body: must be a JSON object"),
         (b'{"inputs": [], "inputs": []}', {}, "inputs: appears twice"),
         (b"{}", {HEADER: "3"}, f"header {HEADER}: must be the length"),
         (b"{}", {HEADER: "-1"}, f"header {HEADER}"),
@@ -409,7 +404,7 @@ def test_the_common_model_answers_for_all_families_by_its_name(http, predictor):
     jobs = [EXAMPLE_JOBS[family] for family in ("cnn", "mlp", "cnn", "transformer")]
     answer = http.post(f"/v2/models/{bundle.card.name}/infer", json={"inputs": [tensor(*jobs)]}).json()
     estimates = predictor.predict_many([job_from_dict(job) for job in jobs], encoder="common")
-    assert columns(answer)["request_bytes"] == [estimate.expected_bytes for estimate in estimates]
+    assert columns(answer)["expected_bytes"] == [estimate.expected_bytes for estimate in estimates]
 
 
 def test_a_job_that_the_model_does_not_answer_for(http, predictor):

@@ -104,7 +104,8 @@ def test_an_example_is_answered_with_all_its_numbers(page, example, asked, http)
     assert answer["model"]["name"] in page.text("#origin")
     assert page.find("#traced").is_displayed() == (answer["label_source"] == "traced")
     assert not page.find("#reasons").is_displayed()
-    assert f"{answer['bin']['lower_mib']:,} to {answer['bin']['upper_mib']:,} MiB" in page.text("#bins-lead")
+    lower, upper = answer["bin"]["lower_bytes"] // 2**20, answer["bin"]["upper_bytes"] // 2**20
+    assert f"{lower:,} to {upper:,} MiB" in page.text("#bins-lead")
     assert len(page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .bar.most")) == 1
     assert f"limit {answer['limit_mib']:,}" in page.text("#bins-chart")
 
@@ -369,7 +370,7 @@ def test_the_description_of_the_api_is_shown_without_another_host(page, http):
     )
     assert {(path, method.lower()) for path, method in shown} == described
     page.find('[data-path="/v1/predict"]').click()
-    page.wait(lambda: "expected_mib" in page.text(".opblock.is-open"), "the example")
+    page.wait(lambda: "expected_bytes" in page.text(".opblock.is-open"), "the example")
     assert page.driver.find_elements(By.CSS_SELECTOR, ".errors-wrapper") == []
 
 

@@ -1,0 +1,167 @@
+"""What the service answers to: one declaration of each operation gives its route and its description (OpenAPI 3.1).
+
+An operation names the shapes of what is sent and answered (:mod:`service.api.models`) and the ASGI application that answers.
+Examples are made when the description is asked for, by the service itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from .job_schema import Schema, job_schema, layer_schema
+from .models import Problem
+from .problems import MEDIA_TYPE
+
+JSON: Final = "application/json"
+ACCESS_REFUSALS: Final = {
+    401: "An API key is needed, and none or a wrong one was given.",
+    403: "The API key does not allow this.",
+    429: "Too many requests; Retry-After says when to come again.",
+    503: "The service is busy; Retry-After says when to come again.",
+}
+"""What any operation may be refused with where keys and limits are set."""
+BODY_REFUSALS: Final = {
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    422: "The body is no JSON, or a field in it is at fault.",
+}
+"""What an operation with a body may be refused with beside."""
+
+_REFERENCE: Final = "#/components/schemas/{model}"
+
+Shapes = type[BaseModel] | tuple[type[BaseModel], ...] | list[type[BaseModel]]
+"""A shape; several, of which it is one; or in a list, a list of it."""
+Examples = Mapping[str, Any]
+"""Name → JSON value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer that is no error.
+
+    Attributes:
+        shape: of the JSON.
+        meaning: what the answer is.
+        examples: makes examples of it.
+        others: media type → what OpenAPI says of the answer in that type.
+    """
+
+    shape: Shapes
+    meaning: str = "The answer."
+    examples: Callable[[], Examples] | None = None
+    others: Callable[[], Mapping[str, Schema]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method at one path.
+
+    Attributes:
+        method, path: where it is.
+        name: its ``operationId``.
+        tag, summary, description: for people.
+        endpoint: answers.
+        request: shape of the JSON body; ``None`` without one.
+        is_body_required: whether the body may be left out.
+        request_examples: makes examples of it.
+        answers: status → answer.
+        refusals: status → when it is refused so.
+        refusal_examples: status → makes an example.
+        refusal_shape, refusal_type: shape and media type of the errors.
+        parameters: as OpenAPI has them.
+    """
+
+    method: str
+    path: str
+    name: str
+    tag: str
+    summary: str
+    endpoint: ASGIApp
+    answers: Mapping[int, Answer]
+    request: Shapes | None = None
+    is_body_required: bool = True
+    request_examples: Callable[[], Examples] | None = None
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    refusal_examples: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
+    refusal_shape: type[BaseModel] = Problem
+    refusal_type: str = MEDIA_TYPE
+    description: str = ""
+    parameters: Sequence[Schema] = ()
+
+    def described(self) -> Schema:
+        """What OpenAPI says of it."""
+        operation: Schema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
+        if self.description:
+            operation["description"] = self.description
+        if self.parameters:
+            operation["parameters"] = list(self.parameters)
+        if self.request is not None:
+            content = _content(self.request, self.request_examples)
+            operation["requestBody"] = {"required": self.is_body_required, "content": {JSON: content}}
+        responses = operation["responses"] = {}
+        for status, answer in self.answers.items():
+            content = {JSON: _content(answer.shape, answer.examples), **(answer.others() if answer.others else {})}
+            responses[str(status)] = {"description": answer.meaning, "content": content}
+        for status, meaning in self.refusals.items():
+            refused: Schema = {"schema": _schema(self.refusal_shape)}
+            if status in self.refusal_examples:
+                refused["example"] = self.refusal_examples[status]()
+            responses[str(status)] = {"description": meaning, "content": {self.refusal_type: refused}}
+        return operation
+
+
+def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
+    """The routes of operations that each have one."""
+    return [Route(one.path, one.endpoint, methods=[one.method], name=one.name) for one in operations]
+
+
+def openapi_document(
+    info: Schema, operations: Iterable[Operation], others: Sequence[type[BaseModel]] = (), *, max_jobs: int, max_layers: int
+) -> Schema:
+    """The description of the interface.
+
+    Args:
+        info: OpenAPI's ``info``.
+        operations: all of them.
+        others: shapes that no operation names.
+        max_jobs, max_layers: most jobs of a request, and most layers of a job.
+    """
+    paths: dict[str, Schema] = {}
+    shapes: dict[tuple[type[BaseModel], str], None] = {(shape, "serialization"): None for shape in others}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = one.described()
+        shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
+        answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
+        refused = (one.refusal_shape,) if one.refusals else ()
+        shapes |= dict.fromkeys((shape, "serialization") for shape in (*answered, *refused))
+    _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
+    schemas = found["$defs"] | {"TrainingJob": job_schema(max_layers), "Layer": layer_schema()}
+    if "BatchRequest" in schemas:
+        schemas["BatchRequest"]["properties"]["jobs"]["maxItems"] = max_jobs
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+def _each(shapes: Shapes | None) -> Sequence[type[BaseModel]]:
+    return () if shapes is None else (shapes,) if isinstance(shapes, type) else shapes
+
+
+def _content(shape: Shapes, examples: Callable[[], Examples] | None) -> Schema:
+    content: Schema = {"schema": _schema(shape)}
+    if examples is not None:
+        content["examples"] = {name: {"value": value} for name, value in examples().items()}
+    return content
+
+
+def _schema(shape: Shapes) -> Schema:
+    if isinstance(shape, list):
+        return {"type": "array", "items": _schema(shape[0])}
+    if isinstance(shape, tuple):
+        return {"anyOf": [_schema(one) for one in shape]}
+    return {"$ref": _REFERENCE.format(model=shape.__name__)}
