@@ -1,4 +1,4 @@
-"""The command line of the dataset builder; an error that the user can mend is one sentence and exit code 2."""
+"""The command line of the dataset builder; an error that the user can correct is one sentence and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Joins datasets of several GPUs, hosts and campaigns into one, so that every job stands in it once and nothing is averaged.
+"""Joins datasets of several GPUs, hosts and campaigns into one, so that each job occurs once.  Nothing is averaged.
 
-A row that is there twice is taken once.  A job that was measured again with the same outcome keeps its most telling row.
-Two rows that contradict each other are never settled silently: the caller says what to keep.
+Equal rows are taken once.  Of a job that was measured again with the same outcome, the most informative row is kept.
+Contradicting rows are an error unless the caller states which to keep.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HISTORY_FOLDER: Final = "history"
 
 
 class Keep(StrEnum):
-    """What is kept of rows that contradict each other."""
+    """Which of contradicting rows is kept."""
 
     FIRST = "first"
     ALL = "all"
@@ -77,7 +77,7 @@ class Merged:
 
 
 class ConflictError(DatasetError):
-    """Rows contradict each other, and nobody has said which to keep; ``conflicts`` lists them."""
+    """Rows contradict each other, and the caller does not state which to keep; ``conflicts`` lists them."""
 
     def __init__(self, conflicts: Sequence[Conflict]) -> None:
         self.conflicts = tuple(conflicts)
@@ -141,7 +141,7 @@ def _distinct(group: Iterable[Row]) -> list[Row]:
 
 
 def _rank(row: Row) -> tuple[int, int]:
-    """Smallest for the row that tells most: a label, then the highest bound that a job was seen to break."""
+    """Sort key, smallest for the most informative row: a label, then the highest bound that a job was seen to break."""
     one = row.measurement
     return STATUSES.index(one.status), -one.capacity_bytes if one.status == "oom" else 0
 

@@ -1,4 +1,4 @@
-"""Splits a dataset by architecture, never by row: rows of one network that differ in batch alone would tell the answer.
+"""Splits a dataset by architecture, never by row: rows of one network that differ only in batch size would leak the answer.
 
 A fold is a hash of the architecture's key and a seed, so it never changes when rows are added, on whatever host they were
 measured.  Real models (recipe ``zoo``) test how estimators generalise and belong to no fold.
@@ -49,7 +49,7 @@ class Split:
 
 
 def split_by_architecture(measurements: Iterable[Measurement], folds: int, seed: int) -> Split:
-    """The fold of every architecture; sizes are even up to chance, as befits a hash.
+    """The fold of every architecture; sizes are even only on average, because a fold is a hash.
 
     Args:
         measurements: rows of a dataset.

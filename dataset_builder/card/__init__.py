@@ -1,6 +1,6 @@
-"""The data card: what a dataset holds, how it was measured and where it is thin, written from the file alone.
+"""The data card: contents, measurement and coverage of a dataset, from the file alone.
 
-After Gebru et al., "Datasheets for Datasets" (arXiv 1803.09010).  Every number in it is counted anew from the rows.
+After Gebru et al., "Datasheets for Datasets" (arXiv 1803.09010).  Every number is computed from the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How evenly a dataset covers its features and its memory, judged by limits that a good sample keeps.
+"""How evenly a dataset covers its features and its memory, against limits.
 
 No tenth of a number's range, in logarithms, should hold more than a fifth of the rows, and no choice more than one and a half
 times its even share; labels should leave no octave of memory empty up to three quarters of the card.
@@ -33,7 +33,7 @@ CARD_SHARE: Final = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the rows of one family spread over one feature.
+    """Distribution of the rows of one family over one feature.
 
     Attributes:
         feature: its name.
@@ -194,7 +194,7 @@ class Octave:
 
 
 def octave_name(edge_bytes: int) -> str:
-    """An octave's edge for a person."""
+    """An octave's edge as text."""
     return f"{edge_bytes // MIB} MiB" if edge_bytes < GIB else f"{edge_bytes // GIB} GiB"
 
 

@@ -1,7 +1,7 @@
-"""Two-dimensional maps of a dataset's jobs: principal components, and t-SNE (van der Maaten & Hinton, JMLR 9, 2008).
+"""Two-dimensional projections of a dataset's jobs: principal components, and t-SNE (van der Maaten & Hinton, JMLR 9, 2008).
 
-Both are written out in numpy, because the hosts that measure have no scikit-learn.  t-SNE is the exact one, quadratic in the
-number of points, and meant for about a thousand.
+Both are implemented in numpy, because measuring hosts have no scikit-learn.  t-SNE is the exact one, quadratic in the number of
+points, and meant for about a thousand.
 """
 
 from __future__ import annotations

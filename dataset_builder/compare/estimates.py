@@ -1,4 +1,4 @@
-"""What each estimator says of each row: the trace, a trace without corrections, and lines through them.
+"""The estimates for each row: the trace, a trace without corrections, and lines through them.
 
 A line is fitted on the other folds by least squares, its bound is the ratio that covers 99 % of them; folds hold whole
 architectures.  "Raw FakeTensor" is the

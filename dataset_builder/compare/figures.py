@@ -15,7 +15,7 @@ from .estimates import Array, Estimates, TracedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How one estimator does on one group of rows; shares are of rows, errors relative to the label.
+    """Errors of one estimator on one group of rows; shares are of rows, errors relative to the label.
 
     Attributes:
         estimator, group, rows: what of, and how many.

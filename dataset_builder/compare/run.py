@@ -1,4 +1,4 @@
-"""Traces the rows of datasets, one process per core, and puts every estimator's figures into one table."""
+"""Traces the rows of datasets, one process per core, and tabulates the figures of every estimator."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _group(row: TracedRow) -> str:
 def show(
     table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile, console: Console
 ) -> None:
-    """The table for people."""
+    """The table as text."""
     seconds = np.array([row.seconds for row in rows])
     for group in dict.fromkeys(entry.group for entry in table):
         entries = [entry for entry in table if entry.group == group]

@@ -53,7 +53,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a network is to memory, without building it.
+    """Layers and sizes of a network, without building it.
 
     Attributes:
         layers: the leaf layers in the order in which they run.

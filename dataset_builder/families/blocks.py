@@ -42,7 +42,7 @@ def checkpoint_blocks(network: nn.Module) -> None:
     """Recompute every block of ``network`` in the backward pass.
 
     Raises:
-        RuntimeError: when it has none, as a network of somebody else's: its row would say ``every_block`` and mean nothing.
+        RuntimeError: when it has none, as other people's networks have: its row would state ``every_block`` without effect.
     """
     stacks = [module for module in network.modules() if isinstance(module, Blocks)]
     if not stacks:

@@ -1,7 +1,7 @@
-"""A campaign: the jobs of a recipe measured on every visible GPU until they are done or the time is up.
+"""A campaign: the jobs of a recipe measured on every visible GPU until all are done or the time budget is used up.
 
-The loop here is the only thread: it waits for messages of the children, reads NVML every 20 ms, starts jobs and ends them.
-What is finished is in the journal; what was running when a campaign stops is simply measured by the next run.
+One thread waits for messages of the children, reads NVML every 20 ms, and starts and ends jobs.  Finished jobs are in the
+journal.  Jobs that were running when a campaign stops are measured again by the next run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_GRACE_SECONDS: Final = 20.0
 
 @dataclass(slots=True)
 class Tally:
-    """How far a campaign has come.
+    """Progress of a campaign.
 
     Attributes:
         total: jobs of the plan.
@@ -119,7 +119,7 @@ def run_campaign(
 
 
 def _deadlines(tally: Tally) -> tuple[float, float]:
-    """When the last job may start, and when those still running are given up, on the monotonic clock."""
+    """Time of the last start of a job, and time at which running jobs are abandoned, on the monotonic clock."""
     if tally.budget_seconds is None:
         return float("inf"), float("inf")
     grace = min(_MAX_GRACE_SECONDS, tally.budget_seconds / 10)
@@ -128,7 +128,7 @@ def _deadlines(tally: Tally) -> tuple[float, float]:
 
 
 def _turn(server: ForkServer, pools: Sequence[Pool]) -> None:
-    """Wait at most one sampling period, then handle what has happened."""
+    """Wait for events for at most one sampling period, then handle them."""
     speaking = {each.end.fileno(): (pool, each) for pool in pools for each in pool.running if each.end.fileno() >= 0}
     readable, _, _ = select.select([server.fileno(), *speaking], [], [], SAMPLE_SECONDS)
     for descriptor in readable:

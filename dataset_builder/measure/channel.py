@@ -1,6 +1,6 @@
 """Messages between the campaign, the fork server and the measuring children: one JSON object per packet.
 
-Unix sockets of type ``SOCK_SEQPACKET`` keep the packets whole, so nobody has to assemble lines.
+Unix sockets of type ``SOCK_SEQPACKET`` keep packet boundaries.
 """
 
 from __future__ import annotations

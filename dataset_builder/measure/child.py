@@ -1,7 +1,6 @@
 """The measuring child: one fresh process that makes a CUDA context, trains one job and tells its parent about every phase.
 
-It never reads NVML.  After each phase it waits until the parent, which alone reads NVML, has done so; all that it reports
-itself are the caching allocator's statistics.
+It reports the caching allocator's statistics and never reads NVML.  After each phase it waits until the parent has read NVML.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _COUNTERS: Final = {
 
 
 class ParentGoneError(ConnectionError):
-    """The parent has closed the channel: there is nobody to measure for."""
+    """The parent has closed the channel."""
 
 
 def measure(request: Mapping[str, Any], end: socket.socket) -> None:
@@ -132,7 +131,7 @@ def _tell(end: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def process_ids() -> list[int]:
-    """This process's id in every process namespace that it is in, as far as it can see outwards."""
+    """This process's id in each of its process namespaces that it can see."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -155,7 +154,7 @@ def software_stack() -> dict[str, str | None]:
 
 
 def note_statistics(statistics: Mapping[str, int], noted: dict[str, int]) -> None:
-    """Take the caching allocator's statistics into ``noted``, under the names that the dataset uses."""
+    """Write the caching allocator's statistics to ``noted``, under the names of the dataset."""
     for key, name in _COUNTERS.items():
         if key in statistics:
             noted[name] = int(statistics[key])

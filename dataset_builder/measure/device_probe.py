@@ -1,7 +1,7 @@
-"""Measures what a GPU and its software add to a job's tensors, and writes it down as a device profile.
+"""Measures the memory that a GPU and its software add to a job's tensors, and writes a device profile.
 
 Every stage runs in a fresh process: the CUDA context grows with each library that a process uses.  The context is the driver's
-reading of the process less what the caching allocator has reserved, which the process itself tells.
+reading of the process less what the caching allocator has reserved, which the process reports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a GPU is probed with: each stage runs in a process of its own, so that it tells what its libraries alone take.
+"""What a GPU is probed with: each stage runs in a process of its own, so that it shows the memory of its libraries alone.
 
 The first stages only have the driver load their kernels, whose memory is outside the allocator; the workspaces are the
 allocator's own account of what cuBLAS and cuDNN took from it.

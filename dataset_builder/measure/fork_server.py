@@ -1,7 +1,7 @@
 """The fork server: a process that has imported torch but never touched CUDA, and forks one child per job.
 
-Importing torch takes seconds and forking takes milliseconds, so this is where the builder's speed comes from.  It is a
-process of its own, with one thread, because a process that holds CUDA, NVML or threads cannot be forked safely.
+Importing torch takes seconds and forking takes milliseconds, so one import serves all jobs.  It is a process of its own, with one
+thread, because a process that holds CUDA, NVML or threads cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpumemnet.errors import MeasurementError
 from . import channel
 
 CHILD: Final = f"{__package__}.child:measure"
-"""The function that measures; anything else in its place is a rehearsal."""
+"""The function that measures; with any other function, rows are marked as stand-ins."""
 
 Child = Callable[[Mapping[str, Any], socket.socket], None]
 
@@ -35,12 +35,12 @@ _FORKABLE: Final = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Numerical libraries start threads when they are imported, and a process with threads must not be forked; and a bare
-``torch.cuda.is_available()`` in some import would initialise CUDA, after which no child could use it."""
+"""Environment of the server.  Numerical libraries must not start threads at import, because a process with threads must not be
+forked.  An import that calls ``torch.cuda.is_available()`` must not initialise CUDA, because no child could use it afterwards."""
 
 
 class ForkServer:
-    """The campaign's end of a fork server.
+    """The campaign's handle of a fork server.
 
     Attributes:
         provenance: ``measured``, or ``stand_in`` when the children do not measure.
@@ -132,7 +132,7 @@ def _gone() -> MeasurementError:
 
 
 def serve(control: socket.socket, child: Child) -> None:
-    """Fork children on demand until the campaign closes its end; then kill those that are left."""
+    """Fork children on request until the campaign closes its socket; then kill the remaining children."""
     children: set[int] = set()
     parent = os.getpid()
     while True:
@@ -171,7 +171,7 @@ def _reap(children: set[int], control: socket.socket) -> bool:
 
 
 def _run_child(child: Child, request: Mapping[str, Any], end: socket.socket, parent: int) -> None:
-    """The whole life of a forked child; never returns."""
+    """Run a forked child from its first message to its exit; never returns."""
     code = 1
     try:
         die_with_parent(parent)
@@ -189,7 +189,7 @@ def _run_child(child: Child, request: Mapping[str, Any], end: socket.socket, par
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` dies, so that nothing is left holding a GPU."""
+    """Let the kernel kill this process when ``parent`` dies, so that no process is left that holds GPU memory."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call

@@ -1,7 +1,7 @@
 """The campaign's folder: its plan, and the journal to which every finished measurement is appended at once.
 
 ``kill -9`` at any moment loses no finished row: each is one line of JSON, flushed to the disk before the next job is judged
-finished.  A last line that was torn by a crash is cut off when the campaign goes on, and its job is measured again.
+finished.  When the campaign resumes, an incomplete last line is cut off, and its job is measured again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAN: Final = "plan.json"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What makes two runs the same campaign."""
+    """Settings that identify a campaign; two runs with equal settings are one campaign."""
 
     recipe: str
     recipe_digest: str
@@ -43,7 +43,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open or begin the journal, and cut off a torn last line.
+        """Open or create the journal, and cut off an incomplete last line.
 
         Raises:
             DatasetError: when another campaign holds the folder, it cannot be written, or a row in it is damaged.
@@ -146,7 +146,7 @@ def read_journal(folder: Path) -> Iterator[Measurement]:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Key and row of every whole line; a torn last line is left out."""
+    """Key and row of every complete line; an incomplete last line is left out."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""What the driver says about GPUs and processes, through NVML; the only module that reads it.
+"""Readings of GPUs and processes from the driver, through NVML; no other module reads it.
 
-Facts that shaped it: version 1 of the memory call counts driver-reserved memory as used, so one version is kept for a whole
-dataset; inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is never used.
+Design facts: version 1 of the memory call counts driver-reserved memory as used, so one version is kept for a whole dataset;
+inside containers the process ids are the host's; a MIG parent's handle gives aggregates and is never used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpumemnet.errors import MeasurementError
 T = TypeVar("T")
 
 STAND_IN_DRIVER: Final = "stand-in"
-"""What a rehearsal's NVML calls its driver (``tests/dataset_builder/measure/null_gpu``): nothing that it says is a
-measurement."""
+"""Driver version that a stand-in for NVML reports (``tests/dataset_builder/measure/null_gpu``): its readings are no
+measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Meter(Protocol):
 
 
 class NvmlMeter:
-    """A GPU as the driver tells of it."""
+    """A GPU as the driver describes it."""
 
     def __init__(self, nvml: Any, handle: Any, gpu: Gpu) -> None:
         self.gpu = gpu

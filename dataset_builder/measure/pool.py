@@ -1,8 +1,8 @@
-"""One GPU and the jobs that run side by side on it: admission, readings, deadlines, and what each outcome means.
+"""One GPU and the jobs that run side by side on it: admission, readings, deadlines and outcomes.
 
-A job enters when its estimated memory fits beside what is free and what its neighbours may still grow to.  Memory shared
-with neighbours must not shape a label: a job that ran out of memory, out of time, or into the allocator's retries while it
-had neighbours is run again alone before it is judged.
+A job enters when its estimated memory fits beside what is free and what its neighbours may still grow to.  Neighbours must not
+influence a label: a job that ran out of memory, out of time, or into the allocator's retries while it had neighbours is run again
+alone before it is judged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .reading_probe import Trust, recognise
 from .rough_estimate import rough_bytes
 
 ADMISSION_MARGIN: Final = 1.25
-"""The estimate is rough: a job that comes in is given this much more."""
+"""Factor on the rough estimate of a job that is admitted."""
 HISTORY_FOLDER: Final = "history"
 _LONERS_BEFORE_DRAIN: Final = 4
 _SKIPS_BEFORE_DRAIN: Final = 64
@@ -137,7 +137,7 @@ class Pool:
             self._start(chosen)
 
     def _choose(self, queue: deque[PlannedJob]) -> PlannedJob | None:
-        """The first job of the queue that fits; the head itself once it has been passed over often."""
+        """The first job of the queue that fits; only the head once it has been passed over too often."""
         if not self.running:
             self._skips = 0
             return queue.popleft()
@@ -199,7 +199,8 @@ class Pool:
         _answer(running)
 
     def _grant_context(self) -> None:
-        """Let waiting children make their CUDA contexts: one at a time where that is how they are recognised."""
+        """Let waiting children create their CUDA contexts; one at a time where a child is recognised by the appearance of its
+        context."""
         serial = not self.trust.by_pid and not self.trust.one_at_a_time
         while self._waiting_for_context and not (serial and self._making_context):
             running = self._waiting_for_context.popleft()
@@ -278,7 +279,7 @@ class Pool:
         self._judge(running, message)
 
     def _judge(self, running: Running, outcome: dict[str, Any]) -> None:
-        """Record the outcome, or have the job run again alone where neighbours may have shaped it."""
+        """Record the outcome, or run the job again alone where neighbours may have influenced it."""
         running.settled = True
         label = running.peak_device_bytes if self.trust.one_at_a_time else running.peak_process_bytes
         reserved = running.phases[-1].reserved_bytes if running.phases else 0
@@ -344,7 +345,7 @@ def _larger(known: int | None, reading: int) -> int:
 
 
 def _answer(running: Running) -> None:
-    """Let a child go on; one that has died meanwhile is seen by its exit."""
+    """Let a child continue; the exit of a dead child is handled elsewhere."""
     with contextlib.suppress(OSError):
         channel.send(running.end, {"go": True})
 

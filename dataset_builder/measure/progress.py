@@ -15,7 +15,7 @@ _LOG_SECONDS: Final = 10.0
 
 
 class ProgressLine:
-    """Shows a :class:`~dataset_builder.measure.campaign.Tally` on a text stream; call it as often as you like."""
+    """Shows a :class:`~dataset_builder.measure.campaign.Tally` on a text stream; frequent calls are cheap."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr

@@ -1,7 +1,7 @@
 """Measures on all GPUs of a Ray cluster: one actor per GPU, each running the local engine on its share of the jobs.
 
 Measurements travel back as they are finished, and only the process that was started by the user writes the campaign's
-folder; so a host that is lost costs no finished row, and the next run measures what was left.
+folder; so the loss of a host loses no finished row, and the next run measures the remaining jobs.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class RayEngine:
             raise MeasurementError(f"{len(troubles)} of {count} GPUs stopped early: {troubles[0]}")
 
     def _finish(self, task: Any, folder: Path) -> str | None:
-        """Keep the log of an ended task; what went wrong with it, if anything did."""
+        """Keep the log of an ended task; returns its error, if it had one."""
         answer = self._answer(task)
         if isinstance(answer, str):
             return f"{answer}; every finished measurement is kept: run the same command again"

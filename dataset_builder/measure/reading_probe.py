@@ -1,4 +1,4 @@
-"""Finds out how far a GPU's readings can be trusted, before any job is labelled by them.
+"""Checks which readings of a GPU can be trusted, before jobs are labelled with them.
 
 Two children with known allocations of different sizes hold the GPU at the same time.  If the driver's accounting or its
 per-process readings follow each of them, labels come from there; else, if the whole device's reading follows, from its
@@ -28,7 +28,7 @@ _SETTLE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What labels may be taken from.
+    """Which readings labels are taken from.
 
     Attributes:
         label_source: as in the dataset.
@@ -90,7 +90,7 @@ def probe(server: ForkServer, meter: Meter) -> Trust:
 
 
 def settle(meter: Meter, idle_bytes: int) -> None:
-    """Wait until the driver has taken back the memory of children that have ended, for a while."""
+    """Wait for a limited time until the driver has reclaimed the memory of ended children."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     while meter.device().used_bytes > idle_bytes + _TOLERANCE_BYTES and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -151,7 +151,7 @@ def _follows(source: str, by_pid: bool, probes: list[_Probe], meter: Meter) -> b
 
 
 def wait_for_exit(server: ForkServer, pids: set[int]) -> None:
-    """Wait until children have ended, for a while; then kill them."""
+    """Wait for a limited time until children have ended; then kill them."""
     waiting = set(pids)
     deadline = time.monotonic() + _SETTLE_SECONDS
     while waiting and time.monotonic() < deadline:

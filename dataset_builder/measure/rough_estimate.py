@@ -1,7 +1,7 @@
-"""A rough closed-form estimate of a job's memory: good enough to spread samples and to admit jobs side by side, no more.
+"""A rough closed-form estimate of a job's memory: accurate enough to spread samples and to admit jobs side by side.
 
 Weights, gradients and optimizer state follow from the precision and the optimizer; activations that the backward pass needs
-are counted once per layer output.  Nothing measured enters, and nothing estimated here ever enters a dataset.
+are counted once per layer output.  It uses no measurement, and it enters no dataset.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..recipe.options import Options
 
 CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB
 WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
-"""Two cuBLAS workspaces of a Hopper GPU: forward and backward run on different host threads."""
+"""Two cuBLAS workspaces of a Hopper GPU, because forward and backward run on different host threads."""
 
 _CHECKPOINTED_SHARE: Final = 0.35
-"""What is left of the activations when only the blocks' inputs are kept; a block has about three layers."""
+"""Share of the activations that remains when only the blocks' inputs are kept; a block has about three layers."""
 _ATTENDING: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
 _NORMS: Final = frozenset(LAYER_GROUPS["norm"])
 
@@ -61,7 +61,7 @@ def _activations(job: TrainingJob) -> tuple[int, int]:
 def _checkpointed(job: TrainingJob, saved: int) -> float:
     """What is kept of ``saved`` when blocks are recomputed: their inputs, the logits, and one block while it is recomputed.
 
-    A block that attends has two norms as wide as its input, and about one attention.
+    A block with attention has two norms as wide as its input, and about one attention layer.
     """
     attentions = sum(layer.kind in _ATTENDING for layer in job.layers)
     if not attentions:

@@ -1,14 +1,14 @@
 """The training steps that are measured: build, move to the device, then forward, loss, backward, optimizer step.
 
-The loop is the plain one of PyTorch's tutorials, in the form a trainer gives it (one function per step):
+The loop is that of PyTorch's tutorials, with one function per step:
 
 * gradients are dropped with ``zero_grad(set_to_none=True)`` before the forward pass, so they live until the next step;
 * batch, logits and loss keep their names until the step returns: they live through the backward pass and the optimizer step;
-* every micro-batch is copied from the host when it is needed, and the one before it has been let go by then;
+* every microbatch is copied from the host when it is needed, after the one before it has been freed;
 * the network is in training mode, is not compiled, and its weights never lie on the device twice.
 
-A change of these conventions is a new :data:`~dataset_builder.recipe.planned_job.PROTOCOL`.  Nothing here knows NVML or CUDA's
-statistics: the caller passes ``observe``, which is told when a phase has ended.
+A change of these conventions is a new :data:`~dataset_builder.recipe.planned_job.PROTOCOL`.  This module reads neither NVML nor
+CUDA's statistics: the caller passes ``observe``, which is called when a phase has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INITIAL_SCALE: Final = 2.0**8
 _BLOCK_ELEMENTS: Final = 2**20
 
 Observe = Callable[[str], int]
-"""Told that a phase has ended; returns the allocator's reserved bytes."""
+"""Called with the name of a phase that has ended; returns the allocator's reserved bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def train(planned: PlannedJob, device: torch.device, seed: int, observe: Observe
 
 
 def _step(run: _Run, observe: Observe | None) -> None:
-    """One optimizer step; ``observe`` is told of the phases within it."""
+    """One optimizer step; ``observe`` is called after each phase within it."""
     options = run.planned.options
     run.optimizer.zero_grad(set_to_none=True)
     for micro_batch in range(options.gradient_accumulation):
@@ -106,8 +106,8 @@ def _step(run: _Run, observe: Observe | None) -> None:
 def set_backends(options: Options) -> None:
     """Process-wide switches: cuDNN's benchmark mode, and TF32.
 
-    Matrix products use TF32 only where the job asks for it; convolutions of ``fp32`` jobs may, as PyTorch lets them unless it is
-    told otherwise, and as nearly all jobs called so do.
+    Matrix products use TF32 only in ``tf32`` jobs.  Convolutions of ``fp32`` jobs may use it, which is PyTorch's default and what
+    nearly all ``fp32`` jobs do.
     """
     torch.backends.cuda.matmul.allow_tf32 = options.precision == "tf32"
     torch.backends.cudnn.allow_tf32 = True
@@ -133,7 +133,7 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
 
 
 def laid_out(planned: PlannedJob) -> nn.Module:
-    """The network on meta tensors, its options but precision and memory format applied, for those who only look at it."""
+    """The network on meta tensors, with its options except precision and memory format; used where nothing is trained."""
     with torch.device("meta"):
         network = family(planned.family).build(planned.architecture)
     return _apply_options(network, replace(planned.options, precision="fp32", channels_last=False))

@@ -1,6 +1,6 @@
 """A planned job: one network with the options of its run, before anything has been measured.
 
-It is all that a measuring process needs, and its key is what a resumed campaign recognises finished work by.
+It holds everything that a measuring process needs.  A resumed campaign recognises finished jobs by their keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipes: search spaces of training jobs as YAML, so that ranges are added without code.
+"""Recipes: search spaces of training jobs as YAML, so that ranges change without code.
 
 A feature is declared as one value, a list of values (equally likely), ``{choices: {value: weight}}`` or
 ``{from: a, to: b, scale: linear | log}``.  ``recipes/mlp.yaml`` shows every form.

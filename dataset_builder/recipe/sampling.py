@@ -128,9 +128,9 @@ def _compose(recipe: Recipe, members: Family, values: dict[str, Any]) -> Planned
 
 
 def _weights(pool: _Pool, count: int) -> NDArray[np.float64]:
-    """Weights, shape ``[n_candidates]``: part even in the features alone, part in features and memory.
+    """Weights, shape ``[n_candidates]``: a mixture of weights even in the features and weights even in features and memory.
 
-    Only wide networks fill a card, so even features and even memory cannot both be had; this meets them half-way.
+    Only wide networks fill a GPU, so no weights are even in both; the mixture is a compromise.
     """
     memory = len(pool.shares) - 1
     return 0.6 * _rake(pool, count, range(memory)) + 0.4 * _rake(pool, count, range(memory + 1))

@@ -1,1 +1,1 @@
-"""Labels jobs by tracing them, where no GPU is at hand."""
+"""Labels jobs by tracing them, where no GPU is available."""

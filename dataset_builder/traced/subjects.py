@@ -1,4 +1,4 @@
-"""From a dataset row to what can be traced: the network, its batch, its loss and its options, as they were measured."""
+"""Makes dataset rows traceable: the network, its batch, its loss and its options, as they were measured."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def subject(measurement: Measurement, device: DeviceProfile) -> Subject:
 
 
 def _measured(measurement: Measurement, device: DeviceProfile) -> Subject:
-    """A row of the builder's own."""
+    """Subject of a row that the builder measured or traced."""
     document = json.loads(measurement.architecture)
     name = "zoo" if "model" in document else measurement.job.family
     planned = PlannedJob(name, family(name).parse(document), parse_options(json.loads(measurement.options)))
@@ -74,7 +74,7 @@ def traceable(
 
 
 def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Replayed:
-    """A traced job, replayed until its memory stands still.
+    """Trace a job, and replay it until its memory is steady.
 
     Raises:
         ExtractError: when it cannot be traced.
@@ -83,7 +83,7 @@ def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, p
 
 
 def _published(measurement: Measurement, device: DeviceProfile) -> Subject:
-    """A row that was published: its script held the options fixed, and left PyTorch's switches as they are."""
+    """Subject of a published row; its script held the options fixed and used PyTorch's default switches."""
     members = published_family(measurement)
     architecture = members.parse(json.loads(measurement.architecture))
     with torch.device("meta"):

@@ -1,8 +1,8 @@
-"""What the layers of a list are to one another, as their order tells.
+"""Roles of the layers in a list, derived from their order.
 
-A layer list names kinds and sizes, not what reads what.  Some orders leave no doubt, and memory depends on them: which products
-turn queries and keys by their positions and keep nothing, which sums belong to attention and which end a residual block, where
-the blocks begin that activation checkpointing runs once more.
+A layer list states kinds and sizes, not which layer reads which output.  Some orders are unambiguous, and memory depends on them:
+products that rotate queries and keys and keep nothing, sums that belong to attention or end a residual block, and the first
+layers of the blocks that activation checkpointing recomputes.
 
 This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
 ``layer_roles.pxd``, as it has :mod:`gpumemnet.physics.closed_form`, which reads the roles.

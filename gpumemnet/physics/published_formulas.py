@@ -1,5 +1,5 @@
-"""The two closed formulas that GPUMemNet compares itself with (arXiv 2602.17817, section 2): exactly as published, not as they
-ought to be.
+"""The two closed formulas that GPUMemNet compares itself with (arXiv 2602.17817, section 2): exactly as published, without
+corrections.
 
 Both know fp32 only, and neither has an optimizer, an allocator or a context.
 """

@@ -1,8 +1,8 @@
-"""What a process takes beside its own memory when it is one of several that train replicas with ``DistributedDataParallel``.
+"""Memory that ``DistributedDataParallel`` adds to a process that trains one of several replicas.
 
-Each holds what it would hold alone, every gradient a second time in the buckets that are summed (Li et al., arXiv 2006.15704,
-section 4.2; ``torch/csrc/distributed/c10d/reducer.cpp``), and NCCL's buffers.  ``gradient_as_bucket_view=True`` would save the
-second copy; it is not PyTorch's default, and a job does not say it.
+Beside the memory of a single process, each holds every gradient a second time, in the buckets that are summed (Li et al., arXiv
+2006.15704, section 4.2; ``torch/csrc/distributed/c10d/reducer.cpp``), and NCCL's buffers.  ``gradient_as_bucket_view=True`` would
+save the second copy; it is not PyTorch's default, and a job does not state it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
 
 WITH_OTHERS: Final = "one of several replicas: what the others make it hold is no part of what a model learns"
-"""Why nothing is learnt from such a job: NCCL's share of what it took is the site's, and is not known apart."""
+"""Reason for which models do not learn from such a job: NCCL's share depends on the site and is not measured separately."""
 
 
 class Added(NamedTuple):
-    """What ``B`` jobs take more than they would alone, shape ``[B]`` each; 0 for those that are alone."""
+    """Memory that replicas add to ``B`` jobs, shape ``[B]`` each; 0 for jobs with one rank."""
 
     expected_bytes: Array
     bound_bytes: Array
 
 
 def added_by_replicas(table: JobTable, has_buckets: NDArray[np.bool_] | None = None) -> Added | None:
-    """What the jobs take more than each would alone; nothing where all of them are.
+    """Memory that replicas add to the jobs; ``None`` where every job has one rank.
 
     Args:
         table: the jobs.

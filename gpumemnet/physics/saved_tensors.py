@@ -1,6 +1,6 @@
 """Which tensors a layer keeps for its backward pass, by layer kind.
 
-Read off the formulas of PyTorch's ``tools/autograd/derivatives.yaml``: a formula that names ``self`` keeps the layer's input, one
+Source: the formulas of PyTorch's ``tools/autograd/derivatives.yaml``: a formula that names ``self`` keeps the layer's input, one
 that names ``result`` keeps its output, and dropout and max-pooling keep a mask or indices of their own.
 """
 
@@ -46,7 +46,7 @@ SAVES_STATISTICS: Final = frozenset(kind for kind in LAYER_GROUPS["norm"] if kin
 """Kinds that keep a mean and an inverse deviation per channel."""
 
 ALIASES: Final = frozenset({"identity"})
-"""Kinds whose output is their input: no storage of their own."""
+"""Kinds whose output shares the storage of their input."""
 
 LOSS_TENSORS: Final = 3
 """Tensors of the logits' size at the loss, a cross-entropy: log-probabilities, their gradient, and the gradient of the logits.
@@ -87,6 +87,6 @@ _RULES_OF_KIND: Final = {kind: tuple(rules) for kind, rules in zip(KINDS, KIND_R
 
 
 def alike(kinds: Set[str]) -> frozenset[str]:
-    """Activations that no estimator here can tell from one of ``kinds``: they keep the same tensors, in the same types."""
+    """Activations that keep the same tensors, in the same types, as one of ``kinds``; no estimator here distinguishes them."""
     known = {_RULES_OF_KIND[kind] for kind in PLAIN_ACTIVATIONS & kinds}
     return frozenset(kind for kind in PLAIN_ACTIVATIONS if _RULES_OF_KIND[kind] in known)

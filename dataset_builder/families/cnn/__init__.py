@@ -1,7 +1,7 @@
 """Convolutional networks: plain, residual, dense, inverted residual, separable, ConvNeXt-like, U-Net and hourglass.
 
 GPUMemNet's convolutional networks (arXiv 2602.17817, section 4) had neither residuals nor pooling; these are the designs that
-people train, each a plan of parts that one reader describes and another builds.
+people train, each a plan of parts that is described and built by two functions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
 
 @lru_cache(maxsize=4)
 def _survey(architecture: CnnArchitecture) -> Survey | ShapeError:
-    """The survey of ``architecture``: a sampler asks for the obstacle, the layers and the sizes of one after the other."""
+    """The survey of ``architecture``, cached because a sampler asks for its obstacle, layers and sizes in turn."""
     if architecture.image_size // architecture.reduction < 1:
         return ShapeError(f"{architecture.image_size} pixels cannot be shrunk by {architecture.reduction}")
     try:

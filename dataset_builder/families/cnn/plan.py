@@ -1,7 +1,7 @@
 """The parts that a convolutional network is planned from, as plain data.
 
-A style (:mod:`~dataset_builder.families.cnn.styles`) turns an architecture into a tree of these parts; one reader adds up the
-layers without torch, another makes the modules, so both speak of the same network.  Maps are square and named by their side.
+A style (:mod:`~dataset_builder.families.cnn.styles`) turns an architecture into a tree of these parts; one function lists the
+layers without torch, another makes the modules, both from the same tree.  Maps are square and named by their side.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Real networks from torchvision, timm and transformers, to test how estimators generalise; never a source of training data.
 
-Nobody has written their layers down, so they are read off by :mod:`gpumemnet.extract`, once for every architecture, and the
-family of the job is what the extraction says.  The libraries are optional: what is not installed is left out with a reason.
+Their layers and the family of the job come from :mod:`gpumemnet.extract`, once for each architecture.  The libraries are
+optional: networks of a library that is not installed are left out, with a reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 }
 IMAGE_GRANULE: Final = 32
 _SAMPLES: Final = 2
-"""Samples in the batch that is looked at: batch norm refuses one."""
+"""Samples in the batch that is extracted; batch norm refuses one sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

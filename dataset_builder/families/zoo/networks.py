@@ -1,4 +1,4 @@
-"""Makes the networks of the zoo, each with the library that knows it, and lets all of them answer with their logits."""
+"""Makes the networks of the zoo with their libraries; each of them returns logits."""
 
 from __future__ import annotations
 
