@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpumemnet.predict.prediction import Estimator, Prediction
     from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
-    from gpumemnet.tracing.model_trace import trace_model as trace
+    from gpumemnet.tracing.api import trace
     from gpumemnet.tracing.report.answer import TraceAnswer
 
 _MODULE_OF = {
@@ -52,6 +52,7 @@ _MODULE_OF = {
     "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_options",
+    "trace": "gpumemnet.tracing.api",
 }
 
 __all__ = [
@@ -93,8 +94,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "trace":
-        return importlib.import_module("gpumemnet.tracing")  # the package is itself the function
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("gpumemnet")
     if name not in _MODULE_OF:

@@ -11,6 +11,7 @@
     │       ├── UnknownReleaseError   a release that is not there         (HTTP 404)
     │       └── RegistryBusyError     another process is writing to it    (HTTP 503)
     ├── ExtractError            a model factory that cannot be turned into a job
+    ├── UnsupportedTorchError   a PyTorch version that lacks what a trace needs
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
     ├── MissingExtraError       an optional package that is not installed
@@ -72,6 +73,10 @@ class RegistryBusyError(RegistryError):
 
 class ExtractError(GpumemnetError):
     """A model factory raised, returned something else than a model, or cannot run on meta tensors."""
+
+
+class UnsupportedTorchError(GpumemnetError):
+    """The installed PyTorch lacks a private name that a trace needs, or the name no longer does what it did."""
 
 
 class DatasetError(GpumemnetError):

@@ -25,7 +25,7 @@ from gpumemnet.tracing.options import (
     LOSSES,
     PARALLEL,
     ZERO_GRAD,
-    Questions,
+    ExtraResults,
     TraceOptions,
 )
 from gpumemnet.units import MIB
@@ -181,7 +181,7 @@ def trace(
     options = TraceOptions(
         **training_values(call.params), loss=loss, zero_grad=zero_grad, parallel=parallel, best_effort=best_effort
     )
-    questions = Questions(
+    extras = ExtraResults(
         batches=_batches(batches), max_batch=max_batch, gpus=gpus, curve=plot is not None, job=job_out is not None
     )
     with _progress(what, not show_output) as progress:
@@ -193,7 +193,7 @@ def trace(
                 allocator=allocator,
                 attention_kernel=attention_kernel,
                 ranks=ranks,
-                with_curve=questions.curve,
+                with_curve=extras.curve,
                 deadline_seconds=deadline,
                 show_output=show_output,
                 progress=progress,
@@ -207,7 +207,7 @@ def trace(
                 batch_size=batch_size,
                 gpu=device,
                 allocator=allocator,
-                questions=questions,
+                extras=extras,
                 deadline_seconds=deadline,
                 show_output=show_output,
                 progress=progress,

@@ -1,7 +1,7 @@
-"""Turns a PyTorch model into a :class:`~gpumemnet.job.training_job.TrainingJob` without a GPU and without allocating its weights.
+"""Turns a PyTorch model into a :class:`~gpumemnet.job.training_job.TrainingJob`, without a GPU and without allocating weights.
 
-:func:`extract_job` takes a model object; :func:`extract_file` takes ``path/to/file.py:factory`` and runs that file in a
-child process of its own.  Both come from modules that are loaded on first use, so that importing this package costs no torch.
+:func:`extract_job` takes a model object.  :func:`extract_file` takes ``path/to/file.py:factory`` and runs the file in a child
+process.  Both are loaded on first use; importing this package loads no torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ExtractOptions", "Extraction", "extract_file", "extract_job"]
 
-_HOMES: Final = {"extract_job": "extraction", "extract_file": "process", "Extraction": "result", "ExtractOptions": "options"}
+_MODULE_OF: Final = {
+    "ExtractOptions": "options",
+    "Extraction": "result",
+    "extract_file": "process",
+    "extract_job": "extraction",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -1,4 +1,4 @@
-"""The child process of an extraction, ``python -m gpumemnet.extract.child``."""
+"""The child process of an extraction: ``python -m gpumemnet.extract.child``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gpumemnet.extract.source import build, source_code
 from gpumemnet.sandbox.child import serve
 
 
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    code = source_code(question)
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    code = source_code(request)
     from gpumemnet.extract.extraction import extract_from
 
-    built, inputs = build(question, code)
-    return extraction_to_dict(extract_from(built.model, inputs, ExtractOptions(**question["options"])))
+    built, inputs = build(request, code)
+    return extraction_to_dict(extract_from(built.model, inputs, ExtractOptions(**request["options"])))
 
 
 if __name__ == "__main__":

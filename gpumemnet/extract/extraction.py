@@ -1,6 +1,6 @@
-"""Turns a model object and its inputs into a training job: one layer per executed call, totals that match the model's own.
+"""Turns a model object and its inputs into a training job: one layer per executed call, totals equal to the model's own.
 
-Output elements are per sample, so a job scales to other batch sizes; every parameter is counted once, as PyTorch counts it.
+Output elements are per sample, so a job scales to other batch sizes.  Every parameter is counted once, as PyTorch counts it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gpumemnet.job.training_job import TrainingJob
 if TYPE_CHECKING:
     from torch import nn
 
-    from gpumemnet.extract.placement import Unknowns
+    from gpumemnet.extract.placement import MissingValues
 
 UNUSED: Final = "(unused)"
-"""Name of the last layer, which holds the parameters that no layer uses."""
+"""Name of the last layer, which holds the parameters that no other layer uses."""
 
 _SHOWN_NAMES: Final = 5
 
@@ -32,28 +32,45 @@ _SHOWN_NAMES: Final = 5
 def extract_job(
     model: nn.Module, inputs: object, options: ExtractOptions = DEFAULT_OPTIONS, *, batch_size: int | None = None
 ) -> Extraction:
-    """The training job of ``model``, which is run once on meta tensors and is left as it was.
+    """Extract the training job of ``model``.
+
+    The model runs once on meta tensors and is left as it was.
 
     Args:
-        model: on any device, meta included; its weights are neither read nor copied.
-        inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
+        model: the model, on any device, meta included; its weights are neither read nor copied.
+        inputs: a tensor, a tuple or list of arguments, or a dict of keyword arguments, each ``[batch, …]``; only shapes and
             dtypes matter.
-        options: how the model is trained, and facts that override the model's.
-        batch_size: samples per batch of the job; the inputs' own unless given, see :func:`inputs_from_example`.
+        options: how the model is trained, and facts that override those of the model.
+        batch_size: samples per batch of the job; the batch size of ``inputs`` by default, see :func:`inputs_from_example`.
 
     Raises:
-        ExtractError: when the model cannot run on these inputs, or needs the values of its activations to run.
-        InvalidJobError: when the batch size is out of its limits.
+        ExtractError: the model cannot run on these inputs, or needs the values of its activations to run.
+        InvalidJobError: the batch size is out of range.
     """
     check_batch_size(batch_size)
     return extract_from(model, inputs_from_example(inputs, batch_size), options)
 
 
-def extract_from(model: nn.Module, inputs: ModelInputs, options: ExtractOptions, unknowns: Unknowns | None = None) -> Extraction:
-    """As :func:`extract_job`, for inputs that are meta tensors already; ``unknowns`` as in :func:`placement`."""
+def extract_from(
+    model: nn.Module, inputs: ModelInputs, options: ExtractOptions, missing_values: MissingValues | None = None
+) -> Extraction:
+    """Extract the training job of ``model`` for inputs that are meta tensors already.
+
+    Args:
+        model, options: as in :func:`extract_job`.
+        inputs: what the model is called with.
+        missing_values: as in :func:`~gpumemnet.extract.placement.placement`.
+
+    Raises:
+        ExtractError: the model cannot run on these inputs, or needs the values of its activations to run.
+        UnsupportedTorchError: the installed PyTorch lacks what an extraction needs.
+    """
+    from gpumemnet.tracing.torch_private.probes import check_torch
+
+    torch_notes = check_torch()
     math_attention = options.attention_kernel == "math"
     try:
-        seen = walk(model, inputs.args, inputs.kwargs, math_attention, unknowns)
+        seen = walk(model, inputs.args, inputs.kwargs, math_attention, missing_values)
     except ForwardError as error:
         within = f" (in module '{error.path}')" if error.path else ""
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)
@@ -68,7 +85,7 @@ def extract_from(model: nn.Module, inputs: ModelInputs, options: ExtractOptions,
         layers.append(Layer("other", 0, sum(parameters[name].numel() for name in seen.unused)))
         names.append(UNUSED)
     if not layers:
-        raise ExtractError("the model executes no layer that could be seen: its output is a view of its input")
+        raise ExtractError("the model executes no known layer: its output is a view of its input")
     derived: dict[str, Any] = {
         "family": family_of(seen.calls),
         "activation_function": activation_function_of(seen.calls),
@@ -81,7 +98,7 @@ def extract_from(model: nn.Module, inputs: ModelInputs, options: ExtractOptions,
         layers=tuple(layers),
         trainable_parameters=sum(p.numel() for p in parameters.values() if p.requires_grad),
     )
-    return Extraction(job, tuple(names), tuple(_notes(seen, inputs, job)))
+    return Extraction(job, tuple(names), (*torch_notes, *_notes(seen, inputs, job)))
 
 
 def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
@@ -89,17 +106,18 @@ def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:
     if len(inputs.tensors) > 1:
         notes.append(f"The input elements are those of all {len(inputs.tensors)} inputs together.")
     if seen.indirect:
-        notes.append(f"Not used as such by any layer, so counted with the first layer of their module: {_listed(seen.indirect)}.")
+        names = _listed(seen.indirect)
+        notes.append(f"No layer uses these parameters directly; each is counted with the first layer of its module: {names}.")
     if seen.unused:
-        notes.append(f"Not used by the forward pass, so counted in a last layer of their own: {_listed(seen.unused)}.")
+        notes.append(f"The forward pass does not use these parameters; they are one last layer: {_listed(seen.unused)}.")
     if seen.unseen:
-        notes.append(f"What these modules do inside cannot be seen, so each is one layer of kind other: {_listed(seen.unseen)}.")
+        notes.append(f"These modules cannot be looked into; each is one layer of kind other: {_listed(seen.unseen)}.")
     if seen.losses:
-        notes.append(f"The model computes {seen.losses} loss value(s) itself: a loss is no layer and is left out.")
+        notes.append(f"The model computes {seen.losses} loss value(s) itself; a loss is not a layer and is left out.")
     if seen.checkpointed and job.checkpointing == "none":
-        notes.append("The model calls torch.utils.checkpoint, but the job says checkpointing none: set it to every_block.")
+        notes.append("checkpointing: the model calls torch.utils.checkpoint, but the job says none; set every_block.")
     if overwriting := sum(call.in_place for call in seen.calls):
-        notes.append(f"{overwriting} layer(s) overwrite their input; their outputs are counted like any other.")
+        notes.append(f"{overwriting} layer(s) overwrite their input; their outputs are counted like all others.")
     if uneven := sum(call.elements % inputs.batch_size != 0 for call in seen.calls):
         notes.append(
             f"{uneven} layer(s) have outputs that do not divide by the batch size {inputs.batch_size}; "

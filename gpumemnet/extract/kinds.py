@@ -7,10 +7,10 @@ so that ``F.relu``, ``torch.relu_`` and ``Tensor.relu`` are one.  Everything els
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from torch import nn
+import torch
+from torch import nn
 
 NOT_A_LAYER: Final = "not_a_layer"
 """What outputs its input, a view or a copy of it, or no activation at all."""
@@ -172,9 +172,9 @@ _FUNCTIONS: Final = _inverted(
 
 def kind_of_module(module: nn.Module) -> str | None:
     """The kind of a module that is one layer whatever it holds inside; ``None`` for one that must be looked into."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "other"
     for cls in type(module).__mro__:
-        if cls.__module__ == "torch.jit._script":
-            return "other"
         if cls.__module__.startswith("torch.nn.") and cls.__name__ in _TORCH_CLASSES:
             return _TORCH_CLASSES[cls.__name__]
     if next(module.children(), None) is None:

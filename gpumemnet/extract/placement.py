@@ -16,11 +16,12 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumemnet.extract.faults import UnknownValueError
 from gpumemnet.extract.triton_kernels import launches_do_nothing
+from gpumemnet.tracing.torch_private.modules import own_parameters
+from gpumemnet.tracing.torch_private.operators import DispatchMode, schema, tree_leaves, tree_map_only
+from gpumemnet.tracing.torch_private.tensors import id_of_storage, storage_id
 
 REAL_ELEMENTS: Final = 2**14
 """Largest tensor that is really allocated: above the usual tables of constants, below the usual weights."""
@@ -54,7 +55,7 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (REAL_WHOLE_ELEMENTS if is_whole else REAL_ELEMENTS)
 
 
-class Unknowns:
+class MissingValues:
     """What happens where code needs values that do not exist; here it is refused.  Others may go on with a guess."""
 
     def value(self, function: str, tensor: torch.Tensor) -> Any:
@@ -77,45 +78,43 @@ class Unknowns:
         """``function`` has asked for a tensor on the CPU, and got the one that it has."""
 
 
-def placement(unknowns: Unknowns | None = None, on_gpu: OnGpu | None = None) -> AbstractContextManager[object]:
+def placement(missing_values: MissingValues | None = None, on_gpu: OnGpu | None = None) -> AbstractContextManager[object]:
     """Context in which PyTorch code runs with large tensors on meta.
 
     Args:
-        unknowns: what happens where an operator needs values that do not exist; unless given, :class:`UnknownValueError` is
+        missing_values: what happens where an operator needs values that do not exist; unless given, :class:`UnknownValueError` is
             raised, which names the operator.
         on_gpu: told of every tensor that the code asks for on a device other than the CPU, and of the operator.
     """
     stack = ExitStack()
     stack.enter_context(launches_do_nothing())
-    values = KnownValues(unknowns or Unknowns())
+    values = KnownValues(missing_values or MissingValues())
     stack.enter_context(values)
-    stack.enter_context(_DeviceBlind(values, unknowns or Unknowns(), on_gpu))
+    stack.enter_context(_DeviceBlind(values, missing_values or MissingValues(), on_gpu))
     return stack
 
 
-class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KnownValues(DispatchMode):
     """Decides for every operator whether it runs on real or on meta tensors.
 
     Args:
-        unknowns: what happens where an operator needs values that do not exist.
+        missing_values: what happens where an operator needs values that do not exist.
         largest_real: most elements of a tensor that is made of real ones alone and is real itself, of floating-point numbers
             and of whole ones; ``None`` for any number.
     """
 
-    def __init__(self, unknowns: Unknowns, largest_real: tuple[int, int] | None = (REAL_ELEMENTS, REAL_WHOLE_ELEMENTS)) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._unknowns = unknowns
+    def __init__(
+        self, missing_values: MissingValues, largest_real: tuple[int, int] | None = (REAL_ELEMENTS, REAL_WHOLE_ELEMENTS)
+    ) -> None:
+        super().__init__()
+        self._missing_values = missing_values
         self._largest_real = largest_real
         self._overwritten: dict[int, torch.UntypedStorage] = {}
         """Real storages that a meta tensor was written into: their values are no longer known."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to tell Dynamo so would import it, which takes a second
-
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Whether nobody knows the tensor's values."""
-        return tensor.is_meta or bool(self._overwritten and tensor.untyped_storage()._cdata in self._overwritten)
+        return tensor.is_meta or bool(self._overwritten and storage_id(tensor) in self._overwritten)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -123,7 +122,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = dict(kwargs or {})
         if any(self.unknown(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)):
             return self._run_on_meta(func, args, named)
-        if self._largest_real is None or any(argument.alias_info is not None for argument in func._schema.arguments):
+        if self._largest_real is None or any(argument.alias_info is not None for argument in schema(func).arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
         try:
             trial = _call_on_meta(func, args, named)
@@ -135,16 +134,16 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return trial if others > self._largest_real[0] or whole > self._largest_real[1] else func(*args, **named)
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.replace("::", ".")
-        if func._schema.name in _READS_VALUE_BELOW:
-            return self._unknowns.result(func, args, kwargs, UnknownValueError(name, NEEDS_VALUES))
+        name = schema(func).name.replace("::", ".")
+        if schema(func).name in _READS_VALUE_BELOW:
+            return self._missing_values.result(func, args, kwargs, UnknownValueError(name, NEEDS_VALUES))
         try:
             result = _call_on_meta(func, args, kwargs)
         except RuntimeError as error:
             if not (isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))):
                 raise
             reason = _NO_SHAPE if torch.Tag.dynamic_output_shape in func.tags else _NO_KERNEL
-            return self._unknowns.result(func, args, kwargs, UnknownValueError(name, reason))
+            return self._missing_values.result(func, args, kwargs, UnknownValueError(name, reason))
         written = self._written(func, args, kwargs)
         if not written:
             return result
@@ -155,23 +154,23 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that the operator wrote into; the real ones among them are marked as unknown."""
         written = []
-        for index, argument in enumerate(func._schema.arguments):
+        for index, argument in enumerate(schema(func).arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
                 written.append(value)
                 if not value.is_meta:
                     storage = value.untyped_storage()
-                    self._overwritten[storage._cdata] = storage
+                    self._overwritten[id_of_storage(storage)] = storage
         return written
 
 
 class _DeviceBlind(TorchFunctionMode):
     """Ignores every device that the code asks for, and names the operator that asks for an unknown value."""
 
-    def __init__(self, values: KnownValues, unknowns: Unknowns, on_gpu: OnGpu | None) -> None:
+    def __init__(self, values: KnownValues, missing_values: MissingValues, on_gpu: OnGpu | None) -> None:
         super().__init__()
         self._values = values
-        self._unknowns = unknowns
+        self._missing_values = missing_values
         self._on_gpu = on_gpu
 
     def __torch_function__(
@@ -184,16 +183,16 @@ class _DeviceBlind(TorchFunctionMode):
         named = dict(kwargs or {})
         if func in _STAYS:
             if func is _Tensor.cpu and args[0].is_meta:
-                self._unknowns.copied_to_host(_name_of(func))
+                self._missing_values.copied_to_host(_name_of(func))
             self._tell(func, args[0], func is _Tensor.cuda)
             return args[0]
         device = named.get("device")
         if func in _READS_VALUE and self._values.unknown(args[0]):
-            return self._unknowns.value(_name_of(func), args[0])
+            return self._missing_values.value(_name_of(func), args[0])
         if func is _Tensor.to:
             device = _device_in(args[1:], named)
             if args[0].is_meta and any(map(_is_host, (*args[1:], named.get("device")))):
-                self._unknowns.copied_to_host(_name_of(func))
+                self._missing_values.copied_to_host(_name_of(func))
             args = (args[0], *(_without_device(value) for value in args[1:]))
             named = {key: _without_device(value) if key == "other" else value for key, value in named.items()}
             if "other" in named:
@@ -221,22 +220,22 @@ def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
     Yields:
         the parameter that stands in for each storage of the model's own, by the storage's identity.
     """
-    stand_ins: dict[int, nn.Parameter] = {}
+    meta_parameters: dict[int, nn.Parameter] = {}
     by_storage: dict[int, nn.Parameter] = {}
     originals: list[tuple[nn.Module, str, nn.Parameter]] = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
-        for name, parameter in list(module._parameters.items()):
+        for name, parameter in list(own_parameters(module).items()):
             if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
                 continue
-            if id(parameter) not in stand_ins:
-                stand_ins[id(parameter)] = nn.Parameter(_as_meta(parameter), parameter.requires_grad)
-                by_storage[parameter.untyped_storage()._cdata] = stand_ins[id(parameter)]
+            if id(parameter) not in meta_parameters:
+                meta_parameters[id(parameter)] = nn.Parameter(_as_meta(parameter), parameter.requires_grad)
+                by_storage[storage_id(parameter)] = meta_parameters[id(parameter)]
             originals.append((module, name, parameter))
     try:
         for module, name, parameter in originals:
-            setattr(module, name, stand_ins[id(parameter)])
+            setattr(module, name, meta_parameters[id(parameter)])
         yield by_storage
     finally:
         for module, name, parameter in originals:
@@ -276,7 +275,7 @@ def _without_device(value: object) -> object:
 
 def _call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     args, kwargs = tree_map_only(torch.Tensor, _as_meta, (args, kwargs))
-    if any(argument.name == "device" for argument in func._schema.arguments):
+    if any(argument.name == "device" for argument in schema(func).arguments):
         kwargs["device"] = torch.device("meta")
     return func(*args, **kwargs)
 

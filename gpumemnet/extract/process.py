@@ -1,4 +1,4 @@
-"""Extracts a job from a user's file in a child process, so that the file meets nothing of the caller's and cannot harm it."""
+"""Extracts a job from a user's file in a child process, so that user code cannot affect the caller."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
 from gpumemnet.extract.result import Extraction, extraction_from_dict
-from gpumemnet.extract.source import factory_question
+from gpumemnet.extract.source import factory_request
 from gpumemnet.sandbox.parent import Child, ask
 
 DEADLINE_SECONDS: Final = 120.0
-_CHILD: Final = Child(module="gpumemnet.extract.child", wanted="a model", purpose="extracting a job from a model")
+_CHILD: Final = Child(module="gpumemnet.extract.child", result="a model", purpose="extracting a job from a model")
 
 
 def extract_file(
@@ -25,24 +25,24 @@ def extract_file(
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
 ) -> Extraction:
-    """The training job of the model that ``source`` builds.
+    """Extract the training job of the model that ``source`` builds.
 
     Args:
         source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module`` or ``(model, inputs)``.
-        options: how the model is trained, and facts that override the model's.
-        inputs: one sample's shape for each of the model's inputs, as :func:`gpumemnet.extract.inputs.parse_input` reads them;
-            none where the factory gives the inputs.
-        arguments: keyword arguments for the factory; anything that JSON can hold.
-        batch_size: samples per batch; needed unless the factory gives the inputs.
-        deadline_seconds: time for everything, the import of torch included.
-        show_output: let the file's own output through to standard error.
+        options: how the model is trained, and facts that override those of the model.
+        inputs: shape of one sample for each input of the model, as :func:`gpumemnet.extract.inputs.parse_input` reads it;
+            empty if the factory returns inputs.
+        arguments: keyword arguments of the factory; any JSON values.
+        batch_size: samples per batch; required unless the factory returns inputs.
+        deadline_seconds: time for everything, including the import of torch.
+        show_output: whether to pass the file's own output on to standard error.
 
     Raises:
-        ExtractError: one sentence on what is wrong with the file, its factory or its model, and where.
-        InvalidJobError, InvalidRequestError: when an input has no such value, or the batch size is out of its limits.
-        MissingExtraError: when torch is not installed.
+        ExtractError: says what is wrong with the file, its factory or its model, and where.
+        InvalidJobError, InvalidRequestError: an input has another form, or the batch size is out of range.
+        MissingExtraError: torch is not installed.
     """
     check_batch_size(batch_size)
-    question = {**factory_question(source, inputs, arguments, batch_size), "options": asdict(options)}
-    answer = ask(_CHILD, source, question, deadline_seconds=deadline_seconds, show_output=show_output)
+    request = {**factory_request(source, inputs, arguments, batch_size), "options": asdict(options)}
+    answer = ask(_CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output)
     return extraction_from_dict(answer)

@@ -1,6 +1,6 @@
-"""What ``path/to/file.py:factory`` stands for: a question that a parent process can ask, and the model that a child builds of it.
+"""``path/to/file.py:factory``: the request that a parent process writes for it, and the model that the child builds from it.
 
-The two halves stand side by side because they have to agree; the parent's loads no torch.
+Writer and reader are in one module, because they must agree.  The writer loads no torch.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from gpumemnet.extract.factory import Built, call_factory, compile_file, load_mo
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example, inputs_from_specs, parse_input
 
 if TYPE_CHECKING:
-    from gpumemnet.extract.placement import Unknowns
+    from gpumemnet.extract.placement import MissingValues
 
 
-def factory_question(
+def factory_request(
     source: str, inputs: Sequence[str], arguments: Mapping[str, Any] | None, batch_size: int | None
 ) -> dict[str, Any]:
-    """The part of a question that says which model is meant, as JSON.
+    """Return the part of a request that names the model, as JSON.
 
     Args:
         source: ``path/to/file.py:factory``.
-        inputs: one sample's shape for each of the model's inputs, as :func:`gpumemnet.extract.inputs.parse_input` reads them.
-        arguments: keyword arguments for the factory.
+        inputs: shape of one sample for each input of the model, as :func:`gpumemnet.extract.inputs.parse_input` reads it.
+        arguments: keyword arguments of the factory.
         batch_size: samples per batch.
 
     Raises:
-        ExtractError: when there is no such file.
-        InvalidRequestError: when an input has no such form.
+        ExtractError: there is no such file.
+        InvalidRequestError: an input has another form.
     """
     file, name = split_source(source)
     return {
@@ -44,57 +44,58 @@ def factory_question(
     }
 
 
-def source_code(question: Mapping[str, Any]) -> CodeType:
-    """The code of the file that a question means: known to be Python before torch is imported, which takes seconds.
+def source_code(request: Mapping[str, Any]) -> CodeType:
+    """Compile the file that a request names, before torch is imported, which takes seconds.
 
     Raises:
-        ExtractError: when the file cannot be read or is no Python.
+        ExtractError: the file cannot be read or is not valid Python.
     """
-    return compile_file(Path(question["file"]))
+    return compile_file(Path(request["file"]))
 
 
 def build(
-    question: Mapping[str, Any], code: CodeType, *, unknowns: Unknowns | None = None, with_loss: bool = False
+    request: Mapping[str, Any], code: CodeType, *, missing_values: MissingValues | None = None, with_loss: bool = False
 ) -> tuple[Built, ModelInputs]:
-    """The model that a question means, and its inputs as meta tensors of the wanted batch size.
+    """Build the model that a request names, and its inputs as meta tensors with the requested batch size.
 
     Args:
-        question: from :func:`factory_question`.
+        request: from :func:`factory_request`.
         code: from :func:`source_code`.
-        unknowns: see :func:`gpumemnet.extract.placement.placement`.
+        missing_values: see :func:`gpumemnet.extract.placement.placement`.
         with_loss: whether the factory may also return a loss.
 
     Raises:
-        ExtractError: one sentence on what is wrong with the file or its factory, or what the question lacks.
+        ExtractError: says what is wrong with the file or its factory, or what is missing in the request.
     """
     from gpumemnet.extract.placement import placement
 
-    leave_machine_alone()
-    name, batch_size = question["name"], question["batch_size"]
-    specs = [parse_input(text) for text in question["inputs"]]
-    with placement(unknowns):
-        built = call_factory(load_module(Path(question["file"]), code), name, question["arguments"], with_loss=with_loss)
+    prepare_child()
+    name, batch_size = request["name"], request["batch_size"]
+    specs = [parse_input(text) for text in request["inputs"]]
+    with placement(missing_values):
+        built = call_factory(load_module(Path(request["file"]), code), name, request["arguments"], with_loss=with_loss)
     if built.inputs is not None:
         if specs:
-            raise ExtractError(f"{name}() gives inputs itself: leave out --input")
+            raise ExtractError(f"--input: {name}() returns inputs itself; leave --input out")
         return built, inputs_from_example(built.inputs, batch_size)
     if not specs:
-        raise ExtractError(f"{name}() gives no inputs: say them with --input, such as --input 3x224x224")
+        raise ExtractError(f"--input: {name}() returns no inputs; give them, as in --input 3x224x224")
     if batch_size is None:
-        raise ExtractError("the batch size is missing: say it with --batch-size")
+        raise ExtractError("--batch-size: is missing; give the number of samples per step")
     return built, inputs_from_specs(specs, batch_size)
 
 
-def leave_machine_alone() -> None:
-    """Let weights files be opened without their weights, and default devices be set without effect; for a child process."""
-    import torch
+def prepare_child() -> None:
+    """Open files of weights without reading the weights, and ignore default devices, until this child process ends."""
+    from gpumemnet.tracing.torch_private.modules import LOAD, SET_CUDA_DEVICE, SET_DEFAULT_DEVICE
+    from gpumemnet.tracing.torch_private.names import replace_for_good
 
-    load: Callable[..., Any] = torch.load
+    load: Callable[..., Any] = LOAD.value()
 
     @wraps(load)
     def load_shapes(*args: Any, **kwargs: Any) -> Any:
         return load(*args[:1], **{**kwargs, "map_location": "meta"})
 
-    torch.load = load_shapes
-    torch.set_default_device = lambda device: None
-    torch.cuda.set_device = lambda device: None
+    replace_for_good(LOAD, load_shapes)
+    replace_for_good(SET_DEFAULT_DEVICE, lambda device: None)
+    replace_for_good(SET_CUDA_DEVICE, lambda device: None)

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -23,9 +22,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gpumemnet.extract.attention import AttentionStep, attention_steps, math_kernel_steps
 from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_function, kind_of_module
 from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.extract.placement import Unknowns, parameters_on_meta, placement
+from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
+from gpumemnet.tracing.torch_private.modules import CHECKPOINT_FILE
+from gpumemnet.tracing.torch_private.tensors import storage_id
 
-_CHECKPOINT_FILE: Final = torch.utils.checkpoint.__file__
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})
 _RECURRENT: Final = frozenset({"lstm", "gru", "rnn"})
 
@@ -105,7 +105,7 @@ def walk(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     math_attention: bool = False,
-    unknowns: Unknowns | None = None,
+    missing_values: MissingValues | None = None,
 ) -> Walk:
     """Run ``model`` once in training mode on meta tensors; its mode and the values of its buffers are put back.
 
@@ -113,7 +113,7 @@ def walk(
         model: the model.
         args, kwargs: what it is called with.
         math_attention: whether ``scaled_dot_product_attention`` runs as the math kernel, whose steps are then layers.
-        unknowns: see :func:`gpumemnet.extract.placement.placement`.
+        missing_values: see :func:`gpumemnet.extract.placement.placement`.
 
     Raises:
         ForwardError: when the forward pass raises.
@@ -122,12 +122,12 @@ def walk(
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)]
     path = ""
     try:
-        with torch.enable_grad(), placement(unknowns):
+        with torch.enable_grad(), placement(missing_values):
             model.train()
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 model(*args, **kwargs)
-            with parameters_on_meta(model) as stand_ins:
-                recorder = _Recorder(model, stand_ins, math_attention)
+            with parameters_on_meta(model) as meta_parameters:
+                recorder = _Recorder(model, meta_parameters, math_attention)
                 try:
                     recorder.run(args, kwargs)
                 finally:
@@ -146,16 +146,16 @@ def walk(
 class _Recorder:
     """Collects the calls while the model runs."""
 
-    def __init__(self, model: nn.Module, stand_ins: Mapping[int, nn.Parameter], math_attention: bool) -> None:
+    def __init__(self, model: nn.Module, meta_parameters: Mapping[int, nn.Parameter], math_attention: bool) -> None:
         self._model = model
         self._math_attention = math_attention
         self._modules = ModulePath(model, self._enter, self._leave)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._unclaimed = {id(parameter): parameter for parameter in model.parameters() if not nn.parameter.is_lazy(parameter)}
-        self._by_storage = {storage: frozenset({id(parameter)}) for storage, parameter in stand_ins.items()}
+        self._by_storage = {storage: frozenset({id(parameter)}) for storage, parameter in meta_parameters.items()}
         self._marks: MutableMapping[Tensor, _Mark] = WeakTensorKeyDictionary()
         for key, parameter in self._unclaimed.items():
-            storage = parameter.untyped_storage()._cdata
+            storage = storage_id(parameter)
             self._by_storage[storage] = self._by_storage.get(storage, frozenset()) | {key}
         self._stack: list[tuple[str | None, int]] = []
         self._calls: list[Call] = []
@@ -271,7 +271,7 @@ class _Recorder:
 
     def _parameters_in(self, tensor: Tensor) -> frozenset[int]:
         """The parameters that share the tensor's memory, by ``id``."""
-        return self._by_storage.get(_storage(tensor), frozenset())
+        return self._by_storage.get(storage_id(tensor), frozenset())
 
     def _record(
         self,
@@ -319,7 +319,7 @@ class _Recorder:
         self._calls.append(call)
         frame = None if self._checkpointed else sys._getframe()
         while frame is not None and not self._checkpointed:
-            self._checkpointed = frame.f_code.co_filename == _CHECKPOINT_FILE
+            self._checkpointed = frame.f_code.co_filename == CHECKPOINT_FILE
             frame = frame.f_back
 
     def _claim(self, used: Iterable[int]) -> int:
@@ -376,11 +376,7 @@ def _iterate_tensors(value: object) -> Iterator[Tensor]:
             yield from _iterate_tensors(getattr(value, field.name, None))
 
 
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _aliases(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:
     """Whether an output shares memory with an input: a view, or an operator that ran in place."""
-    storages = {_storage(tensor) for tensor in inputs}
-    return any(_storage(tensor) in storages for tensor in outputs)
+    storages = {storage_id(tensor) for tensor in inputs}
+    return any(storage_id(tensor) in storages for tensor in outputs)

@@ -1,3 +1,5 @@
-"""Runs a user's code in a child process of its own: :mod:`~gpumemnet.sandbox.parent` asks, :mod:`~gpumemnet.sandbox.child`
-answers, and whatever goes wrong between them is one sentence.  Extraction and trace are two such children.
+"""Runs a user's code in a child process.
+
+:mod:`~gpumemnet.sandbox.parent` starts the child and sends a request, :mod:`~gpumemnet.sandbox.child` computes the answer.
+Extraction and tracing both use it.
 """

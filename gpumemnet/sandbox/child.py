@@ -1,7 +1,7 @@
-"""The child's half: reads a question, has it answered, and writes the answer or the sentence that stands for it.
+"""The child process: reads a request, computes the answer, and writes the answer or an error message.
 
-A user's file is run here and nowhere else.  Of this project only ``gpumemnet`` can be imported, so a user's own ``models`` or
-``service`` package is the one that the file gets.  What the user's code prints goes to standard error.
+User code runs only here.  Of this project it can import only ``gpumemnet``, so a ``models`` or ``service`` package of the user's
+own is the one that it imports.  Whatever user code prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.extract.faults import user_location
 from gpumemnet.sandbox.checkout import checkout_folder
 
-_AGAIN_SECONDS: Final = 0.5
-"""The clock strikes again after this long: what a callback raises, such as a weak reference's, Python only prints."""
+_REPEAT_SECONDS: Final = 0.5
+"""The alarm repeats at this interval: Python only prints an exception that is raised in a callback, of a weak reference say."""
 
 
 class _DeadlineReached(BaseException):
-    """Raised in the user's code when its time is up; no ``except Exception`` swallows it."""
+    """Raised in user code at the deadline; ``except Exception`` does not catch it."""
 
 
-def serve(answer_to: Callable[[dict[str, Any]], object]) -> NoReturn:
-    """Answer one question and leave at once, whatever threads the user's code has started.
+def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
+    """Answer one request and exit at once, even if user code has left threads running.
 
     Args:
-        answer_to: makes a JSON value of the question, or raises a :class:`~gpumemnet.errors.GpumemnetError`.
+        compute: returns a JSON value for the request, or raises a :class:`~gpumemnet.errors.GpumemnetError`.
     """
-    request = json.load(sys.stdin)
+    envelope = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _set_import_path(request["pythonpath"])
-    if request["steps"] is not None:
-        _write_steps(request["steps"])
+    _set_import_path(envelope["pythonpath"])
+    if envelope["progress"] is not None:
+        _report_progress(envelope["progress"])
     answer: dict[str, Any]
     try:
-        _start_clock(request["deadline_seconds"])
-        answer = {"answer": answer_to(request["question"])}
+        _set_alarm(envelope["deadline_seconds"])
+        answer = {"answer": compute(envelope["request"])}
     except InvalidRequestError as error:
         answer = {"error": error.reason, "field": error.field}
     except GpumemnetError as error:
@@ -53,9 +53,9 @@ def serve(answer_to: Callable[[dict[str, Any]], object]) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, 0)
         where = user_location(error)
         within = f" (it was at {where})" if where else ""
-        answer = {"error": f"was not done after {request['deadline_seconds']:g} seconds{within}: give it more with --deadline"}
+        answer = {"error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"}
     except SystemExit as error:
-        answer = {"error": f"the code ended the program: {user_location(error)}: sys.exit({error.code!r})"}
+        answer = {"error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})"}
     signal.setitimer(signal.ITIMER_REAL, 0)
     json.dump(answer, answers)
     for stream in (answers, sys.stdout, sys.stderr):
@@ -64,8 +64,8 @@ def serve(answer_to: Callable[[dict[str, Any]], object]) -> NoReturn:
     os._exit(0)
 
 
-class _Steps(logging.Handler):
-    """Passes what this project's code logs on to the parent, one line a record."""
+class _ProgressHandler(logging.Handler):
+    """Writes the log records of this project to the parent, one line each."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(logging.INFO)
@@ -76,10 +76,10 @@ class _Steps(logging.Handler):
         os.write(self._descriptor, f"{record.getMessage()}\n".encode())
 
 
-def _write_steps(descriptor: int) -> None:
+def _report_progress(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     logger = logging.getLogger("gpumemnet")
-    logger.addHandler(_Steps(descriptor))
+    logger.addHandler(_ProgressHandler(descriptor))
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
@@ -97,9 +97,9 @@ def _set_import_path(pythonpath: str | None) -> None:
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != str(checkout)]
 
 
-def _start_clock(deadline_seconds: float) -> None:
+def _set_alarm(deadline_seconds: float) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
         raise _DeadlineReached
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _AGAIN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, deadline_seconds, _REPEAT_SECONDS)

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that they work for."""
+"""Ends child processes when their parent dies."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 import time
 from typing import Final
 
-_LOOK_SECONDS: Final = 0.2
-"""How often a program looks whether the one that started it is still there."""
+_POLL_SECONDS: Final = 0.2
+"""Time between two checks whether the parent process still exists."""
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it has died, by whatever signal; for the initializer of a process pool.
+    """End this worker process when its parent dies, by whatever signal; for the initializer of a process pool.
 
-    A worker waits for its next task on a pipe that the other workers hold open too, so a parent that was killed would leave them
-    waiting for ever, each with its memory.
+    A worker waits for its next task on a pipe that the other workers hold open too.  If the parent were killed, all of them would
+    wait forever and keep their memory.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -24,18 +24,18 @@ def end_with_parent() -> None:
 
     def wait() -> None:
         parent.join()
-        os._exit(1)  # from a thread there is no other way, and nobody is left to report to
+        os._exit(1)  # a thread cannot end the process otherwise, and no parent is left to report to
 
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
 def end_with_starter() -> None:
-    """The same for a program that is no worker of a pool: it looks now and then whether who started it is still there."""
-    starter = os.getppid()
+    """End this process when its parent dies; for a program that is not a worker of a process pool."""
+    parent = os.getppid()
 
-    def look() -> None:
-        while os.getppid() == starter:
-            time.sleep(_LOOK_SECONDS)
+    def poll() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=look, name="end-with-starter", daemon=True).start()
+    threading.Thread(target=poll, name="end-with-parent-process", daemon=True).start()

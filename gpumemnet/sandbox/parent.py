@@ -1,7 +1,7 @@
-"""The parent's half: asks a child process a question that takes a user's code to answer, so that the code meets nothing of the
-caller's and cannot harm it.
+"""The parent process: sends a request to a child process that runs user code, and returns the child's answer.
 
-The child gets a deadline and sees no GPU; when it dies, hangs or leaves the program, the caller gets one sentence.
+User code cannot affect the caller.  The child has a deadline and sees no GPU.  If it crashes, hangs or exits, the caller gets one
+error message.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraErro
 
 _MAX_DEADLINE_SECONDS: Final = 86_400.0
 _GRACE_SECONDS: Final = 2.0
-"""After the deadline the child has this long to say where it was; then it is killed."""
+"""Time that the child has after the deadline to report where it was, before it is killed."""
 _POLL_SECONDS: Final = 0.1
 
 Progress = Callable[[str], None]
-"""Told in a few words what the child does now."""
+"""Called with a few words on what the child does now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,39 +38,39 @@ class Child:
     """A kind of child process.
 
     Attributes:
-        module: what ``python -m`` runs; it calls :func:`gpumemnet.sandbox.child.serve`.
-        wanted: what the child is to come up with, in words; for a sentence on its death.
-        purpose: what torch is needed for; for a sentence on its absence.
+        module: the module that ``python -m`` runs; it calls :func:`gpumemnet.sandbox.child.serve`.
+        result: what the child computes, in words; for the error message when it exits early.
+        purpose: what torch is needed for; for the error message when it is not installed.
     """
 
     module: str
-    wanted: str
+    result: str
     purpose: str
 
 
 def ask(
     child: Child,
     source: str,
-    question: Mapping[str, Any],
+    request: Mapping[str, Any],
     *,
     deadline_seconds: float,
     show_output: bool = False,
     progress: Progress | None = None,
 ) -> Any:
-    """The child's answer to ``question``, both of them JSON.
+    """Return the child's answer to ``request``; both are JSON.
 
     Args:
         child: the kind of child.
-        source: what the question is about; sentences about the user's code begin with it.
-        question: handed to the child.
-        deadline_seconds: time for everything, the import of torch included.
-        show_output: let what the user's code prints through to standard error.
-        progress: told what the child does.
+        source: the user's file; error messages about its code begin with it.
+        request: what the child is to compute.
+        deadline_seconds: time for everything, including the import of torch.
+        show_output: whether to pass what user code prints on to standard error.
+        progress: called with what the child does.
 
     Raises:
-        ExtractError: one sentence on what is wrong with the user's code, and where.
-        InvalidRequestError: when the deadline is no time, or the child found something wrong with the question itself.
-        MissingExtraError: when torch is not installed.
+        ExtractError: says what is wrong with the user's code, and where.
+        InvalidRequestError: the deadline is out of range, or the child rejected the request.
+        MissingExtraError: torch is not installed.
     """
     if not (math.isfinite(deadline_seconds) and 0 < deadline_seconds <= _MAX_DEADLINE_SECONDS):
         raise InvalidRequestError(f"must be above 0 and at most {_MAX_DEADLINE_SECONDS:,.0f} seconds", "deadline")
@@ -78,13 +78,13 @@ def ask(
         raise MissingExtraError("torch", "extract", child.purpose)
     with tempfile.TemporaryFile() as output:
         try:
-            text, status = _run(child, question, deadline_seconds, None if show_output else output, progress)
+            text, status = _run(child, request, deadline_seconds, None if show_output else output, progress)
         except subprocess.TimeoutExpired:
             raise ExtractError(
-                f"{source}: was not done after {deadline_seconds:g} seconds and was ended: give it more with --deadline"
+                f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
             ) from None
         if not text:
-            raise ExtractError(f"{source}: {_death(status, child.wanted)}{_last_line(output)}")
+            raise ExtractError(f"{source}: {_exit_reason(status, child.result)}{_last_line(output)}")
     answer = json.loads(text)
     if "field" in answer:
         raise InvalidRequestError(answer["error"], answer["field"])
@@ -94,9 +94,13 @@ def ask(
 
 
 def _run(
-    child: Child, question: Mapping[str, Any], deadline_seconds: float, output: IO[bytes] | None, progress: Progress | None
+    child: Child, request: Mapping[str, Any], deadline_seconds: float, output: IO[bytes] | None, progress: Progress | None
 ) -> tuple[str, int]:
-    """The child's answer, empty if it gave none, and its exit status; ``subprocess.TimeoutExpired`` when it overstays."""
+    """Run the child; return its answer, empty if there is none, and its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: the child did not end in time.
+    """
     root = str(Path(gpumemnet.__path__[0]).parent)
     environment = {
         **os.environ,
@@ -104,20 +108,20 @@ def _run(
         "CUDA_VISIBLE_DEVICES": "",
         "TORCHDYNAMO_DISABLE": "1",
     }
-    # files, not pipes: a process that the user's code leaves behind would keep a pipe open
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as steps:
-        request = {
-            "question": question,
+    # Files, not pipes: a process that user code leaves running would keep a pipe open.
+    with tempfile.TemporaryFile() as sent, tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as steps:
+        envelope = {
+            "request": request,
             "deadline_seconds": deadline_seconds,
             "pythonpath": os.environ.get("PYTHONPATH"),
-            "steps": steps.fileno() if progress else None,
+            "progress": steps.fileno() if progress else None,
         }
-        asked.write(json.dumps(request).encode())
-        asked.seek(0)
+        sent.write(json.dumps(envelope).encode())
+        sent.seek(0)
         with subprocess.Popen(
             [sys.executable, "-P", "-m", child.module],
             env=environment,
-            stdin=asked,
+            stdin=sent,
             stdout=answer,
             stderr=output,
             pass_fds=[steps.fileno()] if progress else [],
@@ -137,7 +141,7 @@ def _run(
 
 
 def _follow(process: subprocess.Popen[bytes], seconds: float, steps: int, progress: Progress) -> None:
-    """Wait for the child, and pass on what it writes to ``steps``."""
+    """Wait for the child, and report what it writes to ``steps``."""
     end, read = monotonic() + seconds, 0
     while True:
         try:
@@ -146,18 +150,18 @@ def _follow(process: subprocess.Popen[bytes], seconds: float, steps: int, progre
         except subprocess.TimeoutExpired:
             if monotonic() >= end:
                 raise
-        written = os.pread(steps, 65_536, read)  # the child's own position in the file stays where it is
+        written = os.pread(steps, 65_536, read)  # pread leaves the child's own position in the file
         read += len(written)
         if lines := written.decode(errors="replace").split("\n")[:-1]:
             progress(lines[-1])
 
 
-def _death(status: int, wanted: str) -> str:
+def _exit_reason(status: int, result: str) -> str:
     if status == -signal.SIGKILL:
-        return "the system killed the process, most likely for its memory"
+        return "the system killed the process, most likely because it used too much memory"
     if status < 0:
         return f"the code crashed the interpreter ({signal.Signals(-status).name})"
-    return f"the code ended the program with exit code {status} before there was {wanted}"
+    return f"the code exited the program with exit code {status} before there was {result}"
 
 
 def _last_line(output: IO[bytes]) -> str:

@@ -1,4 +1,4 @@
-"""Processes that share out work in torch: one core and one thread each, and none outlives the one that started it."""
+"""Worker processes for torch work: one core and one thread each; they end with their parent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, Final
 from gpumemnet.sandbox.child_lifetime import end_with_parent
 
 _CHUNK: Final = 4
-"""Tasks that a process takes at once: short enough that all end together, long enough that the pipe costs nothing."""
+"""Tasks per message to a worker: few enough that all workers end together, many enough that messages cost nothing."""
 
 
 def worker_pool(workers: int | None = None, prepare: Callable[[], None] | None = None) -> ProcessPoolExecutor:
-    """A pool of fresh processes.
+    """Return a pool of new processes.
 
     Args:
-        workers: how many; one for each core unless given.
-        prepare: what each calls before its first task.
+        workers: number of processes; one for each core by default.
+        prepare: called in each process before its first task.
     """
     return ProcessPoolExecutor(
         workers or os.cpu_count() or 1, mp_context=get_context("spawn"), initializer=_start, initargs=(prepare,)
@@ -27,7 +27,7 @@ def worker_pool(workers: int | None = None, prepare: Callable[[], None] | None =
 
 
 def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], workers: int | None) -> Iterator[Any]:
-    """``function`` of the arguments of every task, in order, in processes of a :func:`worker_pool`."""
+    """Call ``function`` with the arguments of each task in a :func:`worker_pool`, and yield the results in order."""
     if tasks:
         with worker_pool(workers) as pool:
             yield from pool.map(function, *zip(*tasks, strict=True), chunksize=_CHUNK)
@@ -36,7 +36,7 @@ def in_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
 def _start(prepare: Callable[[], None] | None) -> None:
     import torch
 
-    torch.set_num_threads(1)  # threads would only wait for those of the other processes
+    torch.set_num_threads(1)  # more threads would only wait for those of the other processes
     end_with_parent()
     if prepare is not None:
         prepare()

@@ -1,4 +1,4 @@
-"""The child process of a trace, ``python -m gpumemnet.tracing.child``."""
+"""The child process of a trace: ``python -m gpumemnet.tracing.child``."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import Any, Final
 
 from gpumemnet.extract.source import build, source_code
 from gpumemnet.sandbox.child import serve
+from gpumemnet.tracing.api import trace_with
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_to_dict
-from gpumemnet.tracing.request import Asked, asked_from_dict
+from gpumemnet.tracing.request import TraceRequest, request_from_dict
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
 
 
-def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    answer = _of_script if question["kind"] == "script" else _of_file
-    return answer_to_dict(answer(question, asked_from_dict(question)))
+def _answer(document: dict[str, Any]) -> dict[str, Any]:
+    trace_source = _trace_script if document["kind"] == "script" else _trace_file
+    return answer_to_dict(trace_source(document, request_from_dict(document)))
 
 
-def _of_script(question: dict[str, Any], what: Asked) -> TraceAnswer:
+def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     _LOG.info("importing torch")
     from gpumemnet.tracing.platform import Platform
     from gpumemnet.tracing.script.run import trace_script
 
     _LOG.info("running up to the second step")
-    platform = Platform(device=what.gpu, attention_kernel=what.options.attention_kernel)
+    platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
     return trace_script(
-        *(Path(question["script"]), question["arguments"], platform, what.allocator),
-        ranks=question["ranks"],
-        with_curve=what.questions.curve,
+        *(Path(document["script"]), document["arguments"], platform, request.allocator),
+        ranks=document["ranks"],
+        with_curve=request.extras.curve,
     )
 
 
-def _of_file(question: dict[str, Any], what: Asked) -> TraceAnswer:
-    code = source_code(question)
+def _trace_file(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
+    code = source_code(document)
     _LOG.info("importing torch")
-    from gpumemnet.tracing.best_effort import BestEffort, NotedUnknowns
-    from gpumemnet.tracing.dynamo import without_dynamo
-    from gpumemnet.tracing.model_trace import trace_with
+    from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+    from gpumemnet.tracing.torch_private.dynamo import without_dynamo
 
     _LOG.info("building the model")
-    unknowns = BestEffort() if what.options.best_effort else NotedUnknowns()
+    missing_values = GuessedValues() if request.options.best_effort else RefusedValues()
     with without_dynamo():
-        built, inputs = build(question, code, unknowns=unknowns, with_loss=True)
-        options = what.options if built.loss is None else replace(what.options, loss=built.loss)
-        answer = trace_with(built.model, inputs, options, gpu=what.gpu, allocator=what.allocator, questions=what.questions)
-    return replace(answer, notes=(*unknowns.notes, *answer.notes))
+        built, inputs = build(document, code, missing_values=missing_values, with_loss=True)
+        options = request.options if built.loss is None else replace(request.options, loss=built.loss)
+        answer = trace_with(built.model, inputs, options, gpu=request.gpu, allocator=request.allocator, extras=request.extras)
+    return replace(answer, notes=(*missing_values.notes, *answer.notes))
 
 
 if __name__ == "__main__":

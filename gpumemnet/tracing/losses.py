@@ -19,6 +19,7 @@ from gpumemnet.extract.faults import definition
 from gpumemnet.extract.walk import tensors_in
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.options import LOSSES
+from gpumemnet.tracing.torch_private.modules import is_torch_loss
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]
 """Gives the target of this shape and type, which came to the GPU with the batch."""
@@ -53,7 +54,7 @@ def loss_function(loss: object) -> Loss:
     """
     if isinstance(loss, TargetLoss):
         return lambda output, target: scalar(loss.function(output, *[target(t.shape, t.dtype) for t in loss.targets]))
-    if isinstance(loss, nn.modules.loss._Loss):
+    if is_torch_loss(loss):
         return lambda output, target: scalar(_of_torch(loss, output, target))
     if callable(loss):
         return lambda output, target: scalar(loss(output), f"the loss {loss_name(loss, output)}{definition(loss)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, replay, smallest_limit
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.tracing.non_allocator_memory import around
+from gpumemnet.tracing.non_allocator_memory import non_allocator_memory
 from gpumemnet.tracing.replay import Replayed, replayed
 from gpumemnet.tracing.report.answer import Curve
 from gpumemnet.tracing.safe_bytes import safe_bytes
@@ -40,7 +40,7 @@ def memory_of(
         device: the GPU.
         settings: of the allocator.
     """
-    outside = around(device, run.timeline.groups)
+    outside = non_allocator_memory(device, run.timeline.groups)
     expected = replayed(run.timeline, [sizes[origin] for origin in run.origins], settings)
     bound = expected.reserved_bytes
     if bounds != sizes:
@@ -59,7 +59,7 @@ def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, se
     """The smallest memory in which the run still ends, context included: cached blocks are released when they must be."""
     timeline = run.timeline
     within = smallest_limit(timeline.events, [sizes[origin] for origin in run.origins], settings, streams=timeline.streams)
-    return within + around(device, timeline.groups).expected_bytes
+    return within + non_allocator_memory(device, timeline.groups).expected_bytes
 
 
 def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings) -> Curve:

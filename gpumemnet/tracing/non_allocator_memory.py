@@ -8,7 +8,7 @@ from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
 from gpumemnet.physics.nccl import SOURCE, communicator_bound_bytes, communicator_bytes
 
 
-def around(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:
+def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:
     """Context and communicators of a process that exchanges in ``groups``, on a ``device`` of its own."""
     alone, bound_bytes = context(device), communicator_bound_bytes(groups)
     if not bound_bytes:

@@ -1,15 +1,14 @@
 """The optimizer as it would run on CUDA: named ones by their usual settings, a user's own rebuilt over the stand-ins.
 
-PyTorch picks the foreach or the fused path only for parameters on a GPU; :func:`gpu_optimizers` lets it pick them here.
+PyTorch picks the foreach or the fused path only for parameters on a GPU;
+:func:`~gpumemnet.tracing.torch_private.optimizers.gpu_optimizers` lets it pick them here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -37,7 +36,7 @@ def named_optimizer(name: str, implementation: str = "default") -> OptimizerFact
     return lambda parameters: made(parameters, **settings)
 
 
-def same_optimizer(optimizer: Optimizer, stand_ins: Mapping[int, nn.Parameter]) -> OptimizerFactory:
+def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
     """A factory of an optimizer like ``optimizer``, whose parameters are replaced by their stand-ins.
 
     Raises:
@@ -47,10 +46,10 @@ def same_optimizer(optimizer: Optimizer, stand_ins: Mapping[int, nn.Parameter]) 
     def build(parameters: Iterable[nn.Parameter]) -> Optimizer:
         groups = []
         for group in optimizer.param_groups:
-            foreign = [p for p in group["params"] if id(p) not in stand_ins]
+            foreign = [p for p in group["params"] if id(p) not in meta_parameters]
             if foreign:
                 raise InvalidRequestError(f"{type(optimizer).__name__} holds parameters that are not the model's", "optimizer")
-            groups.append({**group, "params": [stand_ins[id(p)] for p in group["params"]]})
+            groups.append({**group, "params": [meta_parameters[id(p)] for p in group["params"]]})
         accepted = inspect.signature(type(optimizer)).parameters
         defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
         return type(optimizer)(groups, **defaults)
@@ -58,7 +57,7 @@ def same_optimizer(optimizer: Optimizer, stand_ins: Mapping[int, nn.Parameter]) 
     return build
 
 
-def optimizer_factory(optimizer: object, implementation: str, stand_ins: Mapping[int, nn.Parameter]) -> OptimizerFactory:
+def optimizer_factory(optimizer: object, implementation: str, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
     """The factory for what a caller gave: a name, an optimizer over the model's own parameters, or a factory.
 
     Raises:
@@ -69,29 +68,7 @@ def optimizer_factory(optimizer: object, implementation: str, stand_ins: Mapping
             raise InvalidRequestError(f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}", "optimizer")
         return named_optimizer(optimizer, implementation)
     if isinstance(optimizer, Optimizer):
-        return same_optimizer(optimizer, stand_ins)
+        return same_optimizer(optimizer, meta_parameters)
     if callable(optimizer):
         return optimizer
     raise InvalidRequestError("must be a name, an optimizer, or a function from parameters to an optimizer", "optimizer")
-
-
-@contextmanager
-def gpu_optimizers() -> Iterator[None]:
-    """Context in which optimizers treat meta parameters as CUDA's: foreach by default, fused where asked for."""
-
-    def with_meta(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
-        return lambda: [*original(), "cuda", "meta"]
-
-    homes = ("torch.optim.optimizer", "torch.utils._foreach_utils")
-    names = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
-    import torch.utils._foreach_utils as utils
-
-    originals = {name: getattr(utils, name) for name in names}
-    patches = [patch(f"{home}.{name}", with_meta(originals[name])) for home in homes for name in names]
-    for each in patches:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in patches:
-            each.stop()

@@ -1,4 +1,4 @@
-"""Traces a user's file or script in a child process, so that it meets nothing of the caller's and cannot harm it."""
+"""Traces a user's file or script in a child process, so that user code cannot affect the caller."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.extract.factory import existing_file
-from gpumemnet.extract.source import factory_question
+from gpumemnet.extract.source import factory_request
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.sandbox.parent import Child, Progress, ask
-from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, DEFAULT_OPTIONS, Questions, TraceOptions
+from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, DEFAULT_OPTIONS, ExtraResults, TraceOptions
 from gpumemnet.tracing.parallel.plan import check_ranks
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict
-from gpumemnet.tracing.request import asked, asked_to_dict
+from gpumemnet.tracing.request import checked_request, request_to_dict
 
-_CHILD: Final = Child(module="gpumemnet.tracing.child", wanted="an answer", purpose="tracing a model")
+_CHILD: Final = Child(module="gpumemnet.tracing.child", result="an answer", purpose="tracing a model")
 
 
 def trace_file(
@@ -28,39 +28,42 @@ def trace_file(
     batch_size: int | None = None,
     gpu: str | DeviceProfile = DEFAULT_GPU,
     allocator: AllocatorSettings | None = None,
-    questions: Questions | None = None,
+    extras: ExtraResults | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
     progress: Progress | None = None,
 ) -> TraceAnswer:
-    """The memory that training the model takes which ``source`` builds.
+    """Predict the memory of training the model that ``source`` builds.
 
     Args:
         source: ``path/to/file.py:factory``; the factory returns a ``torch.nn.Module``, ``(model, inputs)`` or
             ``(model, inputs, loss)``, where ``loss`` is a function from the model's output to a scalar.
-        options: how the model is trained, in words and numbers.
-        inputs: one sample's shape for each of the model's inputs, as :func:`gpumemnet.extract.inputs.parse_input` reads them;
-            none where the factory gives the inputs.
-        arguments: keyword arguments for the factory; anything that JSON can hold.
-        batch_size: samples per step; needed unless the factory gives the inputs.
-        gpu: name or alias of a GPU of the catalogue, path of a profile's ``.json`` file, or a profile.
-        allocator: settings of the caching allocator; PyTorch's defaults unless given.
-        questions: what else is wanted.
-        deadline_seconds: time for everything, the import of torch included.
-        show_output: let the file's own output through to standard error.
-        progress: told in a few words what is being done.
+        options: how the model is trained; words, numbers and switches only.
+        inputs: shape of one sample for each input of the model, as :func:`gpumemnet.extract.inputs.parse_input` reads it;
+            empty if the factory returns inputs.
+        arguments: keyword arguments of the factory; any JSON values.
+        batch_size: samples per step; required unless the factory returns inputs.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
+        allocator: settings of the caching allocator; PyTorch's defaults by default.
+        extras: further results to compute.
+        deadline_seconds: time for everything, including the import of torch.
+        show_output: whether to pass the file's own output on to standard error.
+        progress: called with a few words at each stage.
+
+    Returns:
+        the answer; all amounts are in bytes, for one GPU.
 
     Raises:
-        ExtractError: one sentence that names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: when an input has no such value, or options do not go together.
-        MissingExtraError: when torch is not installed.
+        ExtractError: names the operator or the line of code that cannot be traced.
+        InvalidJobError, InvalidRequestError: an input has another form, or options exclude each other.
+        MissingExtraError: torch is not installed.
     """
-    question = {
+    request = {
         "kind": "file",
-        **factory_question(source, inputs, arguments, batch_size),
-        **asked_to_dict(asked(options, gpu, allocator, questions, batch_size)),
+        **factory_request(source, inputs, arguments, batch_size),
+        **request_to_dict(checked_request(options, gpu, allocator, extras, batch_size)),
     }
-    answer = ask(_CHILD, source, question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+    answer = ask(_CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)
 
 
@@ -77,27 +80,34 @@ def trace_script(
     show_output: bool = False,
     progress: Progress | None = None,
 ) -> TraceAnswer:
-    """The memory that an unmodified training script takes; it really runs, on a GPU that is not there, up to its second step.
+    """Predict the memory of an unmodified training script.
+
+    The script really runs, on a simulated GPU, up to its second optimizer step.
 
     Args:
         script: the file.
-        arguments: what follows the script's name on its command line.
+        arguments: command-line arguments of the script.
         gpu, allocator, deadline_seconds, show_output, progress: as in :func:`trace_file`.
-        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the one that PyTorch would choose.
-        ranks: on how many GPUs the script is started; it is traced as the first of them, as ``torchrun`` would start it.
-        with_curve: whether the memory over a step is wanted.
+        attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose by default.
+        ranks: number of GPUs that the script is started on; it is traced as the first rank, as ``torchrun`` would start it.
+        with_curve: whether to return the memory over one training step.
+
+    Returns:
+        the answer; all amounts are in bytes, for one GPU.
 
     Raises:
-        ExtractError: one sentence that names what cannot be traced, and the line of the script.
-        InvalidJobError, InvalidRequestError: when a setting has no such value.
-        MissingExtraError: when torch is not installed.
+        ExtractError: names what cannot be traced, and the line of the script.
+        InvalidJobError, InvalidRequestError: an option has no such value.
+        MissingExtraError: torch is not installed.
     """
-    question = {
+    request = {
         "kind": "script",
         "script": str(existing_file(str(script))),
         "arguments": list(arguments),
         "ranks": check_ranks(ranks),
-        **asked_to_dict(asked(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, Questions(curve=with_curve))),
+        **request_to_dict(
+            checked_request(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, ExtraResults(curve=with_curve))
+        ),
     }
-    answer = ask(_CHILD, str(script), question, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+    answer = ask(_CHILD, str(script), request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)

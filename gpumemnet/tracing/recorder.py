@@ -17,13 +17,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
+from gpumemnet.tracing.torch_private.autograd import next_node_number, running_node_number
+from gpumemnet.tracing.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
+from gpumemnet.tracing.torch_private.tensors import id_of_storage, storage_id
 from gpumemnet.tracing.workspaces.rules import Scratch, blas_workspace, scratch, takes_scratch
 
 _UNKNOWN: Final = "temporary"
@@ -31,10 +33,10 @@ _COMMUNICATION: Final = "communication"
 _HOST: Final = torch.device("cpu")
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
 """Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
-_LAST_OUTPUT_FIRST: Final = frozenset({torch.ops.aten.native_dropout.default})
+_LAST_OUTPUT_FIRST: Final = frozenset({aten.native_dropout.default})
 """Operators that make their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
 
-_EFFICIENT_ATTENTION: Final = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_EFFICIENT_ATTENTION: Final = aten._scaled_dot_product_efficient_attention.default
 _ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2}
 """How many of an operator's outputs are on the GPU, where the others are not: this one keeps its random state in host memory."""
 
@@ -58,7 +60,7 @@ class _Open(NamedTuple):
     stream: int = 0
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DispatchMode):
     """Collects storages and events while it is entered.
 
     Args:
@@ -67,7 +69,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, modules: ModulePath, platform: Platform) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._modules = modules
         self._platform = platform
         self._kinds: dict[Any, bool] = {}
@@ -91,10 +93,6 @@ class Recorder(TorchDispatchMode):
         self._ranks = 1
         self._groups: dict[str, int] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to tell Dynamo so would import it, which takes a second
-
     # What the training loop tells.
 
     def begin_step(self) -> None:
@@ -113,7 +111,7 @@ class Recorder(TorchDispatchMode):
 
     def asked_for(self, tensor: Tensor, operator: str) -> None:
         """The model's code asks for ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
-        if self._phases and tensor.untyped_storage()._cdata not in self._live:
+        if self._phases and storage_id(tensor) not in self._live:
             self._birth(tensor.untyped_storage(), operator, self._modules.path)
 
     def now(self) -> int:
@@ -130,7 +128,7 @@ class Recorder(TorchDispatchMode):
             at: before which event of the present phase, for what is only now known to have come then.
         """
         storage = tensor.untyped_storage()
-        index = self._live.get(storage._cdata)
+        index = self._live.get(id_of_storage(storage))
         if index is None:
             index = self._birth(storage, "to", self._modules.path if module is None else module, at)
         if memory_class != _UNKNOWN:
@@ -139,7 +137,7 @@ class Recorder(TorchDispatchMode):
     def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
         """Settle class and module of those of ``tensors`` that are on the GPU and have no class yet."""
         for tensor in tensors:
-            index = self._live.get(tensor.untyped_storage()._cdata)
+            index = self._live.get(storage_id(tensor))
             if index is not None and self._classes[index] in (_UNKNOWN, _COMMUNICATION):
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
@@ -173,7 +171,7 @@ class Recorder(TorchDispatchMode):
         """``storage`` was given up, or taken again, by its owner: :meth:`torch.UntypedStorage.resize_`."""
         if storage.device.type != "meta":
             return
-        index = self._live.get(storage._cdata)
+        index = self._live.get(id_of_storage(storage))
         if index is not None:
             self._died(self._references[index])
         if storage.nbytes():
@@ -194,7 +192,7 @@ class Recorder(TorchDispatchMode):
 
     def entered_module(self, module: object) -> None:
         """Callback for :class:`ModulePath`: nodes made from here on belong to the module that runs now."""
-        self._sequence_numbers.append(torch._C._autograd._get_sequence_nr())
+        self._sequence_numbers.append(next_node_number())
         self._nodes.append((self._sequence_numbers[-1], self._modules.path))
 
     def left_module(self, module: object, arguments: object, output: object) -> None:
@@ -229,7 +227,7 @@ class Recorder(TorchDispatchMode):
             watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
             self._layouts[func] = layout_rule(func)
         if not watched:
-            return None if func._opname in _FUSED else func(*args, **(kwargs or {}))
+            return None if operator_name(func) in _FUSED else func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if self._recomputed and not torch.is_grad_enabled():
             self._settle_recomputed()
@@ -237,15 +235,15 @@ class Recorder(TorchDispatchMode):
         outputs = _tensors(result)
         # Real tensors are kept for their values, and subclasses know best how they lie.
         if (layout := self._layouts[func]) is not None and all(type(t) is Tensor and t.is_meta for t in outputs):
-            with torch._C.DisableTorchFunction():  # what the rule makes nobody has asked for
+            with without_function_modes():  # what the rule makes nobody has asked for
                 result = layout(args, result)
             outputs = _tensors(result)
-        fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if tensor.untyped_storage()._cdata not in self._live]
+        fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if storage_id(tensor) not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
         made_there = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
         if made_there or self._any_live(args) or self._any_live(kwargs.values()):
-            with torch._C.DisableTorchFunction():
+            with without_function_modes():
                 pieces = scratch(func, args, kwargs, outputs, self._platform)
             self._allocate(func, fresh, pieces)
         return result
@@ -259,7 +257,7 @@ class Recorder(TorchDispatchMode):
             between: list[int] = []
             self._take([piece for piece in pieces if piece.after == number], func, between if number else held)
             self._events += [~index for index in reversed(between)]
-            if tensor.untyped_storage()._cdata not in self._live:  # outputs may share one
+            if storage_id(tensor) not in self._live:  # outputs may share one
                 index = self._birth(tensor.untyped_storage(), func, self._owner())
                 if self._backward and torch.is_grad_enabled():
                     self._recomputed.append(index)
@@ -277,7 +275,7 @@ class Recorder(TorchDispatchMode):
         self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
         self._events.insert(len(self._events) if at is None else at, index)
         reference = _StorageRef(storage, self._died)
-        reference.index, reference.key = index, storage._cdata
+        reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference
         self._live[reference.key] = index
         return index
@@ -313,7 +311,7 @@ class Recorder(TorchDispatchMode):
     def _any_live(self, values: Iterable[Any]) -> bool:
         for value in values:
             if isinstance(value, Tensor):
-                if value.untyped_storage()._cdata in self._live:
+                if storage_id(value) in self._live:
                     return True
             elif isinstance(value, list | tuple) and self._any_live(value):
                 return True
@@ -323,10 +321,10 @@ class Recorder(TorchDispatchMode):
         """The module that the running operator belongs to."""
         if not self._backward or torch.is_grad_enabled():  # with gradients in the backward pass: a recomputed forward pass
             return self._modules.path
-        node = torch._C._current_autograd_node()
+        node = running_node_number()
         if node is None:
             return ""
-        position = bisect_right(self._sequence_numbers, node._sequence_nr()) - 1
+        position = bisect_right(self._sequence_numbers, node) - 1
         return self._nodes[position][1] if position >= 0 else ""
 
     def _keep_what_is_live(self) -> None:
@@ -344,10 +342,10 @@ class Recorder(TorchDispatchMode):
 
 def _allocates(func: Any) -> bool:
     """Whether the operator may return memory of its own: not when all that it returns are views or what it wrote into."""
-    if func._opname in _FUSED:
+    if operator_name(func) in _FUSED:
         return False
-    returns = func._schema.returns
-    return any(value.alias_info is None for value in returns) or func._opname in ("set_", "resize_")
+    returns = schema(func).returns
+    return any(value.alias_info is None for value in returns) or operator_name(func) in ("set_", "resize_")
 
 
 def _name(operator: Any) -> str:

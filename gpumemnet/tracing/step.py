@@ -21,19 +21,22 @@ from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import placement
 from gpumemnet.extract.walk import tensors_in
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
-from gpumemnet.tracing.best_effort import BestEffort, NotedUnknowns
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.corrections.overrides import overriding
-from gpumemnet.tracing.dynamo import without_dynamo
 from gpumemnet.tracing.losses import Loss, TargetLoss, loss_function, loss_name
-from gpumemnet.tracing.optimizers import gpu_optimizers, optimizer_factory
+from gpumemnet.tracing.meta_tensors import MetaTensors, with_meta_tensors
+from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
+from gpumemnet.tracing.optimizers import optimizer_factory
 from gpumemnet.tracing.options import TraceOptions
-from gpumemnet.tracing.parallel.rank import gathered_in, local, on_rank
+from gpumemnet.tracing.parallel.rank import gathered_in, on_rank
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.stand_ins import StandIns, stand_ins
 from gpumemnet.tracing.timeline import Timeline
+from gpumemnet.tracing.torch_private.dynamo import without_dynamo
+from gpumemnet.tracing.torch_private.operators import unscale_gradients, without_function_modes
+from gpumemnet.tracing.torch_private.optimizers import gpu_optimizers
+from gpumemnet.tracing.torch_private.tensors import part_on_rank
 
 AUTOCAST: Final[dict[str, torch.dtype]] = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
 """What autocast computes in, for the precisions that use it."""
@@ -78,11 +81,11 @@ def record(
         InvalidRequestError: when an option has no such value.
     """
     modes = {module: module.training for module in model.modules()}
-    unknowns = BestEffort() if options.best_effort else NotedUnknowns()
-    run = _Run(model, inputs, options, platform, unknowns)
+    missing_values = GuessedValues() if options.best_effort else RefusedValues()
+    run = _Run(model, inputs, options, platform, missing_values)
     try:
         with torch.enable_grad(), ExitStack() as stack:
-            stack.enter_context(placement(unknowns, on_gpu=run.recorder.asked_for))
+            stack.enter_context(placement(missing_values, on_gpu=run.recorder.asked_for))
             stack.enter_context(without_dynamo())
             if corrected:
                 stack.enter_context(cuda_autocast(platform))
@@ -93,11 +96,11 @@ def record(
                 run.phase = "the forward pass that settles lazy modules"
                 model(*inputs.args, **inputs.kwargs)
             dtype = getattr(torch, MODEL_TYPES[options.precision]) if options.precision in MODEL_TYPES else None
-            stood_in = stack.enter_context(stand_ins(model, dtype, options.channels_last))
+            meta_tensors = stack.enter_context(with_meta_tensors(model, dtype, options.channels_last))
             if options.checkpointing == "every_block":
                 stack.enter_context(checkpointed(model))
             whole, last = inputs.batch_size, options.last_batch_size
-            run.go(stood_in, [whole] * steps + ([last, whole] if last else []))
+            run.go(meta_tensors, [whole] * steps + ([last, whole] if last else []))
     except (ExtractError, InvalidRequestError):
         raise
     except Exception as error:
@@ -107,17 +110,17 @@ def record(
     finally:
         for module, training in modes.items():
             module.training = training
-    return Recording(run.recorder.timeline(), run.loss_words, (*run.notes, *unknowns.notes))
+    return Recording(run.recorder.timeline(), run.loss_words, (*run.notes, *missing_values.notes))
 
 
 class _Run:
     """The state of a run: where it is, and what it has learnt of the targets."""
 
     def __init__(
-        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, unknowns: NotedUnknowns
+        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, missing_values: RefusedValues
     ) -> None:
         self._model = self._called = model
-        self._unknowns = unknowns
+        self._missing_values = missing_values
         self._options = options
         self._inputs = _cast(inputs, options)
         self._loss: Loss = loss_function(options.loss)
@@ -141,13 +144,13 @@ class _Run:
         """Path of the innermost module that was running."""
         return self._modules.path
 
-    def go(self, stood_in: StandIns, batch_sizes: Sequence[int]) -> None:
+    def go(self, meta_tensors: MetaTensors, batch_sizes: Sequence[int]) -> None:
         """Build, and train for one step with each of ``batch_sizes``."""
         recorder, options = self.recorder, self._options
-        if not any(parameter.requires_grad for parameter in stood_in.parameters.values()):
+        if not any(parameter.requires_grad for parameter in meta_tensors.parameters.values()):
             raise ExtractError("the model has no parameter that requires a gradient: nothing would be trained")
         recorder.begin("build")
-        on_gpu = on_rank(self._model, stood_in, recorder, options.parallel, options.ranks, self._gathered_in)
+        on_gpu = on_rank(self._model, meta_tensors, recorder, options.parallel, options.ranks, self._gathered_in)
         with self._modules, recorder, on_gpu as rank:
             self._called, self._owners = rank.model, rank.owners
             self.notes += rank.notes
@@ -203,11 +206,11 @@ class _Run:
             torch.autograd.backward(scaler.scale(loss) if scaler else loss)
             for parameter in trained:
                 if parameter.grad is not None:
-                    recorder.classify((local(parameter.grad),), "gradient", self._owners[id(parameter)])
+                    recorder.classify((part_on_rank(parameter.grad),), "gradient", self._owners[id(parameter)])
         self._begin("optimizer", "the optimizer's step")
         if scaler:
             scaler.unscale(trained)
-        with self._unknowns.stepping(optimizer):
+        with self._missing_values.stepping(optimizer):
             optimizer.step()
         self._classify_state(optimizer)
         if options.zero_grad == "after_step":
@@ -215,7 +218,7 @@ class _Run:
 
     def _classify_state(self, optimizer: torch.optim.Optimizer) -> None:
         for owner, state in optimizer.state.items():
-            self.recorder.classify(map(local, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
+            self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
 
     def _keep(self, name: str, value: object) -> None:
         """Let ``name`` live until the next step has its own, where the loop is like that."""
@@ -249,7 +252,7 @@ class _Run:
         if dtype.is_floating_point and self._options.precision in AUTOCAST and not isinstance(self._options.loss, TargetLoss):
             dtype = torch.float32  # the model's output, which the type is that of, is in another, the data are not
         self._targets.append((shape, dtype))
-        with torch._C.DisableTorchFunction():  # the code does not ask for it now
+        with without_function_modes():  # the code does not ask for it now
             target = torch.empty(shape, dtype=dtype, device="meta")
         self.recorder.arrived(target, "input", "", self._batch_is_there)
         self._batch_is_there += 1
@@ -289,7 +292,7 @@ class _Scaler:
         inverse = self._scale.double().reciprocal().float()
         found = torch.empty((), device="meta")
         self._recorder.arrived(found, "temporary", "")
-        torch._amp_foreach_non_finite_check_and_unscale_([p.grad for p in trained if p.grad is not None], found, inverse)
+        unscale_gradients([p.grad for p in trained if p.grad is not None], found, inverse)
 
 
 def _cast(inputs: ModelInputs, options: TraceOptions) -> ModelInputs:

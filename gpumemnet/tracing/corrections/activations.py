@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from gpumemnet.tracing.corrections.overrides import Override
-
-aten = torch.ops.aten
+from gpumemnet.tracing.torch_private.operators import aten
 
 
 def _mish_backward(original: Callable[..., Tensor], grad_output: Tensor, self: Tensor) -> Tensor:

@@ -8,17 +8,15 @@ is.  Inside :func:`cuda_autocast` the answers are those of the GPU that the trac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.amp.autocast_mode
-import torch.amp.grad_scaler
-import torch.cuda.amp.common
-import torch.utils.checkpoint
 
 from gpumemnet.tracing.corrections.autocast import forget_casts
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.torch_private import mixed_precision as names
+from gpumemnet.tracing.torch_private.names import replaced
 
 
 @contextmanager
@@ -29,35 +27,23 @@ def cuda_autocast(platform: Platform) -> Iterator[None]:
     put back on exit.
     """
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    scaler = torch.amp.grad_scaler.GradScaler
-    with ExitStack() as stack:
-        for owner, name, stand_in in (
-            (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-            (torch.cuda, "is_bf16_supported", _bf16_support(platform)),
-            (torch, "clear_autocast_cache", _clearing(torch.clear_autocast_cache)),
-            (torch.amp.autocast_mode, "_cast", _cast_as_cuda(torch.amp.autocast_mode._cast)),
-            (torch.utils.checkpoint, "_infer_device_type", _cuda_for_meta(torch.utils.checkpoint._infer_device_type)),
-            (scaler, "_maybe_opt_step", _step),
-            (scaler, "get_scale", _scale),
-            (scaler, "_get_growth_tracker", _growth_tracker),
-        ):
-            stack.enter_context(_replaced(owner, name, stand_in))
+    replacements = (
+        (names.AMP_UNAVAILABLE, lambda: False),
+        (names.BF16_SUPPORT, _bf16_support(platform)),
+        (names.CLEAR_AUTOCAST_CACHE, _clearing(names.CLEAR_AUTOCAST_CACHE.value())),
+        (names.AUTOCAST_CAST, _cast_as_cuda(names.AUTOCAST_CAST.value())),
+        (names.CHECKPOINT_DEVICE, _cuda_for_meta(names.CHECKPOINT_DEVICE.value())),
+        (names.SCALER_STEP, _step),
+        (names.SCALER_SCALE, names.initial_scale),
+        (names.SCALER_GROWTH, names.initial_growth),
+    )
+    with replaced(replacements):
         try:
             yield
         finally:
             torch.set_autocast_enabled("cuda", enabled)
             torch.set_autocast_dtype("cuda", dtype)
             forget_casts()
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, stand_in: Any) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, stand_in)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _bf16_support(platform: Platform) -> Callable[..., bool]:
@@ -96,11 +82,3 @@ def _cuda_for_meta(original: Callable[..., str]) -> Callable[..., str]:
 
 def _step(scaler: Any, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
-
-
-def _scale(scaler: Any) -> float:
-    return float(scaler._init_scale) if scaler._enabled else 1.0
-
-
-def _growth_tracker(scaler: Any) -> int:
-    return int(scaler._init_growth_tracker) if scaler._enabled else 0

@@ -34,22 +34,12 @@ from gpumemnet.tracing.corrections.attention_choice import (
 from gpumemnet.tracing.corrections.in_place import adding_in_place
 from gpumemnet.tracing.corrections.overrides import Override
 from gpumemnet.tracing.platform import Platform
-
-aten = torch.ops.aten
+from gpumemnet.tracing.torch_private.attention import enabled_kernels, kernel_order
+from gpumemnet.tracing.torch_private.names import torch_release
+from gpumemnet.tracing.torch_private.operators import aten
 
 _MASKED: Final = {CUDNN: -65504.0}
 """What a masked position adds to its score; minus infinity where nothing stands here."""
-
-_SWITCHES: Final[dict[str, Callable[[], bool]]] = {
-    FLASH: torch._C._get_flash_sdp_enabled,
-    EFFICIENT: torch._C._get_mem_efficient_sdp_enabled,
-    CUDNN: torch._C._get_cudnn_sdp_enabled,
-    MATH: torch._C._get_math_sdp_enabled,
-}
-"""``torch.backends.cuda.flash_sdp_enabled`` and the like."""
-
-_NUMBERS: Final = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
-"""``at::SDPBackend``."""
 
 
 def attention_overrides(platform: Platform) -> tuple[Override, ...]:
@@ -161,17 +151,14 @@ def _facts(
 
 def _setup(platform: Platform) -> AttentionSetup:
     """The switches as they stand: users set them in their code, around single calls even."""
-    if platform.attention_kernel is not None:
-        enabled = frozenset({platform.attention_kernel})
-    else:
-        enabled = frozenset(name for name, is_on in _SWITCHES.items() if is_on())
+    forced = platform.attention_kernel
     return AttentionSetup(
         compute_capability=platform.compute_capability,
-        enabled=enabled,
-        order=tuple(_NUMBERS[number] for number in torch._C._get_sdp_priority_order() if number in _NUMBERS),
+        enabled=enabled_kernels() if forced is None else frozenset({forced}),
+        order=kernel_order(),
         cudnn_version=_cudnn_version(),
         cudnn_first=os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1",
-        coarse_dropout=_torch_version() >= (2, 12),
+        coarse_dropout=torch_release() >= (2, 12),
         deterministic=torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
     )
 
@@ -181,12 +168,7 @@ def _cudnn_version() -> int:
     version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if version is not None:
         return version
-    return 91900 if _torch_version() < (2, 12) else 92000
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+    return 91900 if torch_release() < (2, 12) else 92000
 
 
 def _bias(mask: Tensor | None, query: Tensor, kernel: str) -> Tensor | None:

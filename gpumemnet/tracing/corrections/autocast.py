@@ -17,6 +17,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
 from gpumemnet.tracing.corrections.overrides import Override
+from gpumemnet.tracing.torch_private.operators import find_operator, schema
+from gpumemnet.tracing.torch_private.tensors import is_view
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -35,7 +37,9 @@ def autocast_overrides() -> tuple[Override, ...]:
         *_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
         *_overrides(FLOAT32, lambda operator: _float32),
         *_overrides(FLOAT32_RESULT, lambda operator: partial(_float32_result, _dtype_position(operator))),
-        *_overrides(FLOAT32_APPENDED, lambda operator: partial(_float32_appended, _operator(FLOAT32_APPENDED[_name(operator)]))),
+        *_overrides(
+            FLOAT32_APPENDED, lambda operator: partial(_float32_appended, find_operator(FLOAT32_APPENDED[_name(operator)]))
+        ),
         *_overrides(PROMOTE, lambda operator: _promote),
         *_overrides(BANNED, lambda operator: _banned),
     )
@@ -43,7 +47,7 @@ def autocast_overrides() -> tuple[Override, ...]:
 
 def _overrides(names: Iterable[str], kernel_of: Callable[[Any], Callable[..., Any]]) -> Iterator[Override]:
     for name in names:
-        operator = _operator(name)
+        operator = find_operator(name)
         if operator is not None:
             yield Override(operator, _in_region(kernel_of(operator)))
 
@@ -132,7 +136,7 @@ def _is_cached(tensor: Tensor, dtype: torch.dtype) -> bool:
         and dtype == torch.get_autocast_dtype("cuda")
         and tensor.requires_grad
         and tensor.is_leaf
-        and not tensor._is_view()
+        and not is_view(tensor)
         and torch.is_autocast_cache_enabled()
     )
 
@@ -147,16 +151,10 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def _dtype_position(operator: Any) -> int | None:
     """Where ``dtype`` stands among the positional arguments; ``None`` if it has to be named."""
-    for position, argument in enumerate(operator._schema.arguments):
+    for position, argument in enumerate(schema(operator).arguments):
         if argument.name == "dtype":
             return None if argument.kwarg_only else position
     raise AssertionError(f"{operator} has no dtype")
-
-
-def _operator(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    operator = getattr(torch.ops.aten, packet, None)
-    return None if operator is None else getattr(operator, overload or "default", None)
 
 
 def _name(operator: Any) -> str:

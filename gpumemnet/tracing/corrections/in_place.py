@@ -9,22 +9,20 @@ their own.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Final
 
-import torch
-import torch.autograd.graph
 from torch import Tensor
 
+from gpumemnet.tracing import torch_private
 from gpumemnet.tracing.corrections.overrides import Override
+from gpumemnet.tracing.torch_private.autograd import called_by_engine
+from gpumemnet.tracing.torch_private.operators import aten
+from gpumemnet.tracing.torch_private.tensors import reference_counts
 
-aten = torch.ops.aten
-
-_ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
+_OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
 
 _HELD_ONCE: Final = (3, 2)
 """References to a tensor and to its storage that a kernel sees, of a tensor that only its caller in C++ holds."""
@@ -89,18 +87,12 @@ def _index_add(
 
 def _called_by_engine() -> bool:
     """Whether a backward pass that records no gradients runs, and no Python code called since it started."""
-    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__package__") == __package__:
-        frame = frame.f_back
-    return frame is not None and frame.f_code is _ENGINE
+    return called_by_engine(_OWN_PACKAGES)
 
 
 def _is_held_once(tensor: Tensor) -> bool:
     """``can_accumulate_inplace`` of ``input_buffer.cpp``."""
-    references = tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
-    return references == _HELD_ONCE and bool(aten.is_non_overlapping_and_dense.default(tensor))
+    return reference_counts(tensor) == _HELD_ONCE and bool(aten.is_non_overlapping_and_dense.default(tensor))
 
 
 IN_PLACE: Final = (

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from gpumemnet.tracing.corrections.overrides import Override
-
-aten = torch.ops.aten
+from gpumemnet.tracing.torch_private.operators import aten, below_autograd
+from gpumemnet.tracing.workspaces.layout_copies import memory_format
 
 _LARGEST_CUDNN_BATCH: Final = {True: 880801, False: 65535}
 """By whether it trains."""
@@ -42,7 +42,7 @@ def _batch_norm(
         return original(input, *arguments, cudnn_enabled)
     if (running_mean is None) != (running_var is None) or (running_mean is None and not training):
         return original(input, *arguments, cudnn_enabled)
-    dense = input.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
+    dense = input.contiguous(memory_format=memory_format(input))
     output: Tensor = aten.cudnn_batch_norm(dense, *arguments)[0]
     return output
 
@@ -67,7 +67,7 @@ def _rms_norm(
     unfused = (
         (weight is not None and weight.dtype != input.dtype)
         or input.is_complex()
-        or torch._prims_common.suggest_memory_format(input) != torch.contiguous_format
+        or memory_format(input) != torch.contiguous_format
     )
     if unfused:
         return original(input, normalized_shape, weight, eps)
@@ -80,7 +80,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             output, rstd = aten._fused_rms_norm(input, normalized_shape, weight, eps)
         ctx.save_for_backward(input, weight, rstd)
         ctx.normalized_shape = normalized_shape
@@ -91,7 +91,7 @@ class _FusedRmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         input, weight, rstd = ctx.saved_tensors
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             results = aten._fused_rms_norm_backward(gradients[0], input, ctx.normalized_shape, rstd, weight, wanted)
         return results[0], None, results[1], None
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from torch._C import DispatchKey, DispatchKeySet
+from gpumemnet.tracing.torch_private.operators import overriding_kernels
 
 Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""
@@ -42,20 +41,13 @@ def overriding(overrides: Sequence[Override]) -> Iterator[None]:
     by_operator: dict[Operator, list[Kernel]] = {}
     for override in overrides:
         by_operator.setdefault(override.operator, []).append(override.kernel)
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    try:
-        for operator, kernels in by_operator.items():
-            library.impl(operator, _chained(operator, kernels), "AutogradMeta", with_keyset=True)
+    with overriding_kernels({operator: _chained(kernels) for operator, kernels in by_operator.items()}):
         yield
-    finally:
-        library._destroy()
 
 
-def _chained(operator: Operator, kernels: Sequence[Kernel]) -> Callable[..., Any]:
-    def run(keys: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        # No device has this key, but PyTorch's autograd kernels are registered for it as for all the others.
-        other_keys = keys.remove(DispatchKey.AutogradMeta).add(DispatchKey.AutogradOther)
-        call: Callable[..., Any] = partial(operator.redispatch, other_keys)
+def _chained(kernels: Sequence[Kernel]) -> Kernel:
+    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = original
         for kernel in reversed(kernels):
             call = partial(kernel, call)
         return call(*args, **kwargs)

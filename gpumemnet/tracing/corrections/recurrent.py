@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.tracing.corrections.overrides import Override
-
-aten = torch.ops.aten
+from gpumemnet.tracing.torch_private.operators import aten
 
 RESERVED_PER_UNIT: Final = {"lstm": 5, "gru": 6}
 """Values per layer, direction, step, sample and hidden unit in the reserve space."""

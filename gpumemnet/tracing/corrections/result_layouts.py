@@ -22,6 +22,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.tracing.torch_private.operators import aten, operator_name
 from gpumemnet.tracing.workspaces.convolution import gradient_layouts, result_layout
 from gpumemnet.tracing.workspaces.layout_copies import laid_out, memory_format
 
@@ -52,7 +53,7 @@ def layout_rule(operator: Any) -> LayoutRule | None:
     """How the results of ``operator`` are laid out on CUDA; ``None`` where meta tensors tell."""
     if operator in _RULES:
         return _RULES[operator]
-    name = operator._opname
+    name = operator_name(operator)
     if name in _TAKEN_APART:
         return _elementwise_gradient
     if name in _UNTAGGED or (
@@ -106,7 +107,7 @@ def _binary(arguments: Sequence[Any], result: Any) -> Any:
 def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:
     grad, given = (each for each in arguments if isinstance(each, Tensor))
     if grad.dim() in (4, 5) and grad.stride() != given.stride():
-        result = _with_strides_of(result, _ATEN.gelu_backward(grad, given))  # a gradient that meta tensors do not take apart
+        result = _with_strides_of(result, aten.gelu_backward(grad, given))  # a gradient that meta tensors do not take apart
     return result if _keeps_strides(arguments, result) else _contiguous(arguments, result)
 
 
@@ -131,21 +132,20 @@ def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
     return any(each is result or each.shape != result.shape or not each.is_contiguous() for each in operands)
 
 
-_ATEN: Any = torch.ops.aten
 _RULES: Final[dict[Any, LayoutRule]] = {
-    _ATEN.convolution.default: _convolution,
-    _ATEN.convolution_backward.default: _convolution_gradients,
-    _ATEN.native_group_norm.default: _first_contiguous,
-    _ATEN._softmax.default: _contiguous,
-    _ATEN._softmax_backward_data.default: _contiguous,
-    _ATEN._log_softmax.default: _contiguous,
-    _ATEN._log_softmax_backward_data.default: _contiguous,
-    _ATEN.glu_backward.default: _contiguous,
-    _ATEN.native_batch_norm_backward.default: _batch_norm_gradients,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_gradients,
+    aten.native_group_norm.default: _first_contiguous,
+    aten._softmax.default: _contiguous,
+    aten._softmax_backward_data.default: _contiguous,
+    aten._log_softmax.default: _contiguous,
+    aten._log_softmax_backward_data.default: _contiguous,
+    aten.glu_backward.default: _contiguous,
+    aten.native_batch_norm_backward.default: _batch_norm_gradients,
     **dict.fromkeys(
         (
-            *(_ATEN.mse_loss.default, _ATEN.smooth_l1_loss.default),
-            *(_ATEN.soft_margin_loss.default, _ATEN.binary_cross_entropy.default),
+            *(aten.mse_loss.default, aten.smooth_l1_loss.default),
+            *(aten.soft_margin_loss.default, aten.binary_cross_entropy.default),
         ),
         _loss,
     ),

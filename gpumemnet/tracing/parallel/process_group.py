@@ -6,17 +6,23 @@ collectives are answered before they reach it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Final
-from unittest.mock import patch
+from contextlib import contextmanager, suppress
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.tracing.torch_private.distributed import (
+    OBJECT_COLLECTIVES,
+    fake_store,
+    finished_work,
+    is_sharded,
+    resolve_process_group,
+)
+from gpumemnet.tracing.torch_private.names import replaced
+from gpumemnet.tracing.torch_private.operators import DispatchMode, schema
 
 _RANK = 0
 _BEGIN, _END = dist.init_process_group, dist.destroy_process_group
@@ -40,15 +46,10 @@ def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
     """
     if dist.is_initialized():
         raise ExtractError("this process is part of a process group (torch.distributed.init_process_group): trace outside of it")
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    _BEGIN("fake", rank=_RANK, world_size=ranks, store=FakeStore())
+    _BEGIN("fake", rank=_RANK, world_size=ranks, store=fake_store())
     try:
-        with ExitStack() as stack:
-            for home in (dist, dist.distributed_c10d):
-                for name, function in _OBJECTS.items():
-                    stack.enter_context(patch.object(home, name, function))
-            stack.enter_context(_Collectives(exchanged))
+        replacements = [(name, _OBJECTS[collective]) for collective, names in OBJECT_COLLECTIVES.items() for name in names]
+        with replaced(replacements), _Collectives(exchanged):
             yield
     finally:
         _END()
@@ -80,16 +81,12 @@ _OBJECTS: Final = {
 """Exchanges of Python objects, which go through the values of tensors: the other ranks have what this one has."""
 
 
-class _Collectives(TorchDispatchMode):
+class _Collectives(DispatchMode):
     """Answers collectives at once, and lets sharded tensors take their operators apart before anybody looks at them."""
 
     def __init__(self, exchanged: Exchanged) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._exchanged = exchanged
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to tell Dynamo so would import it, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -105,19 +102,13 @@ class _Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def is_sharded(kind: type) -> bool:
-    """Whether tensors of a class are pieces of larger ones that other ranks hold the rest of."""
-    tensors = sys.modules.get("torch.distributed.tensor")  # without it there are none, and to load it takes a second
-    return tensors is not None and issubclass(kind, tensors.DTensor)
-
-
 def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
     """The process group among the arguments of a collective: itself, or, for functional collectives, its name."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject | str):
             with suppress(RuntimeError):  # it is something else
                 if isinstance(argument, str):
-                    return dist.distributed_c10d._resolve_process_group(argument)  # type: ignore[attr-defined, arg-type]
+                    return cast(dist.ProcessGroup, resolve_process_group(argument))
                 return dist.ProcessGroup.unbox(argument)
     return None
 
@@ -127,5 +118,5 @@ def _done(func: Any, args: tuple[Any, ...]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     written = args[0] if args else None
     future.set_result(written if isinstance(written, list) else [written])
-    work = torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
-    return work if len(func._schema.returns) == 1 else (written, work)
+    work = finished_work(future)
+    return work if len(schema(func).returns) == 1 else (written, work)

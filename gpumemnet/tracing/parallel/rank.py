@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.tracing.meta_tensors import MetaTensors
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.stand_ins import StandIns
 from gpumemnet.tracing.streams import Streams
+from gpumemnet.tracing.torch_private.modules import is_batch_norm
+from gpumemnet.tracing.torch_private.tensors import part_on_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,13 @@ class Rank:
 
 @contextmanager
 def on_rank(
-    model: nn.Module, stood_in: StandIns, recorder: Recorder, parallel: str, ranks: int, dtype: torch.dtype | None
+    model: nn.Module, meta_tensors: MetaTensors, recorder: Recorder, parallel: str, ranks: int, dtype: torch.dtype | None
 ) -> Iterator[Rank]:
     """Context in which ``model`` is on the GPU, as its rank holds it; enter it inside of the recorder's.
 
     Args:
         model: the model, stand-ins for its tensors in place.
-        stood_in: its stand-ins.
+        meta_tensors: its stand-ins.
         recorder: told of what comes to the GPU.
         parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
         ranks: how many ranks there are.
@@ -48,16 +50,16 @@ def on_rank(
     Raises:
         ExtractError: when this process is part of a process group, or the model cannot be sharded.
     """
-    owners = {id(tensor): path for tensor, path, _ in stood_in.moves}
+    owners = {id(tensor): path for tensor, path, _ in meta_tensors.moves}
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         recorder.arrived(tensor, "parameter" if is_parameter else "buffer", owners.get(id(tensor), ""))
 
     if parallel in ("none", "ddp"):
-        for tensor, _, is_parameter in stood_in.moves:
+        for tensor, _, is_parameter in meta_tensors.moves:
             arrived(tensor, is_parameter)
     if parallel == "none":
-        yield Rank(model, stood_in.parameters, owners)
+        yield Rank(model, meta_tensors.parameters, owners)
         return
     from torch.nn.parallel import DistributedDataParallel
 
@@ -71,16 +73,16 @@ def on_rank(
         if parallel == "ddp":
             note = f"each of {ranks:,} GPUs holds all of the model (DistributedDataParallel with its defaults) and its own batch"
             stack.enter_context(replicas_on_meta(recorder))
-            yield Rank(DistributedDataParallel(model), stood_in.parameters, owners, (note,))
+            yield Rank(DistributedDataParallel(model), meta_tensors.parameters, owners, (note,))
             return
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        of_model = {key: names[id(parameter)] for key, parameter in stood_in.parameters.items()}
+        of_model = {key: names[id(parameter)] for key, parameter in meta_tensors.parameters.items()}
         stack.enter_context(sharding_on_meta(recorder, Streams(recorder.on_stream), arrived))
         groups = stack.enter_context(sharded(model, ranks, dtype, parallel == "fsdp"))
         shards = dict(model.named_parameters())
         for name, shard in shards.items():
             owners[id(shard)] = name.rpartition(".")[0]
-            recorder.classify((local(shard),), "parameter", owners[id(shard)])
+            recorder.classify((part_on_rank(shard),), "parameter", owners[id(shard)])
         yield Rank(model, {key: shards[name] for key, name in of_model.items()}, owners, (_sharding_note(ranks, groups, dtype),))
 
 
@@ -94,16 +96,10 @@ def gathered_in(model: nn.Module, parallel: str, autocast: torch.dtype | None) -
         parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
         autocast: what autocast would compute in, if it were used.
     """
-    normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    normalizes = any(is_batch_norm(module) for module in model.modules())
     return autocast if parallel.startswith("fsdp") and not normalizes else None
 
 
 def _sharding_note(ranks: int, groups: int, dtype: torch.dtype | None) -> str:
     gathered = "" if dtype is None else f", gathered in {str(dtype).removeprefix('torch.')}, gradients summed in float32"
     return f"the first of {ranks:,} ranks, which holds the largest shards: fully_shard in {groups:,} groups{gathered}"
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What of ``tensor`` is on this rank: all of it, unless it is sharded."""
-    held: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return held

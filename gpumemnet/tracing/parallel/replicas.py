@@ -7,14 +7,14 @@ meta tensors here (Li et al., arXiv 2006.15704).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.torch_private import distributed as names
+from gpumemnet.tracing.torch_private.names import replaced
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
             what sends parameters at first and buffers before each pass.
     """
     communicating = recorder.communicating()
-    init: Callable[..., None] = DistributedDataParallel.__init__
+    init: Callable[..., None] = names.DDP_INIT.value()
 
     @communicating
     def made(
@@ -34,12 +34,12 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
     ) -> None:
         init(self, module, None, None, *args, **kwargs)  # there is one device, and its name is not the script's
 
-    before_forward = communicating(DistributedDataParallel._pre_forward)
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(DistributedDataParallel, "__init__", made))
-        stack.enter_context(patch.object(DistributedDataParallel, "_pre_forward", before_forward))
-        # Its kernels are CUDA's alone; what it keeps is what batch norm keeps, and statistics of a few numbers per channel.
-        stack.enter_context(patch.object(nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward))
-        # There is nobody to compare shapes with, and no values.
-        stack.enter_context(patch("torch.nn.parallel.distributed._verify_param_shape_across_processes"))
+    replacements = (
+        (names.DDP_INIT, made),
+        (names.DDP_PRE_FORWARD, communicating(names.DDP_PRE_FORWARD.value())),
+        # A synchronized batch norm keeps what a batch norm keeps, and statistics of a few numbers per channel.
+        (names.SYNC_BATCH_NORM, nn.BatchNorm2d.forward),
+        (names.VERIFY_SHAPES, lambda *args, **kwargs: None),
+    )
+    with replaced(replacements):
         yield

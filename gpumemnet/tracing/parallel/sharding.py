@@ -8,23 +8,23 @@ are those of ZeRO, Rajbhandari et al., arXiv 1910.02054).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.tracing.checkpointing import blocks
-from gpumemnet.tracing.parallel.process_group import is_sharded
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams
+from gpumemnet.tracing.torch_private import distributed as names
+from gpumemnet.tracing.torch_private.distributed import is_sharded
+from gpumemnet.tracing.torch_private.modules import OWN_DICTS, own_parameters
+from gpumemnet.tracing.torch_private.names import replaced
+from gpumemnet.tracing.torch_private.tensors import STORAGE_RESIZE
 
 _META: Final = torch.device("meta")
-
-_TABLES: Final = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
-"""Attributes of every module that are dicts: its parameters, its children, its hooks."""
 
 Arrived = Callable[[Tensor, bool], None]
 """Told of each tensor that the sharding brings to the GPU whole, and whether it is a parameter."""
@@ -39,13 +39,8 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
         streams: those of the GPU.
         arrived: told of what comes to the GPU whole.
     """
-    from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param_group, _fully_shard
-    from torch.distributed.tensor import _dispatch
-
-    group = _fsdp_param_group.FSDPParamGroup
-
     communicating = recorder.communicating()
-    resize = torch.UntypedStorage.resize_
+    resize: Callable[..., torch.UntypedStorage] = STORAGE_RESIZE.value()
 
     def resized(storage: torch.UntypedStorage, size_bytes: int) -> torch.UntypedStorage:
         resize(storage, size_bytes)
@@ -58,19 +53,18 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
         for buffer in buffers:
             arrived(buffer, False)
 
-    with ExitStack() as stack:
-        for home, name, replacement in (
-            (torch, "meta", streams),  # where PyTorch looks for the module of the device
-            (torch.accelerator, "current_stream", streams.current_stream),
-            (torch.UntypedStorage, "resize_", resized),
-            (_dispatch, "is_rng_supported_mesh", lambda mesh: False),  # ranks need not agree on numbers that nobody draws
-            (_fully_shard, "_get_device_from_mesh", lambda mesh: _META),
-            (_fsdp_init, "_move_states_to_device", move),
-            (group, "_validate_no_meta_params", lambda self: None),
-            (group, "_validate_cpu_offload_params", _nothing_offloaded),
-            *((group, name, communicating(getattr(group, name))) for name in ("unshard", "wait_for_unshard", "post_backward")),
-        ):
-            stack.enter_context(patch.object(home, name, replacement, create=home is torch))
+    replacements = (
+        (names.DEVICE_MODULE, streams),
+        (names.ACCELERATOR_STREAM, streams.current_stream),
+        (STORAGE_RESIZE, resized),
+        (names.RNG_SUPPORT, lambda mesh: False),
+        (names.MESH_DEVICE, lambda mesh: _META),
+        (names.MOVE_STATES, move),
+        (names.NO_META_CHECK, lambda self: None),
+        (names.OFFLOAD_CHECK, _nothing_offloaded),
+        *((method, communicating(method.value())) for method in names.COMMUNICATING_METHODS),
+    )
+    with replaced(replacements):
         yield
 
 
@@ -127,7 +121,7 @@ def _check(model: nn.Module, stack: list[nn.Module]) -> None:
     inside = {id(module) for block in stack for module in block.modules()}
     for module in model.modules():
         if id(module) not in inside:
-            for own in module._parameters.values():
+            for own in own_parameters(module).values():
                 owners.setdefault(id(own), set()).add(len(stack))
     for name, parameter in model.named_parameters():
         reason = None
@@ -144,8 +138,6 @@ def _check(model: nn.Module, stack: list[nn.Module]) -> None:
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
     """Context after which the modules of ``model`` are what they were: their classes, their tensors, their hooks."""
-    from torch.distributed._composable_state import _module_state_mapping
-
     before = [(module, type(module), dict(module.__dict__), _tables(module)) for module in model.modules()]
     try:
         yield
@@ -157,9 +149,9 @@ def _put_back(model: nn.Module) -> Iterator[None]:
             for table, contents in tables:
                 table.clear()
                 table.update(contents)
-            _module_state_mapping.pop(module, None)
+            names.forget_sharding(module)
 
 
 def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
     """The dicts of a module that registering a parameter or a hook changes, and what is in them."""
-    return [(table, dict(table)) for name, table in module.__dict__.items() if name in _TABLES]
+    return [(table, dict(table)) for name, table in module.__dict__.items() if name in OWN_DICTS]

@@ -1,7 +1,7 @@
-"""What a trace answers: expected and safe bytes in ``nvidia-smi`` terms, what they are made of, and where the peak is.
+"""The answer of a trace: expected and safe bytes as ``nvidia-smi`` shows them, their parts, and where the peak is.
 
-The parts add up: parameters, buffers, gradients, optimizer state, saved activations, inputs, temporaries, communication,
-workspaces, fragmentation, context and communicator are the expected bytes.
+The parts add up to the expected bytes: parameters, buffers, gradients, optimizer state, saved activations, inputs, temporaries,
+communication, workspaces, fragmentation, context and communicator.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from gpumemnet.tracing.replay import Peak
+from gpumemnet.units import GIB
 
 TOP_MODULES: Final = 10
 
@@ -22,8 +23,8 @@ class BatchPoint:
     Attributes:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
-        fits: whether ``safe_bytes`` fit the GPU.
-        traced: whether this batch size was traced, or foretold from two others.
+        fits: whether ``safe_bytes`` fit on the GPU.
+        traced: whether this batch size was traced; ``False`` if it was interpolated from two others.
     """
 
     batch_size: int
@@ -35,13 +36,13 @@ class BatchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFit:
-    """Whether the job fits a GPU.
+    """The memory of the job on another GPU.
 
     Attributes:
         gpu: its name.
         capacity_bytes: its memory.
-        expected_bytes, safe_bytes: the job's memory there, with that GPU's context and kernels.
-        fits: whether ``safe_bytes`` fit.
+        expected_bytes, safe_bytes: the job's memory with that GPU's context and kernels.
+        fits: whether ``safe_bytes`` fit on it.
     """
 
     gpu: str
@@ -53,7 +54,7 @@ class GpuFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The memory over one steady training step, for pictures.
+    """The memory over one training step in steady state, for charts.
 
     Attributes:
         classes: names of the rows of ``bytes_by_class``.
@@ -68,32 +69,32 @@ class Curve:
     phases: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TraceAnswer:
-    """The memory of one job on one GPU, or on one of those that it runs on.
+    """The memory of one job on one GPU, or on one of several GPUs that it runs on.
 
     Attributes:
-        model: what was traced, in words.
+        model: name of what was traced.
         gpu: name of the GPU that the amounts are for.
         capacity_bytes: its memory.
-        batch_size: samples per step; on several GPUs, of each.
+        batch_size: samples per step; on several GPUs, for each of them.
         expected_bytes: reserved bytes, CUDA context and NCCL's buffers, as ``nvidia-smi`` shows them.
         safe_bytes: an upper bound.
-        safe_basis: what the bound rests on, and whether a coverage was measured.
+        safe_basis: how the bound is computed, and whether its coverage was measured.
         parts: bytes by name; they add up to ``expected_bytes``.
         reserved_bytes, allocated_bytes, requested_bytes: maxima of the caching allocator.
-        context_bytes, context_source: the CUDA context, and where the number comes from.
-        smallest_bytes: the smallest memory in which the job still runs, cached blocks released when needed; context included.
-        peak: where the allocated bytes reach their maximum, and the largest holders then.
+        context_bytes, context_source: the CUDA context, and the source of the number.
+        smallest_bytes: the smallest memory in which the job still runs, context included; cached blocks are released on demand.
+        peak: where the allocated bytes reach their maximum, and which modules hold most then.
         loss: the loss that was used.
-        notes: what was settled by a rule.
-        not_included: what a training process may use beside.
-        batches: the memory at other batch sizes.
-        max_batch_size: the largest batch that fits, if it was asked for; 0 when none does.
-        gpus: on which GPUs the job fits, if it was asked for.
-        curve: the memory over a step, if it was asked for.
-        job: the training job as JSON object, with its traced peak.
-        ranks: how many GPUs the job runs on; all amounts are of one of them.
+        notes: assumptions that the trace made.
+        not_included: further memory that a training process may use.
+        batches: the memory at other batch sizes, on request.
+        max_batch_size: the largest batch size that fits, on request; 0 if none does.
+        gpus: the memory on every GPU of the catalogue, on request.
+        curve: the memory over one training step, on request.
+        job: the training job as a JSON object, with its traced peak, on request.
+        ranks: number of GPUs that the job runs on; all amounts are for one of them.
     """
 
     model: str
@@ -123,17 +124,27 @@ class TraceAnswer:
 
     @property
     def fits(self) -> bool:
-        """Whether the safe bytes fit the GPU."""
+        """Whether the safe bytes fit on the GPU."""
         return self.safe_bytes <= self.capacity_bytes
+
+    def __repr__(self) -> str:
+        amounts = f"expected {self.expected_bytes / GIB:.2f} GiB, safe {self.safe_bytes / GIB:.2f} GiB"
+        return f"<TraceAnswer: {self.model}, batch size {self.batch_size}: {amounts} on {self.gpu}>"
+
+    def _repr_html_(self) -> str:
+        """The answer as a compact table, for notebooks."""
+        from gpumemnet.tracing.report.notebook import table
+
+        return table(self)
 
 
 def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
-    """The answer as a JSON object."""
+    """Return the answer as a JSON object."""
     return asdict(answer)
 
 
 def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
-    """The answer of such an object."""
+    """Return the answer of a JSON object from :func:`answer_to_dict`."""
     values = dict(document)
     peak = values.pop("peak")
     curve = values.pop("curve")

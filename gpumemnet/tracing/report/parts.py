@@ -1,4 +1,4 @@
-"""What the parts of a traced peak are called, and how their amounts are written so that they still add up."""
+"""Names of the parts of a traced peak, and amounts in whole MiB that still add up."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
     "optimizer_state": ("optimizer state", "what the optimizer keeps for each parameter"),
     "saved_activation": ("saved activations", "what the forward pass keeps for the backward pass"),
     "input": ("inputs", "the batch and its targets"),
-    "temporary": ("temporaries", "what operators need at that moment"),
-    "communication": ("communication", "gathered parameters, and buffers that are exchanged with other GPUs"),
+    "temporary": ("temporaries", "what operators need at the peak"),
+    "communication": ("communication", "gathered parameters, and buffers for exchange with other GPUs"),
     "workspace": ("workspaces", "scratch memory of cuBLAS, cuDNN and kernels"),
-    "fragmentation": ("fragmentation", "rounding, and cached blocks that fit nothing"),
+    "fragmentation": ("fragmentation", "rounding, and cached blocks that no request fits into"),
     "context": ("CUDA context", "driver, libraries and loaded kernels"),
-    "communicator": ("NCCL", "its own buffers, as read elsewhere"),
+    "communicator": ("NCCL", "its own buffers, from published readings"),
 }
-"""For each part of :attr:`gpumemnet.tracing.report.answer.TraceAnswer.parts` its name and what it is, for people."""
+"""Part of :attr:`gpumemnet.tracing.report.answer.TraceAnswer.parts` → its name and its meaning."""
 
 
 def shown_mib(amounts: Sequence[int]) -> list[int]:
-    """Whole MiB of ``amounts`` that add up to the whole MiB that hold all of them: the largest remainders are rounded up."""
+    """Round ``amounts`` in bytes to whole MiB that add up to the rounded-up total: the largest remainders are rounded up."""
     floors = [amount // MIB for amount in amounts]
     order = sorted(range(len(amounts)), key=lambda index: -(amounts[index] % MIB))
     for index in order[: ceil_mib(sum(amounts)) - sum(floors)]:

@@ -119,7 +119,7 @@ def picture_of(answer: TraceAnswer) -> Picture:
     """
     curve = answer.curve
     if curve is None or not curve.reserved_bytes:
-        raise InvalidRequestError("this answer has no curve: ask for it with Questions(curve=True)", "plot")
+        raise InvalidRequestError("this answer has no curve: ask for it with ExtraResults(curve=True)", "plot")
     amounts = np.array(curve.bytes_by_class, dtype=np.int64).reshape(len(curve.classes), -1)
     totals = amounts.sum(axis=0)
     marked, is_run_peak = _marked(answer, curve, amounts, totals)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn, Protocol
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +18,19 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.faults import UnknownValueError, running_line
-from gpumemnet.extract.placement import Unknowns, is_meta
+from gpumemnet.extract.placement import MissingValues, is_meta
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.streams import Streams
+from gpumemnet.tracing.torch_private import script as names
+from gpumemnet.tracing.torch_private.modules import own_buffers, own_parameters
+from gpumemnet.tracing.torch_private.names import replaced
+from gpumemnet.tracing.torch_private.operators import operator_name, schema, without_function_modes
 
-_TORCH: Final = str(Path(torch.__file__).parent)
-_LAYERS: Final = str(Path(torch.nn.modules.__file__).parent)
-_BETWEEN: Final = frozenset({__file__, f"{_TORCH}/overrides.py", f"{_TORCH}/utils/_device.py"})
-"""What lies between the code that calls PyTorch and a function mode; the last is ``with torch.device(…)``."""
+_BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
+"""Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
 _GPU: Final = torch.device("cuda", 0)
 _META: Final = torch.device("meta")
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
-_NO_EFFECT: Final = (
-    *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats"),
-    *("reset_max_memory_allocated", "set_per_process_memory_fraction"),
-)
-_STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
-_AMOUNTS: Final = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _MAX_VALUES: Final = 2**26
 """Most elements that a copy to the host may have: they are real."""
 
@@ -71,7 +65,7 @@ class Watcher(Protocol):
         ...
 
 
-class Zeros(Unknowns):
+class ZeroValues(MissingValues):
     """Values that are read from the GPU are zero, because scripts print and log them everywhere; each line that does is noted."""
 
     def __init__(self) -> None:
@@ -98,12 +92,12 @@ class Zeros(Unknowns):
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
         """Zero where a value is read; what has a shape that depends on values cannot be traced."""
-        if operator._schema.name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
+        if schema(operator).name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
             self.note("a value read from the GPU was taken to be 0")
             dtype = args[0].dtype
             return (
                 False
-                if operator._opname != "_local_scalar_dense" or dtype == torch.bool
+                if operator_name(operator) != "_local_scalar_dense" or dtype == torch.bool
                 else 0.0
                 if dtype.is_floating_point
                 else 0
@@ -121,7 +115,7 @@ class Zeros(Unknowns):
 class GpuRequests(TorchFunctionMode):
     """Puts on the GPU what the script asks for there, and gives it zeros of what it reads back."""
 
-    def __init__(self, watcher: Watcher, zeros: Zeros) -> None:
+    def __init__(self, watcher: Watcher, zeros: ZeroValues) -> None:
         super().__init__()
         self._watcher = watcher
         self._zeros = zeros
@@ -148,7 +142,7 @@ class GpuRequests(TorchFunctionMode):
                 if func is Tensor.__repr__:
                     return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
         wanted = named.get("device")
-        if func is torch.empty and (wanted is None or is_meta(wanted)) and _called_from(_LAYERS):
+        if func is torch.empty and (wanted is None or is_meta(wanted)) and _called_from(names.LAYERS_FOLDER):
             named["device"] = _META  # weights: they come to the GPU when their module does
             result = func(*args, **named)
             if wanted is not None:
@@ -167,7 +161,7 @@ class GpuRequests(TorchFunctionMode):
     def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """``tensor.device`` and ``tensor.is_cuda`` as the script would see them; PyTorch's own code sees the meta tensor."""
         value = func(*args, **named)
-        if _called_from(_TORCH):
+        if _called_from(names.TORCH_FOLDER):
             return value
         if isinstance(value, torch.device):
             return _GPU
@@ -208,12 +202,12 @@ def move_module(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[T
     """
     for child in module.children():
         move_module(child, dtype, moved)
-    with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
+    with without_function_modes():  # the script's view of a tensor is another
         _move_own(module, dtype, moved)
 
 
 def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
-    for parameter in module._parameters.values():
+    for parameter in own_parameters(module).values():
         if parameter is None:
             continue
         wanted = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
@@ -222,13 +216,14 @@ def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Ten
         elif wanted != parameter.dtype:
             parameter.data = torch.empty_like(parameter, dtype=wanted)
         moved(parameter, module, True)
-    for name, buffer in module._buffers.items():
+    buffers = own_buffers(module)
+    for name, buffer in buffers.items():
         if buffer is None:
             continue
         wanted = dtype if dtype is not None and buffer.is_floating_point() else buffer.dtype
         if not buffer.is_meta or wanted != buffer.dtype:
-            module._buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=wanted, device="meta")
-        moved(module._buffers[name], module, False)  # type: ignore[arg-type]
+            buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=wanted, device="meta")
+        moved(buffers[name], module, False)  # type: ignore[arg-type]
 
 
 def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
@@ -239,7 +234,7 @@ def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
 
 
 @contextmanager
-def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int = 1) -> Iterator[None]:
+def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: int = 1) -> Iterator[None]:
     """Context in which ``torch.cuda`` answers for ``count`` of the platform's GPU, and modules go to the first of them."""
     device = platform.device
     major, minor = device.compute_capability
@@ -287,7 +282,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
-    original_to, original_to_empty = nn.Module.to, nn.Module.to_empty
+    original_to, original_to_empty = names.MODULE_TO.value(), names.MODULE_TO_EMPTY.value()
 
     def always(value: object) -> Callable[..., object]:
         return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, know them by identity
@@ -305,28 +300,27 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: Zeros, count: int =
         "is_current_stream_capturing": False,
     }
     functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
-    functions |= {name: always(None) for name in _NO_EFFECT}
-    functions |= {name: allocated() for name in _AMOUNTS}
+    functions |= {name: always(None) for name in names.CUDA_WITHOUT_EFFECT}
+    functions |= {name: allocated() for name in names.CUDA_AMOUNTS}
     functions |= {
         "get_device_properties": properties,
         "mem_get_info": lambda *args: (device.capacity_bytes - watcher.live_bytes(), device.capacity_bytes),
         "empty_cache": lambda: watcher.emptied(),
     }
-    functions |= {name: getattr(watcher.streams, name) for name in _STREAMS}
-    with ExitStack() as stack:
-        for name, function in functions.items():
-            stack.enter_context(patch.object(torch.cuda, name, function))
-        # Optimizers ask for it where PyTorch is built for GPUs.
-        stack.enter_context(patch.object(torch.accelerator, "current_stream", watcher.streams.current_stream))
-        replicated = not_traced("DataParallel", "DistributedDataParallel with a process for each GPU")
-        stack.enter_context(patch.object(nn.DataParallel, "__init__", replicated))
-        stack.enter_context(patch.object(Tensor, "record_stream", lambda tensor, stream: None))
-        stack.enter_context(patch.object(nn.Module, "to", to))
-        stack.enter_context(patch.object(nn.Module, "to_empty", to_empty))
-        stack.enter_context(patch.object(nn.Module, "cuda", lambda module, device=None: to(module, _GPU)))
-        stack.enter_context(patch.object(torch, "compile", unchanged("torch.compile")))
-        stack.enter_context(patch.object(torch, "save", unchanged("torch.save")))
-        stack.enter_context(patch.object(torch, "set_default_device", unchanged("torch.set_default_device")))
+    functions |= {name: getattr(watcher.streams, name) for name in names.CUDA_STREAMS}
+    replacements = (
+        *((names.CUDA[name], function) for name, function in functions.items()),
+        (names.CURRENT_STREAM, watcher.streams.current_stream),  # optimizers ask for it where PyTorch is built for GPUs
+        (names.DATA_PARALLEL, not_traced("DataParallel", "DistributedDataParallel with a process for each GPU")),
+        (names.RECORD_STREAM, lambda tensor, stream: None),
+        (names.MODULE_TO, to),
+        (names.MODULE_TO_EMPTY, to_empty),
+        (names.MODULE_CUDA, lambda module, device=None: to(module, _GPU)),
+        (names.COMPILE, unchanged("torch.compile")),
+        (names.SAVE, unchanged("torch.save")),
+        (names.SET_DEFAULT_DEVICE, unchanged("torch.set_default_device")),
+    )
+    with replaced(replacements):
         yield
 
 

@@ -8,15 +8,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 from unittest.mock import patch
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import device_mesh
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.tracing.parallel.process_group import process_group
 from gpumemnet.tracing.script.gpu import not_traced, swap_for_meta
 from gpumemnet.tracing.script.watch import Watch
+from gpumemnet.tracing.torch_private import distributed as names
+from gpumemnet.tracing.torch_private.names import replaced
+from gpumemnet.tracing.torch_private.operators import without_function_modes
 
 _HOST_GPUS: Final = 8
 
@@ -58,15 +59,14 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         stack.enter_context(replicas_on_meta(watch.recorder))
         stack.enter_context(sharding_on_meta(watch.recorder, watch.streams, arrived))
         name = str(backend or "nccl")
-        for home in (dist, dist.distributed_c10d):
-            stack.enter_context(patch.object(home, "get_backend", lambda *args, **kwargs: name))
         sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
-        stack.enter_context(patch("torch.distributed.fsdp.FullyShardedDataParallel.__init__", sharded))
+        backend_names = [(each, lambda *args, **kwargs: name) for each in names.GET_BACKEND]
+        stack.enter_context(replaced([*backend_names, (names.FSDP1_INIT, sharded)]))
         watch.recorder.one_of(wanted)
         note(f"the first of {wanted:,} ranks")
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
-        with torch._C.DisableTorchFunction():  # the script's view of a tensor is another
+        with without_function_modes():  # the script's view of a tensor is another
             if not tensor.is_meta:
                 swap_for_meta(tensor, tensor.dtype)
             watch.sharded_tensor(tensor, is_parameter)
@@ -76,11 +76,9 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
 
     with stack:
         stack.enter_context(patch.dict(os.environ, environment(ranks) if ranks > 1 else {}))
-        for home in (dist, dist.distributed_c10d, device_mesh):
-            for name, function in (("init_process_group", begin), ("destroy_process_group", ended)):
-                if hasattr(home, name):
-                    stack.enter_context(patch.object(home, name, function))
-        stack.enter_context(patch("torch.multiprocessing.spawn", _first_alone))
+        begins = [(name, begin) for name in names.INIT_PROCESS_GROUP]
+        ends = [(name, ended) for name in names.DESTROY_PROCESS_GROUP]
+        stack.enter_context(replaced([*begins, *ends, (names.SPAWN, _first_alone)]))
         try:
             yield
         finally:

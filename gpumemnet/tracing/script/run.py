@@ -18,15 +18,17 @@ from gpumemnet.extract.faults import fault_sentence, user_location
 from gpumemnet.extract.placement import KnownValues
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.corrections.overrides import overriding
-from gpumemnet.tracing.dynamo import without_dynamo
-from gpumemnet.tracing.model_trace import answer_for
-from gpumemnet.tracing.optimizers import gpu_optimizers
+from gpumemnet.tracing.model_tracer import answer_for
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import TraceAnswer
-from gpumemnet.tracing.script.gpu import GpuRequests, Zeros, present_gpu
+from gpumemnet.tracing.script.gpu import GpuRequests, ZeroValues, present_gpu
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.watch import EnoughSteps, Watch
 from gpumemnet.tracing.timeline import Timeline, repeated
+from gpumemnet.tracing.torch_private.dynamo import without_dynamo
+from gpumemnet.tracing.torch_private.names import PARALLEL, SCRIPT
+from gpumemnet.tracing.torch_private.optimizers import gpu_optimizers
+from gpumemnet.tracing.torch_private.probes import check_torch
 from gpumemnet.units import MIB
 
 
@@ -55,7 +57,8 @@ def trace_script(
     Raises:
         ExtractError: names what cannot be traced and the line of the script.
     """
-    watch, zeros = Watch(platform), Zeros()
+    torch_notes = check_torch(SCRIPT, *((PARALLEL,) if ranks > 1 else ()))
+    watch, zeros = Watch(platform), ZeroValues()
     watch.recorder.begin("build")
     try:
         _run(script, arguments, platform, ranks, watch, zeros)
@@ -86,7 +89,7 @@ def trace_script(
         model=f"{script.name} ({names})",
         batch_size=watch.batch_size or 1,
         loss=watch.loss,
-        notes=zeros.notes,
+        notes=(*torch_notes, *zeros.notes),
         with_curve=with_curve,
     )
 
@@ -106,7 +109,7 @@ def grown_bytes(timeline: Timeline) -> int:
     return grown
 
 
-def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, zeros: Zeros) -> None:
+def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, zeros: ZeroValues) -> None:
     code = compile_file(script)
     module = ModuleType("__main__")
     module.__file__ = str(script)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.walk import tensors_in
-from gpumemnet.tracing.parallel.rank import local
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams
+from gpumemnet.tracing.torch_private.names import replaced
+from gpumemnet.tracing.torch_private.script import BACKWARD
+from gpumemnet.tracing.torch_private.tensors import id_of_storage, part_on_rank, storage_id
 
 _STEPS: Final = 2
 
@@ -91,7 +92,7 @@ class Watch:
 
     def arrived(self, tensor: Tensor, operator: str) -> None:
         """An input from the host, or what is made on the GPU."""
-        tensor = local(tensor)
+        tensor = part_on_rank(tensor)
         if operator == "to" and self.modules.running is None:
             self.recorder.arrived(tensor, "input", "")
             if self.batch_size is None and tensor.ndim and self._parameters:
@@ -113,11 +114,11 @@ class Watch:
     def deferred(self, tensor: Tensor) -> None:
         """The script makes a weight on the meta device: it is nowhere until it is given a place."""
         storage = tensor.untyped_storage()
-        self._deferred[storage._cdata] = storage
+        self._deferred[id_of_storage(storage)] = storage
 
     def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
         """A parameter or a buffer has come whole, to be split among the ranks at once."""
-        if tensor.untyped_storage()._cdata not in self._deferred:
+        if storage_id(tensor) not in self._deferred:
             self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
 
     def live_bytes(self) -> int:
@@ -133,7 +134,7 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context in which backward passes and optimizer steps are noticed."""
-        backward = torch.autograd.backward
+        backward: Callable[..., None] = BACKWARD.value()
 
         def watched(*args: Any, **kwargs: Any) -> None:
             self._begin("backward")
@@ -143,7 +144,7 @@ class Watch:
 
         handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
         try:
-            with patch.object(torch.autograd, "backward", watched), self.modules:
+            with replaced([(BACKWARD, watched)]), self.modules:
                 yield
         finally:
             for handle in handles:
@@ -177,7 +178,7 @@ class Watch:
         self._classify_gradients()
         for parameter, state in optimizer.state.items():
             owner = self._parameters.get(id(parameter), (None, ""))[1]
-            self.recorder.classify(map(local, tensors_in(state)), "optimizer_state", owner)
+            self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
         self._stepped[id(optimizer)] += 1
         self._boundary = self._boundary or optimizer
         if optimizer is self._boundary and self._started:
@@ -193,7 +194,7 @@ class Watch:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if self._know(parameter, ""):
-                    self.recorder.classify((local(parameter),), "parameter", "")
+                    self.recorder.classify((part_on_rank(parameter),), "parameter", "")
 
     def _know(self, parameter: nn.Parameter, owner: str) -> bool:
         """``parameter`` is on the GPU; returns whether that is news.
@@ -210,4 +211,4 @@ class Watch:
         for reference, owner in list(self._parameters.values()):
             parameter = reference()
             if parameter is not None and parameter.grad is not None:
-                self.recorder.classify((local(parameter.grad),), "gradient", owner)
+                self.recorder.classify((part_on_rank(parameter.grad),), "gradient", owner)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.layout_copies import copy_bytes
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
 
@@ -162,12 +163,11 @@ def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
     return tuple(piece for amount in pieces for piece in exactly(amount, KIND, held=True))
 
 
-_ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
-    _ATEN._scaled_dot_product_flash_attention.default: _flash_forward,
-    _ATEN._scaled_dot_product_flash_attention_backward.default: _flash_backward,
-    _ATEN._scaled_dot_product_efficient_attention.default: _efficient_forward,
-    _ATEN._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    _ATEN._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
-    _ATEN._safe_softmax.default: _safe_softmax,
+    aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    aten._safe_softmax.default: _safe_softmax,
 }

@@ -11,20 +11,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import torch
-from torch._ops import OpOverload
-
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.torch_private.operators import OpOverload, aten
 
 KIB: Final = 1024
 
 BLAS_OPERATORS: Final = frozenset(
     {
-        *(torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten._addmm_activation, torch.ops.aten.bmm, torch.ops.aten.baddbmm),
-        *(torch.ops.aten.addbmm, torch.ops.aten.mv, torch.ops.aten.addmv, torch.ops.aten.dot, torch.ops.aten.vdot),
-        *(torch.ops.aten._scaled_mm, torch.ops.aten._int_mm),
+        *(aten.mm, aten.addmm, aten._addmm_activation, aten.bmm, aten.baddbmm),
+        *(aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot),
+        *(aten._scaled_mm, aten._int_mm),
     }
 )
 """Operators that ask for a cuBLAS handle."""

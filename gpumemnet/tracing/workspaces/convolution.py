@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.cudnn import (
     BACKWARD_DATA,
     BACKWARD_FILTER,
@@ -150,8 +151,7 @@ def is_native(convolution: Convolution) -> bool:
     return convolution.is_depthwise and not convolution.channels_last
 
 
-_ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
-    _ATEN.convolution.default: _forward,
-    _ATEN.convolution_backward.default: _backward,
+    aten.convolution.default: _forward,
+    aten.convolution_backward.default: _backward,
 }

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 
 
@@ -96,18 +97,17 @@ def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
     return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True))
 
 
-_ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
-    _ATEN.mm.default: _matrices("self", "mat2"),
-    _ATEN.addmm.default: _matrices("mat1", "mat2"),
-    _ATEN._addmm_activation.default: _matrices("mat1", "mat2"),
-    _ATEN.bmm.default: _matrices("self", "mat2"),
-    _ATEN.baddbmm.default: _matrices("batch1", "batch2"),
-    _ATEN._softmax.default: contiguous("self"),
-    _ATEN._log_softmax.default: contiguous("self"),
-    _ATEN._softmax_backward_data.default: _softmax_gradient,
-    _ATEN._log_softmax_backward_data.default: contiguous("grad_output", "output"),
-    _ATEN.max_pool2d_with_indices.default: _as_laid_out("self", "self"),
-    _ATEN.max_pool2d_with_indices_backward.default: _as_laid_out("self", "grad_output", "self"),
-    _ATEN.cudnn_batch_norm_backward.default: _as_laid_out("input", "grad_output", after=0),
+    aten.mm.default: _matrices("self", "mat2"),
+    aten.addmm.default: _matrices("mat1", "mat2"),
+    aten._addmm_activation.default: _matrices("mat1", "mat2"),
+    aten.bmm.default: _matrices("self", "mat2"),
+    aten.baddbmm.default: _matrices("batch1", "batch2"),
+    aten._softmax.default: contiguous("self"),
+    aten._log_softmax.default: contiguous("self"),
+    aten._softmax_backward_data.default: _softmax_gradient,
+    aten._log_softmax_backward_data.default: contiguous("grad_output", "output"),
+    aten.max_pool2d_with_indices.default: _as_laid_out("self", "self"),
+    aten.max_pool2d_with_indices_backward.default: _as_laid_out("self", "grad_output", "self"),
+    aten.cudnn_batch_norm_backward.default: _as_laid_out("input", "grad_output", after=0),
 }

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.layout_copies import contiguous, is_channels_last
 from gpumemnet.tracing.workspaces.reduction import MOMENTS_BYTES, WARP, accumulator_bytes, last_power_of_2, reduction_scratch
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, tensor_bytes
@@ -114,14 +115,13 @@ def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
     return (*copies, *wanted * exactly(tensor_bytes(sums), KIND, held=True), *(wanted - 1) * ended, *total)
 
 
-_ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
-    _ATEN.native_batch_norm.default: _batch_norm,
-    _ATEN.native_batch_norm_backward.default: _batch_norm_gradient,
-    _ATEN.native_group_norm.default: _group_norm,
-    _ATEN.native_group_norm_backward.default: _group_norm_gradient,
-    _ATEN.native_layer_norm.default: contiguous("input", after=0),
-    _ATEN.native_layer_norm_backward.default: _layer_norm_gradient,
-    _ATEN._fused_rms_norm.default: contiguous("input", after=0),
-    _ATEN._fused_rms_norm_backward.default: _layer_norm_gradient,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_gradient,
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_gradient,
+    aten.native_layer_norm.default: contiguous("input", after=0),
+    aten.native_layer_norm_backward.default: _layer_norm_gradient,
+    aten._fused_rms_norm.default: contiguous("input", after=0),
+    aten._fused_rms_norm_backward.default: _layer_norm_gradient,
 }

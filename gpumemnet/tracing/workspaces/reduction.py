@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly
 
 KIND: Final = "reduction"
@@ -237,14 +238,13 @@ def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
     return exactly(len(tensors) * chunks * 4, KIND)
 
 
-_ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
-    _ATEN.sum.default: _sum,
-    _ATEN.sum.dim_IntList: _sum,
-    _ATEN.mean.default: _sum,
-    _ATEN.mean.dim: _sum,
-    _ATEN.linalg_vector_norm.default: _sum,
-    _ATEN.var.correction: _moments,
-    _ATEN.var_mean.correction: _moments,
-    _ATEN._foreach_norm.Scalar: _foreach_norm,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.mean.default: _sum,
+    aten.mean.dim: _sum,
+    aten.linalg_vector_norm.default: _sum,
+    aten.var.correction: _moments,
+    aten.var_mean.correction: _moments,
+    aten._foreach_norm.Scalar: _foreach_norm,
 }

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from torch import Tensor
-from torch._ops import OpOverload
 
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.torch_private.operators import OpOverload, schema
 from gpumemnet.tracing.workspaces import attention as attention_scratch
 from gpumemnet.tracing.workspaces import convolution as convolution_scratch
 from gpumemnet.tracing.workspaces import layout_copies
@@ -69,7 +69,7 @@ def scratch(
 
 def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments by name; a dispatcher leaves out those that have their default."""
-    arguments = operator._schema.arguments
+    arguments = schema(operator).arguments
     named = {argument.name: argument.default_value for argument in arguments[len(args) :] if argument.has_default_value()}
     named.update(zip((argument.name for argument in arguments), args, strict=False))
     named.update(kwargs)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
 
 UNSORTED_LIMIT: Final = 3072
@@ -112,13 +113,12 @@ def _sort(call: Call) -> tuple[Scratch, ...]:
     return (*copy, *exactly(length * INDEX_BYTES + radix_sort_bytes(length, key_bytes + INDEX_BYTES), "sort"))
 
 
-_ATEN: Any = torch.ops.aten
 RULES: Final[dict[Any, Rule]] = {
-    _ATEN.embedding_dense_backward.default: _embedding_gradient,
-    _ATEN.index_put.default: _index_put,
-    _ATEN.index_put_.default: _index_put,
-    _ATEN._index_put_impl_.default: _index_put,
-    _ATEN._unsafe_index_put.default: _index_put,
-    _ATEN.sort.default: _sort,
-    _ATEN.sort.stable: _sort,
+    aten.embedding_dense_backward.default: _embedding_gradient,
+    aten.index_put.default: _index_put,
+    aten.index_put_.default: _index_put,
+    aten._index_put_impl_.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort,
 }

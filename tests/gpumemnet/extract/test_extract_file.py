@@ -71,7 +71,7 @@ def test_lazy_compiled_and_scripted_models_run(examples):
     extraction = extract(f"{examples}/awkward.py:transformed", "8")
     assert kinds(extraction) == ["linear", "batch_norm1d", "relu", "linear", "other"]
     assert extraction.job.layers[-1].parameters == 20
-    assert extraction.notes == ("What these modules do inside cannot be seen, so each is one layer of kind other: 2.",)
+    assert extraction.notes == ("These modules cannot be looked into; each is one layer of kind other: 2.",)
 
 
 def test_what_the_code_prints_is_shown_only_when_asked_for(examples, capfd):
@@ -86,7 +86,7 @@ def test_what_the_code_prints_is_shown_only_when_asked_for(examples, capfd):
     ("factory", "options", "sentence"),
     [
         ("raises", {}, r"raises\(\) failed: .*broken\.py line \d+, in raises: ValueError: no such backbone: resnet51$"),
-        ("reads", {"arguments": {"how": "exit"}}, r"ended the program: .*broken\.py line \d+, in forward: sys\.exit\(3\)$"),
+        ("reads", {"arguments": {"how": "exit"}}, r"exited the program: .*broken\.py line \d+, in forward: sys\.exit\(3\)$"),
         ("vanishes", {}, r"exit code 4 before there was a model; its last output was: about to vanish$"),
         ("crashes", {}, r"crashed the interpreter \(SIGABRT\)"),
         (
@@ -94,7 +94,7 @@ def test_what_the_code_prints_is_shown_only_when_asked_for(examples, capfd):
             {},
             r"must return a torch\.nn\.Module or \(model, inputs\), and returned a tuple of 3: \(Linear, int, str\)$",
         ),
-        ("gives_inputs", {}, r"gives inputs itself: leave out --input$"),
+        ("gives_inputs", {}, r"returns inputs itself; leave --input out$"),
         ("rases", {}, r"broken\.py has no 'rases': did you mean 'raises'\?$"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_factory_that_fails_is_one_sentence_with_its_line(examples, factory, o
 
 
 @pytest.mark.parametrize(
-    ("factory", "place"), [("hangs", r" \(it was at .*broken\.py line \d+, in hangs\)"), ("hangs_stubbornly", " and was ended")]
+    ("factory", "place"), [("hangs", r" \(it was at .*broken\.py line \d+, in hangs\)"), ("hangs_stubbornly", " and was stopped")]
 )
 def test_a_factory_that_hangs_is_ended_at_the_deadline_and_its_line_said(examples, factory, place):
     for seconds in (4, 16, 64, 256):  # a busy machine may reach the factory only within one of the later deadlines
@@ -127,7 +127,7 @@ def test_files_that_are_missing_or_no_python_are_refused(tmp_path):
 
 def test_what_is_missing_from_the_question_is_said(examples):
     source = f"{examples}/small.py:ModuleMLP"
-    with pytest.raises(ExtractError, match="gives no inputs: say them with --input"):
+    with pytest.raises(ExtractError, match="returns no inputs; give them"):
         extract(source)
     with pytest.raises(InvalidRequestError, match="deadline: must be above 0"):
         extract(source, "8", deadline_seconds=float("nan"))

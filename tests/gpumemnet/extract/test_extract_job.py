@@ -64,7 +64,7 @@ def test_every_functional_layer_is_seen(small):
 def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(small):
     extraction = extract(small.Shared(), torch.zeros(2, 8))
     assert triples(extraction) == [("linear", 8, 72), ("relu", 8, 0), *[("linear", 8, 0), ("relu", 8, 0)] * 2]
-    assert extraction.notes == ("3 layer(s) overwrite their input; their outputs are counted like any other.",)
+    assert extraction.notes == ("3 layer(s) overwrite their input; their outputs are counted like all others.",)
 
 
 def test_parameters_outside_executed_layers_are_counted_and_named(small):

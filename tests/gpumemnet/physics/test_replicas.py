@@ -28,7 +28,7 @@ from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.calibration import calibrate
 from gpumemnet.site.rows import read_site_rows
-from gpumemnet.tracing import Questions
+from gpumemnet.tracing import ExtraResults
 from gpumemnet.units import GIB, MIB
 from models.retrain.collect import collect
 from models.training.data import labelled_families, load_labelled_jobs, rows_to_learn_from
@@ -96,8 +96,8 @@ def test_jobs_that_are_alone_are_not_moved_at_all() -> None:
 def test_a_trace_of_a_replica_finds_what_is_added() -> None:
     layers = [layer for _ in range(6) for layer in (nn.Linear(4096, 4096, bias=False, device="meta"), nn.ReLU())]
     model, inputs = nn.Sequential(*layers), torch.empty(64, 4096, device="meta")
-    alone = trace(model, inputs, questions=Questions(job=True))
-    rank = trace(model, inputs, parallel="ddp", ranks=8, questions=Questions(job=True))
+    alone = trace(model, inputs, extras=ExtraResults(job=True))
+    rank = trace(model, inputs, parallel="ddp", ranks=8, extras=ExtraResults(job=True))
     gradients = 6 * 4096 * 4096 * 4
     more = rank.reserved_bytes - alone.reserved_bytes
     assert more == pytest.approx(gradients, rel=0.15)  # the allocator's segments lie otherwise, too

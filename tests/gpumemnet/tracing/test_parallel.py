@@ -21,7 +21,7 @@ from benchmarks.several_gpus import traced as peaks_of_job
 from gpumemnet import trace
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.tracing import Questions
+from gpumemnet.tracing import ExtraResults
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
@@ -175,7 +175,7 @@ def test_a_process_group_of_the_callers_is_in_the_way(platform: Platform) -> Non
         ({"parallel": "ddp", "ranks": 0}, "must be between 1 and 65536, not 0"),
         ({"parallel": "ddp", "ranks": True}, "must be a whole number, not true"),
         ({"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"}, "amp_fp16 does not go with sharded parameters"),
-        ({"parallel": "fsdp", "ranks": 2, "questions": Questions(job=True)}, "knows replicas .* and no shards"),
+        ({"parallel": "fsdp", "ranks": 2, "extras": ExtraResults(job=True)}, "knows replicas .* and no shards"),
     ],
 )
 def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:
@@ -186,9 +186,9 @@ def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:
 def test_an_answer_adds_up_and_says_what_it_is_of(example: Callable[[str], ModuleType]) -> None:
     model = example("gpt2").build(depth=2, width=128, heads=4, vocabulary=1000)
     inputs = torch.zeros(2, 64, dtype=torch.long)
-    questions = Questions(batches=(4,), max_batch=True, curve=True)
+    extras = ExtraResults(batches=(4,), max_batch=True, curve=True)
     one, two, eight = (
-        trace(model, inputs, parallel=parallel, ranks=ranks, gpu="A10", questions=questions)
+        trace(model, inputs, parallel=parallel, ranks=ranks, gpu="A10", extras=extras)
         for parallel, ranks in (("none", 1), ("ddp", 2), ("fsdp", 8))
     )
     for answer in (one, two, eight):

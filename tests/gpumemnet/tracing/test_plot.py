@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.tracing import Questions, TraceAnswer, trace_model
+from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
 from gpumemnet.tracing.report.answer import Curve
 from gpumemnet.tracing.report.picture import MAX_MOMENTS, picture_of
 from gpumemnet.tracing.report.plot import plot
@@ -28,8 +28,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 @pytest.fixture(scope="module")
 def answer() -> TraceAnswer:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 30 * 30, 10))
-    questions = Questions(curve=True, batches=(1, 2, 64))
-    return trace_model(model, torch.empty(32, 3, 32, 32, device="meta"), optimizer="adam", questions=questions)
+    extras = ExtraResults(curve=True, batches=(1, 2, 64))
+    return trace(model, torch.empty(32, 3, 32, 32, device="meta"), optimizer="adam", extras=extras)
 
 
 class Reader(HTMLParser):

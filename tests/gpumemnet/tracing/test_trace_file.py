@@ -12,7 +12,7 @@ import pytest
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing import Questions, TraceAnswer, trace_file
+from gpumemnet.tracing import ExtraResults, TraceAnswer, trace_file
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.units import GIB, MIB
 
@@ -51,7 +51,7 @@ def test_everything_that_can_be_asked_comes_back() -> None:
         batch_size=64,
         gpu=gpu,
         allocator=AllocatorSettings(expandable_segments=True, roundup_power2_divisions=(4,) * 16),
-        questions=Questions(batches=(32, 128), gpus=True, curve=True, job=True),
+        extras=ExtraResults(batches=(32, 128), gpus=True, curve=True, job=True),
         progress=steps.append,
         optimizer="sgd",
         loss="mse",
@@ -95,7 +95,7 @@ def test_values_that_the_factory_reads_are_guessed_too() -> None:
         (
             "factories.py:leaves",
             {"arguments": {"how": "exit"}},
-            r"ended the program: .*line \d+, in backward: sys\.exit\('enough'\)$",
+            r"exited the program: .*line \d+, in backward: sys\.exit\('enough'\)$",
         ),
         ("factories.py:mismatched", {}, r"fails on inputs of shape 4x8, 6x8: .*factories\.py line \d+, in forward: RuntimeError"),
     ],
@@ -109,7 +109,7 @@ def test_a_model_that_hangs_is_ended_at_the_deadline_and_its_line_said() -> None
     for seconds in (5, 20, 80, 300):  # a busy machine may reach the backward pass only within one of the later deadlines
         text = refusal(f"{EXAMPLES}/factories.py:leaves", arguments={"how": "never"}, deadline_seconds=float(seconds))
         assert f"not done after {seconds} seconds" in text
-        assert text.endswith(": give it more with --deadline")
+        assert text.endswith(": raise --deadline")
         if re.search(r"\(it was at .*factories\.py line \d+, in backward\)", text):
             return
     raise AssertionError(text)
@@ -127,7 +127,7 @@ def test_a_file_that_is_no_python_is_refused_with_its_line(tmp_path: Path) -> No
         ({"zero_grad": "never"}, InvalidRequestError, "zero_grad: must be one of before_forward, "),
         ({"gpu": "Voodoo 2"}, InvalidRequestError, "gpu: no profile of 'Voodoo 2'"),
         ({"gpu": "none.json"}, InvalidRequestError, "gpu: none.json cannot be read"),
-        ({"questions": Questions(batches=(0,))}, InvalidRequestError, "batches: must be at least 1, not 0"),
+        ({"extras": ExtraResults(batches=(0,))}, InvalidRequestError, "batches: must be at least 1, not 0"),
         ({"deadline_seconds": 0.0}, InvalidRequestError, "deadline: must be above 0"),
         ({"precision": "fp8"}, InvalidJobError, "precision: must be one of "),
         ({"batch_size": 0}, InvalidJobError, "batch_size: must be between 1 and "),
@@ -146,6 +146,6 @@ def test_questions_that_cannot_be_asked(options: dict[str, object], error: type[
 
 def test_the_capacity_of_a_profile_decides(tmp_path: Path) -> None:
     tiny = replace(device_profile("T4"), capacity_bytes=GIB // 2)
-    answer = traced(f"{MODELS}/small.py:ModuleMLP", "8", batch_size=2, gpu=tiny, questions=Questions(max_batch=True))
+    answer = traced(f"{MODELS}/small.py:ModuleMLP", "8", batch_size=2, gpu=tiny, extras=ExtraResults(max_batch=True))
     assert not answer.fits
     assert answer.max_batch_size == 0

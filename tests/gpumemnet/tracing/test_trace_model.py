@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -17,9 +21,12 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
-from gpumemnet.tracing import Questions, TraceAnswer, trace_model
+from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
 from gpumemnet.tracing.report.answer import answer_from_dict, answer_to_dict
-from gpumemnet.units import MIB
+from gpumemnet.tracing.report.parts import PART_NAMES
+from gpumemnet.units import MIB, ceil_mib
+
+PART_LABELS = {label for label, _ in PART_NAMES.values()}
 
 
 def network() -> nn.Sequential:
@@ -31,17 +38,41 @@ IMAGES = torch.empty(16, 3, 32, 32, device="meta")
 
 @pytest.fixture(scope="module")
 def answer() -> TraceAnswer:
-    everything = Questions(batches=(1, 8, 64), max_batch=True, gpus=True, curve=True, job=True)
-    return trace_model(network(), IMAGES, optimizer="adam", gpu="A100", questions=everything)
+    everything = ExtraResults(batches=(1, 8, 64), max_batch=True, gpus=True, curve=True, job=True)
+    return trace(network(), IMAGES, optimizer="adam", gpu="A100", extras=everything)
 
 
-def test_the_package_is_the_function() -> None:
+def test_it_reads_in_one_line(answer: TraceAnswer) -> None:
+    text = repr(answer)
+    assert text.startswith("<TraceAnswer: Sequential, batch size 16: expected 0.")
+    assert text.endswith(f"GiB on {answer.gpu}>")
+    assert len(text) < 120
+
+
+def test_a_notebook_shows_parts_peak_and_notes_escaped(answer: TraceAnswer) -> None:
+    shown = replace(answer, model="<b>", notes=("a < b & c",))._repr_html_()
+    assert "&lt;b&gt;, batch size 16" in shown
+    assert "<b>" not in shown
+    assert "<li>a &lt; b &amp; c</li>" in shown
+    rows = dict(re.findall(r"<th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>", shown))
+    assert rows["peak"].startswith(answer.peak.phase)
+    amounts = [int(value.removesuffix(" MiB").replace(",", "")) for name, value in rows.items() if name in PART_LABELS]
+    assert sum(amounts) == ceil_mib(answer.expected_bytes)
+
+
+def test_the_public_name_is_a_function_with_a_signature() -> None:
+    assert inspect.isfunction(gpumemnet.trace)
+    assert not isinstance(gpumemnet.tracing, types.FunctionType)
+    parameters = inspect.signature(gpumemnet.trace).parameters
+    assert list(parameters)[:2] == ["model", "inputs"]
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
+    assert all(f"{name}:" in str(gpumemnet.trace.__doc__) for name in parameters)
     answer = gpumemnet.trace(network(), IMAGES, optimizer="sgd", gpu="T4")
     assert answer.gpu == device_profile("T4").name
 
 
 def test_importing_it_loads_no_torch() -> None:
-    program = "import sys, gpumemnet, gpumemnet.tracing; sys.exit('torch' in sys.modules)"
+    program = "import sys, gpumemnet; gpumemnet.trace; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -73,8 +104,8 @@ def test_batches_and_the_largest_that_fits(answer: TraceAnswer) -> None:
     assert [point.batch_size for point in answer.batches] == [1, 8, 64]
     assert expected == sorted(expected)
     assert answer.max_batch_size is not None
-    fits = trace_model(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size)
-    beyond = trace_model(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size + 1)
+    fits = trace(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size)
+    beyond = trace(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size + 1)
     assert fits.safe_bytes <= answer.capacity_bytes < beyond.safe_bytes
 
 
@@ -107,7 +138,7 @@ def test_the_answer_survives_json(answer: TraceAnswer) -> None:
 
 def test_precision_and_optimizer_move_the_answer() -> None:
     def requested(**options: object) -> int:
-        return trace_model(network(), IMAGES, **options).requested_bytes
+        return trace(network(), IMAGES, **options).requested_bytes
 
     assert requested(optimizer="sgd") < requested(optimizer="adam")
     assert requested(precision="bf16") < requested(precision="amp_bf16") <= requested(precision="fp32") + 8 * MIB
@@ -118,7 +149,7 @@ def test_attention_kernels_differ(example: Callable[[str], ModuleType]) -> None:
     tokens = torch.empty(4, 1024, dtype=torch.long, device="meta")
 
     def requested(kernel: str | None) -> int:
-        return trace_model(model, tokens, attention_kernel=kernel).requested_bytes
+        return trace(model, tokens, attention_kernel=kernel).requested_bytes
 
     # fp32 runs the memory-efficient kernel, which keeps no matrix of queries by keys
     assert requested(None) == requested("memory_efficient")
@@ -128,8 +159,8 @@ def test_attention_kernels_differ(example: Callable[[str], ModuleType]) -> None:
 def test_expandable_segments_waste_less(example: Callable[[str], ModuleType]) -> None:
     model = example("resnet50").build()
     images = torch.empty(4, 3, 128, 128, device="meta")
-    plain = trace_model(model, images)
-    grown = trace_model(model, images, allocator=AllocatorSettings(expandable_segments=True))
+    plain = trace(model, images)
+    grown = trace(model, images, allocator=AllocatorSettings(expandable_segments=True))
     assert grown.allocated_bytes <= plain.allocated_bytes
     assert grown.parts["fragmentation"] < plain.parts["fragmentation"]
 
@@ -147,4 +178,4 @@ def test_expandable_segments_waste_less(example: Callable[[str], ModuleType]) ->
 )
 def test_values_that_do_not_exist(option: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=option):
-        trace_model(network(), IMAGES, **{option: value})
+        trace(network(), IMAGES, **{option: value})

@@ -14,21 +14,20 @@ from torch import nn
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
-from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
-from gpumemnet.extract.options import ExtractOptions, check_batch_size
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles, find_profile
+from gpumemnet.extract.inputs import ModelInputs
+from gpumemnet.extract.options import ExtractOptions
+from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.job.training_options import OPTIMIZERS
 from gpumemnet.physics.nccl import communicator_bytes
 from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
-from gpumemnet.tracing.best_effort import BestEffort
 from gpumemnet.tracing.corrections import CORRECTIONS
 from gpumemnet.tracing.memory import Memory, curve_of, memory_of, smallest_bytes
-from gpumemnet.tracing.non_allocator_memory import around
-from gpumemnet.tracing.options import DEFAULT_GPU, Questions, TraceOptions
-from gpumemnet.tracing.parallel.plan import check_plan
+from gpumemnet.tracing.missing_values import GuessedValues
+from gpumemnet.tracing.non_allocator_memory import non_allocator_memory
+from gpumemnet.tracing.options import ExtraResults, TraceOptions
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.tracing.safe_bytes import safe_basis
@@ -36,92 +35,6 @@ from gpumemnet.tracing.step import Recording, record
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-def trace_model(
-    model: nn.Module,
-    inputs: object,
-    *,
-    loss: object = "auto",
-    optimizer: object = "adamw",
-    precision: str = "fp32",
-    batch_size: int | None = None,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    optimizer_implementation: str = "default",
-    checkpointing: str = "none",
-    channels_last: bool = False,
-    gradient_accumulation: int = 1,
-    zero_grad: str = "before_forward",
-    attention_kernel: str | None = None,
-    cudnn_benchmark: bool = False,
-    parallel: str = "none",
-    ranks: int = 1,
-    best_effort: bool = False,
-    allocator: AllocatorSettings | None = None,
-    questions: Questions | None = None,
-) -> TraceAnswer:
-    """The memory that training ``model`` takes on ``gpu``; nothing is run on a GPU, and the model is left as it was.
-
-    Args:
-        model: on any device, meta included; its weights are neither read nor copied.
-        inputs: a tensor, a tuple or list of arguments or a dict of keyword arguments, batch dimension first; only shapes and
-            dtypes matter.  Or inputs that are ready, both kinds of arguments among them.
-        loss: a name of :data:`gpumemnet.tracing.options.LOSSES`, or a function from the model's output to a scalar tensor.
-        optimizer: a name of :data:`gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
-            function from parameters to an optimizer.
-        precision: one of :data:`gpumemnet.job.training_options.PRECISIONS`.
-        batch_size: samples per step; the inputs' own unless given.
-        gpu: name or alias of a GPU of the catalogue, or a profile.
-        optimizer_implementation: as in :class:`~gpumemnet.job.training_job.TrainingJob`, like ``checkpointing``,
-            ``channels_last``, ``gradient_accumulation``, ``attention_kernel`` and ``cudnn_benchmark``.
-        zero_grad: where the loop drops its gradients, see :data:`gpumemnet.tracing.options.ZERO_GRAD`.
-        parallel: how several GPUs are used, one of :data:`gpumemnet.tracing.options.PARALLEL`; the answer is for one of them.
-        ranks: how many GPUs; each has a batch of ``batch_size``.
-        best_effort: go on with a guess where values are needed that do not exist, and note it.
-        allocator: settings of the caching allocator; PyTorch's defaults unless given.
-        questions: what else is wanted.
-
-    Raises:
-        ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidJobError, InvalidRequestError: when an option has no such value.
-    """
-    named = {"optimizer": optimizer} if isinstance(optimizer, str) else {"own_optimizer": optimizer}
-    options = TraceOptions(
-        **named,
-        precision=precision,
-        optimizer_implementation=optimizer_implementation,
-        checkpointing=checkpointing,
-        channels_last=channels_last,
-        gradient_accumulation=gradient_accumulation,
-        zero_grad=zero_grad,
-        attention_kernel=attention_kernel,
-        cudnn_benchmark=cudnn_benchmark,
-        loss=loss,
-        parallel=parallel,
-        ranks=ranks,
-        best_effort=best_effort,
-    )
-    return trace_with(model, inputs, options, batch_size=batch_size, gpu=gpu, allocator=allocator, questions=questions)
-
-
-def trace_with(
-    model: nn.Module,
-    inputs: object,
-    options: TraceOptions,
-    *,
-    batch_size: int | None = None,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    allocator: AllocatorSettings | None = None,
-    questions: Questions | None = None,
-) -> TraceAnswer:
-    """As :func:`trace_model`, with the options in one object."""
-    wanted = questions or Questions()
-    check_plan(options, wanted.job)
-    check_batch_size(batch_size)
-    device = find_profile(gpu) if isinstance(gpu, str) else gpu
-    given = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
-    tracer = _Tracer(model, given, options, Platform.of(device, options), allocator or AllocatorSettings())
-    return tracer.answer(wanted)
 
 
 def not_included(timeline: Timeline) -> tuple[str, ...]:
@@ -163,7 +76,7 @@ def answer_for(
         with_curve: whether the memory over a step is wanted.
     """
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
-    alone, outside = context(device), around(device, timeline.groups)
+    alone, outside = context(device), non_allocator_memory(device, timeline.groups)
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -188,23 +101,39 @@ def answer_for(
     )
 
 
-class _Tracer:
-    """Traces one model, and keeps what was traced."""
+class ModelTracer:
+    """Traces one model at several batch sizes and for several GPUs, and keeps the traces.
+
+    Args:
+        model: the model.
+        inputs: what it is called with.
+        options: how it is trained.
+        platform: the GPU, and the switches that decide which kernels run.
+        settings: of the caching allocator.
+        notes: what the answer's notes begin with.
+    """
 
     def __init__(
-        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, settings: AllocatorSettings
+        self,
+        model: nn.Module,
+        inputs: ModelInputs,
+        options: TraceOptions,
+        platform: Platform,
+        settings: AllocatorSettings,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._options = options
         self._platform = platform
         self._settings = settings
+        self._notes = notes
         self._traces = BatchTraces(self._timeline, inputs.batch_size)
         self._recording: Recording | None = None
         self._runs: dict[int, tuple[Timeline, LongRun]] = {}
 
-    def answer(self, questions: Questions) -> TraceAnswer:
-        """The memory at the job's own batch size, and whatever else is asked."""
+    def answer(self, extras: ExtraResults) -> TraceAnswer:
+        """Return the memory at the job's own batch size, with the extra results."""
         timeline = self._traces.exact(self._inputs.batch_size)
         assert self._recording is not None
         answer = answer_for(
@@ -215,15 +144,15 @@ class _Tracer:
             model=type(self._model).__name__,
             batch_size=self._inputs.batch_size,
             loss=self._recording.loss,
-            notes=(*([self._inputs.note] if self._inputs.note else []), *self._recording.notes),
-            with_curve=questions.curve,
+            notes=(*self._notes, *([self._inputs.note] if self._inputs.note else []), *self._recording.notes),
+            with_curve=extras.curve,
         )
         return replace(
             answer,
-            batches=tuple(self._point(size) for size in questions.batches),
-            max_batch_size=self._max_batch() if questions.max_batch else None,
-            gpus=self._gpus() if questions.gpus else (),
-            job=job_to_dict(self._job(answer.reserved_bytes)) if questions.job else None,
+            batches=tuple(self._point(size) for size in extras.batches),
+            max_batch_size=self._max_batch() if extras.max_batch else None,
+            gpus=self._gpus() if extras.gpus else (),
+            job=job_to_dict(self._job(answer.reserved_bytes)) if extras.job else None,
         )
 
     def _timeline(self, batch_size: int) -> Timeline:
@@ -284,9 +213,9 @@ class _Tracer:
         options = self._options
         alone = {} if options.parallel == "ddp" else {"ranks": 1}
         optimizer = {"optimizer": OPTIMIZERS[0]} if options.own_optimizer is not None else {}
-        unknowns = BestEffort() if self._options.best_effort else None
+        missing_values = GuessedValues() if options.best_effort else None
         stated = ExtractOptions(**options.job_fields() | alone | optimizer)
-        job = extract_from(self._model, self._inputs, stated, unknowns).job
+        job = extract_from(self._model, self._inputs, stated, missing_values).job
         return replace(job, traced_peak_bytes=reserved_bytes)
 
 

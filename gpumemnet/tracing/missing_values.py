@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from gpumemnet.extract.faults import UnknownValueError, running_line
-from gpumemnet.extract.placement import NEEDS_VALUES, Unknowns
+from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues
+from gpumemnet.tracing.torch_private.operators import schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
@@ -30,7 +30,7 @@ _MAX_TIMES: Final = 10_000
 """How often one line may ask for a condition: it may be a loop that waits for another answer."""
 
 
-class NotedUnknowns(Unknowns):
+class RefusedValues(MissingValues):
     """Refuses, says where a guess would go on, and notes what goes to the host."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class NotedUnknowns(Unknowns):
         return where
 
 
-class BestEffort(NotedUnknowns):
+class GuessedValues(RefusedValues):
     """Goes on with a guess where there is one."""
 
     def __init__(self) -> None:
@@ -200,13 +200,13 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 
 def _guess(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
     """The guess for an operator, if there is one."""
-    guess = _GUESSES.get(operator._schema.name)
+    guess = _GUESSES.get(schema(operator).name)
     return guess if guess or operator.namespace in ("aten", "prims") else _foreign(operator, args, kwargs)
 
 
 def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
     """The guess for an operator that is not PyTorch's: none where it returns several tensors, or numbers."""
-    returns = [str(value.type) for value in operator._schema.returns]
+    returns = [str(value.type) for value in schema(operator).returns]
     first = next((leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)), None)
     if not returns:
         return lambda *args, **kwargs: (None, "was taken to allocate nothing, and to write into its arguments")

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.extract.placement import is_small
+from gpumemnet.tracing.torch_private.modules import own_buffers, own_parameters
+from gpumemnet.tracing.torch_private.tensors import storage_id
 
 _IMAGE_DIMENSIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class StandIns:
+class MetaTensors:
     """What stands in for the model's tensors.
 
     Attributes:
@@ -33,7 +35,7 @@ class StandIns:
 
 
 @contextmanager
-def stand_ins(model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Iterator[StandIns]:
+def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Iterator[MetaTensors]:
     """Context in which the model's parameters and buffers are stand-ins.
 
     Args:
@@ -54,13 +56,13 @@ def stand_ins(model: nn.Module, dtype: torch.dtype | None = None, channels_last:
         wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if real:
             return tensor.detach().to(wanted, copy=True)
-        shared = None if tensor.is_meta else storages.get(tensor.untyped_storage()._cdata)
+        shared = None if tensor.is_meta else storages.get(storage_id(tensor))
         if shared is not None and wanted == shared.dtype and shared.numel() >= tensor.storage_offset() + tensor.numel():
             return shared.reshape(-1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         layout = torch.channels_last if channels_last and tensor.ndim == _IMAGE_DIMENSIONS else torch.preserve_format
         converted = torch.empty_like(tensor, dtype=wanted, device="meta", memory_format=layout)
         if not tensor.is_meta:
-            storages[tensor.untyped_storage()._cdata] = converted
+            storages[storage_id(tensor)] = converted
         return converted
 
     def replace(module: nn.Module, path: str) -> None:
@@ -68,27 +70,27 @@ def stand_ins(model: nn.Module, dtype: torch.dtype | None = None, channels_last:
             replace(child, f"{path}.{name}" if path else name)
         if isinstance(module, torch.jit.ScriptModule):
             return
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             if parameter is None:
                 continue
             if id(parameter) not in parameters:
                 parameters[id(parameter)] = nn.Parameter(convert(parameter.detach(), False), parameter.requires_grad)
                 moves.append((parameters[id(parameter)], path, True))
-            undo.append((module._parameters, name, parameter))
-        for name, buffer in module._buffers.items():
+            undo.append((own_parameters(module), name, parameter))
+        for name, buffer in own_buffers(module).items():
             if buffer is None:
                 continue
             if id(buffer) not in buffers:
                 buffers[id(buffer)] = convert(buffer, not buffer.is_meta and is_small(buffer))
                 moves.append((buffers[id(buffer)], path, False))
-            undo.append((module._buffers, name, buffer))
+            undo.append((own_buffers(module), name, buffer))
 
     with torch.no_grad():
         replace(model, "")
     try:
         for tensors, name, original in undo:
             tensors[name] = parameters[id(original)] if id(original) in parameters else buffers[id(original)]
-        yield StandIns(parameters, moves)
+        yield MetaTensors(parameters, moves)
     finally:
         for tensors, name, original in undo:
             tensors[name] = original

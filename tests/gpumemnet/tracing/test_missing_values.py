@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.tracing import TraceAnswer, trace_model
+from gpumemnet.tracing import TraceAnswer, trace
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -28,7 +28,7 @@ def example(name: str) -> ModuleType:
 def traced(source: str, *arguments: str, best_effort: bool = False) -> TraceAnswer:
     file, _, factory = source.partition(":")
     model, inputs, *loss = getattr(example(file), factory)(*arguments)
-    return trace_model(model, inputs, best_effort=best_effort, **({"loss": loss[0]} if loss else {}))
+    return trace(model, inputs, best_effort=best_effort, **({"loss": loss[0]} if loss else {}))
 
 
 def refusal(source: str, *arguments: str, best_effort: bool = False) -> str:

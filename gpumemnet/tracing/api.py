@@ -1,0 +1,155 @@
+"""``gpumemnet.trace``: the memory of a model object, for other people's programs.
+
+This module loads no torch; the first call does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.errors import MissingExtraError
+from gpumemnet.extract.options import check_batch_size
+from gpumemnet.gpu.catalogue import DeviceProfile, find_profile
+from gpumemnet.tracing.options import DEFAULT_GPU, ExtraResults, TraceOptions
+from gpumemnet.tracing.parallel.plan import check_plan
+from gpumemnet.tracing.platform import Platform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from gpumemnet.tracing.report.answer import TraceAnswer
+
+
+def trace(
+    model: nn.Module,
+    inputs: object,
+    *,
+    loss: str | nn.Module | Callable[..., Tensor] = "auto",
+    optimizer: str | Optimizer | Callable[..., Optimizer] = "adamw",
+    precision: str = "fp32",
+    batch_size: int | None = None,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    optimizer_implementation: str = "default",
+    checkpointing: str = "none",
+    channels_last: bool = False,
+    gradient_accumulation: int = 1,
+    zero_grad: str = "before_forward",
+    attention_kernel: str | None = None,
+    cudnn_benchmark: bool = False,
+    parallel: str = "none",
+    ranks: int = 1,
+    best_effort: bool = False,
+    allocator: AllocatorSettings | None = None,
+    extras: ExtraResults | None = None,
+) -> TraceAnswer:
+    """Predict the GPU memory that training ``model`` takes, without a GPU.
+
+    Two training steps run on meta tensors, which have shapes and no values.  Every allocation goes through a simulation of
+    PyTorch's caching allocator.  The model is left as it was.
+
+    Args:
+        model: the model, on any device, meta included; its weights are neither read nor copied.
+        inputs: what the model is called with: a tensor, a tuple or list of arguments, or a dict of keyword arguments, each
+            ``[batch, …]``.  Only shapes and dtypes matter.
+        loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, a loss of ``torch.nn``, or a function from the model's
+            output to a scalar tensor.
+        optimizer: a name of :data:`~gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
+            function from parameters to an optimizer.
+        precision: one of :data:`~gpumemnet.job.training_options.PRECISIONS`.
+        batch_size: samples per step; the batch size of ``inputs`` by default.
+        gpu: name or alias of a GPU in the catalogue, or a profile.
+        optimizer_implementation: one of :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
+        checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
+        channels_last: whether model and images use the NHWC memory format.
+        gradient_accumulation: forward and backward passes per optimizer step.
+        zero_grad: where the training loop drops its gradients, one of :data:`~gpumemnet.tracing.options.ZERO_GRAD`.
+        attention_kernel: one of :data:`~gpumemnet.job.training_options.ATTENTION_KERNELS`; the kernel that PyTorch would
+            choose by default.
+        cudnn_benchmark: whether ``torch.backends.cudnn.benchmark`` is on.
+        parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`; the answer is for one of them.
+        ranks: number of GPUs; each has a batch of ``batch_size``.
+        best_effort: whether to continue with a guess, and a note, where the model needs the values of tensors.
+        allocator: settings of the caching allocator; PyTorch's defaults by default.
+        extras: further results to compute, such as the largest batch size.
+
+    Returns:
+        the answer; all amounts are in bytes, for one GPU.
+
+    Raises:
+        ExtractError: names the operator or the line of code that cannot be traced.
+        InvalidJobError: an option of the job has no such value.
+        InvalidRequestError: another option has no such value, or two options exclude each other.
+        MissingExtraError: torch is not installed.
+        UnsupportedTorchError: the installed PyTorch lacks what a trace needs.
+
+    Example:
+        >>> import gpumemnet, torch
+        >>> model = torch.nn.Linear(1024, 1024)
+        >>> answer = gpumemnet.trace(model, torch.empty(64, 1024), optimizer="adamw", gpu="A100")
+        >>> answer.parts["parameter"]
+        4198400
+    """
+    named = {"optimizer": optimizer} if isinstance(optimizer, str) else {"own_optimizer": optimizer}
+    options = TraceOptions(
+        **named,
+        precision=precision,
+        optimizer_implementation=optimizer_implementation,
+        checkpointing=checkpointing,
+        channels_last=channels_last,
+        gradient_accumulation=gradient_accumulation,
+        zero_grad=zero_grad,
+        attention_kernel=attention_kernel,
+        cudnn_benchmark=cudnn_benchmark,
+        loss=loss,
+        parallel=parallel,
+        ranks=ranks,
+        best_effort=best_effort,
+    )
+    return trace_with(model, inputs, options, batch_size=batch_size, gpu=gpu, allocator=allocator, extras=extras)
+
+
+def trace_with(
+    model: nn.Module,
+    inputs: object,
+    options: TraceOptions,
+    *,
+    batch_size: int | None = None,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    extras: ExtraResults | None = None,
+) -> TraceAnswer:
+    """Predict as :func:`trace` does, with the options in one object.
+
+    Args:
+        model, inputs, batch_size, gpu, allocator, extras: as in :func:`trace`.
+        options: how the model is trained.
+
+    Raises:
+        ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError, UnsupportedTorchError: as in :func:`trace`.
+    """
+    extras = extras or ExtraResults()
+    check_plan(options, extras.job)
+    check_batch_size(batch_size)
+    device = find_profile(gpu) if isinstance(gpu, str) else gpu
+    notes = _checked_torch(*(() if options.parallel == "none" else ("parallel",)))
+    from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
+    from gpumemnet.tracing.model_tracer import ModelTracer
+
+    model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
+    tracer = ModelTracer(model, model_inputs, options, Platform.of(device, options), allocator or AllocatorSettings(), notes)
+    return tracer.answer(extras)
+
+
+def _checked_torch(*uses: str) -> tuple[str, ...]:
+    """Notes on the installed PyTorch, see :func:`~gpumemnet.tracing.torch_private.probes.check_torch`."""
+    try:
+        from gpumemnet.tracing.torch_private.probes import check_torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError("torch", "extract", "tracing a model") from None
+    return check_torch(*uses)
