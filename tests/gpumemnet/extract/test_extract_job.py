@@ -71,7 +71,7 @@ def test_parameters_outside_executed_layers_are_counted_and_named(small):
     extraction = extract(small.Unused(), torch.zeros(2, 8))
     assert triples(extraction) == [("linear", 16, 149), *MLP_LAYERS[1:], ("other", 0, 900)]
     assert extraction.layer_names[-1] == "(unused)"
-    assert any("used.extra" in note and "first layer of their module" in note for note in extraction.notes)
+    assert any("used.extra" in note and "first layer of its module" in note for note in extraction.notes)
     assert any("spare.weight, spare.bias" in note and "last layer" in note for note in extraction.notes)
 
 
@@ -275,7 +275,7 @@ def test_wrong_options_are_refused_with_their_name(small):
 
 
 def test_a_model_without_layers_is_refused():
-    with pytest.raises(ExtractError, match="no layer"):
+    with pytest.raises(ExtractError, match="no known layer"):
         extract(nn.Flatten(), torch.zeros(2, 8))
 
 
