@@ -2,7 +2,7 @@
 
 A service starts on an empty registry, so the shipped release answers.  Jobs are asked about and reported on over HTTP: first as
 the models know them, then as if a driver with another CUDA context had been installed.  ``gpumemnet drift`` is quiet before and
-fires after, ``python -m models retrain`` promotes, the running service takes the new release over, and new jobs, of which nobody
+fires after, ``gpumemnet retrain`` promotes, the running service takes the new release over, and new jobs, of which nobody
 has reported any, are asked about before and after.  Every step is a public command in a child process or an HTTP request, and the
 script ends with 1 when one of them does not do what it should.
 
@@ -128,7 +128,7 @@ def loop(given: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]:
         say(f"drift: {'; '.join(cause['sentence'] for cause in json.loads(said)['causes'])}")
 
         before = ask(client, new)
-        retrain = ["-m", "models", "retrain", "--registry", registry, "--work", folder / "work", "--seed", given.seed]
+        retrain = ["-m", "gpumemnet", "retrain", "--registry", registry, "--work", folder / "work", "--seed", given.seed]
         retrain += ["--without-committed", "--observations", export, *([] if given.alone else ["--dataset", DATASET])]
         retrain += ["--epochs", given.epochs] if given.epochs else []
         begun = time.monotonic()
@@ -226,7 +226,7 @@ def retrained(arguments: Sequence[object], folder: Path, registry: Path, url: st
 
 def exported(database: str, out: Path, *more: str) -> Path:
     """The observations so far, as a dataset."""
-    command(0, "-m", "service.observations.export", "--database", database, "--out", out, *more)
+    command(0, "-m", "gpumemnet", "observations", "export", "--database-url", database, "--out", out, *more)
     return out
 
 

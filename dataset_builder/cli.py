@@ -11,7 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from gpumemnet.errors import GpumemnetError, MeasurementError
+from gpumemnet.cli.running import command_of, run
+from gpumemnet.errors import MeasurementError
 from gpumemnet.units import format_bytes
 
 from .measure.campaign import Tally, with_history
@@ -42,7 +43,7 @@ Accounting = Annotated[
 
 @app.callback()
 def _root() -> None:
-    """Measure the true GPU memory of training jobs, and build datasets from the results."""
+    """Measure jobs on GPUs, and build datasets of them."""
 
 
 @app.command()
@@ -291,8 +292,4 @@ def import_real_models(
 
 def main() -> None:
     """Run the command line."""
-    try:
-        app(prog_name=f"python -m {__package__}")
-    except GpumemnetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run(command_of(app), None, f"python -m {__package__}"))

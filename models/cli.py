@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gpumemnet.cli.running import command_of, run
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES
@@ -26,10 +27,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 PUBLISHED_HINT: Final = (
     "for the published A100 measurements, download Datasets/MLP/mlp_data_step2.csv of github.com/itu-rad/GPUMemNet (CC BY 4.0) "
-    "and run  python -m dataset_builder import-published mlp_data_step2.csv --out"
+    "and run  gpumemnet build import-published mlp_data_step2.csv --out"
 )
 
-Dataset = Annotated[Path, typer.Option("--dataset", help="Parquet dataset, as dataset_builder writes it.")]
+Dataset = Annotated[Path, typer.Option("--dataset", help="Parquet dataset, as gpumemnet build writes it.")]
 Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisation and order.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
@@ -61,7 +62,7 @@ def train(
     ] = None,
     encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Which classifier.")] = "mlp",
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Plan that python -m models search has found; the project's own unless given.")
+        Path | None, typer.Option("--plan", help="Plan that gpumemnet search has found; the project's own unless given.")
     ] = None,
     traces: Annotated[
         list[Path] | None,
@@ -70,7 +71,7 @@ def train(
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
 ) -> None:
-    """Train a classifier on all jobs of a dataset and write its bundle; the common one on all families of several datasets."""
+    """Train a classifier on a dataset, and write its bundle. The encoder common learns from several datasets."""
     check_replaceable(out)
     if encoder not in ENCODERS:
         raise InvalidRequestError(f"must be {' or '.join(ENCODERS)}, not {encoder}", "encoder")
@@ -118,7 +119,7 @@ def evaluate(
     epochs: Epochs = 80,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Evaluate every candidate on held-out architectures and print the table."""
+    """Evaluate every estimator on held-out architectures. Prints a table."""
     data = _load(dataset, family)
     from .evaluation.folds import evaluate as run_evaluation
     from .evaluation.report import heading, markdown_table, write_report
@@ -150,7 +151,7 @@ def report(
         bool, typer.Option("--common", help="Only the model for all families beside the families' own, on the traced labels.")
     ] = False,
 ) -> None:
-    """Judge every candidate on every dataset, and write tables and pictures of it."""
+    """Evaluate every estimator on every dataset, with tables and pictures."""
     from .evaluation.full_report import write_common_report, write_full_report
 
     if smoke and common:
@@ -174,20 +175,23 @@ def retrain(
     ] = None,
     observations: Annotated[
         list[Path] | None,
-        typer.Option("--observations", help="Observations, as python -m service.observations.export writes them."),
+        typer.Option("--observations", help="Observations, as gpumemnet observations export writes them."),
     ] = None,
     committed: Annotated[
         bool, typer.Option("--committed/--without-committed", help="Whether to learn from the datasets of the repository.")
     ] = True,
     work: Annotated[Path, typer.Option("--work", help="Folder of reports and of finished steps.")] = Path("runs/retrain"),
-    encoders: Annotated[str, typer.Option("--encoders", metavar="mlp[,transformer]", help="Which classifiers to train.")] = "mlp",
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(metavar="mlp|transformer", help="Classifier to train, once for each; mlp unless given."),
+    ] = None,
     seed: Seed = 0,
     epochs: Annotated[
         int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes; the plans' own unless given.")
     ] = None,
     plan: Annotated[
         list[Path] | None,
-        typer.Option("--plan", help="Plan that python -m models search has found; the project's own unless given."),
+        typer.Option("--plan", help="Plan that gpumemnet search has found; the project's own unless given."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, and leave the registry alone.")] = False,
     challenger: Annotated[bool, typer.Option("--challenger", help="What is better becomes challenger, not champion.")] = False,
@@ -206,7 +210,7 @@ def retrain(
     tracking_model: Annotated[str, typer.Option("--tracking-model", help="Name of the model registered there.")] = "gpumemnet",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Train on datasets and observations, and promote what is better than the champion.
+    """Train on new data, and promote what is better than the champion.
 
     Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 for what you can mend, 1 for a failure.
     """
@@ -215,9 +219,9 @@ def retrain(
 
     if registry is None and not dry_run:
         raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
-    chosen = tuple(dict.fromkeys(encoder.strip() for encoder in encoders.split(",")))
-    if unknown := [encoder for encoder in chosen if encoder not in RETRAINED]:
-        raise InvalidRequestError(f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoders")
+    chosen = tuple(dict.fromkeys(encoder or ["mlp"]))
+    if unknown := [one for one in chosen if one not in RETRAINED]:
+        raise InvalidRequestError(f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoder")
     files = (*(sorted(COMMITTED.glob("*.parquet")) if committed else ()), *(dataset or ()))
     if not files and not observations:
         raise DatasetError(f"no dataset: {COMMITTED} holds none, and neither --dataset nor --observations was given")
@@ -267,7 +271,7 @@ def search(
     engine: Annotated[str, typer.Option(metavar="local|ray", help="Where folds are trained.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Ray tasks at a time; as many as it has cores unless given.")] = None,
 ) -> None:
-    """Search for a training plan with Optuna; the file that it writes is for ``train --plan`` and ``retrain --plan``."""
+    """Search for a training plan with Optuna. The file that it writes is for train --plan and retrain --plan."""
     from gpumemnet.cli.output import check_writable, write_atomically
 
     check_writable(out)
@@ -276,7 +280,7 @@ def search(
     if engine not in (engines := ("local", "ray")):
         raise InvalidRequestError(f"must be {' or '.join(engines)}, not {engine}", "engine")
     if not dataset.is_file():
-        raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
+        raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build measure")
     from .search.engines import engine as engine_called
     from .search.judging import question
     from .search.run import report, search
@@ -293,14 +297,7 @@ def search(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for what the user can mend, 130 for an interrupt."""
-    try:
-        app(args=arguments, prog_name=f"python -m {__package__}")
-    except GpumemnetError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 2
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 0
-    return 0
+    return run(command_of(app), arguments, f"python -m {__package__}")
 
 
 def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Path) -> str | None:
@@ -357,7 +354,7 @@ def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
 
 def _load(dataset: Path, family: str) -> LabelledJobs:
     if not dataset.is_file():
-        raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder; {PUBLISHED_HINT} {dataset}")
+        raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build measure; {PUBLISHED_HINT} {dataset}")
     import torch
 
     from .training.data import load_labelled_jobs
@@ -388,7 +385,7 @@ def _load_by_family(datasets: list[Path]) -> dict[str, LabelledJobs]:
 
 def _families(dataset: Path) -> list[str]:
     if not dataset.is_file():
-        raise DatasetError(f"{dataset} does not exist: measure one with dataset_builder")
+        raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build measure")
     from .training.data import labelled_families
 
     return labelled_families(dataset)
@@ -399,7 +396,7 @@ def _evaluated_rows(path: Path, data: LabelledJobs, plan: dict[str, object]) -> 
         document = json.loads(path.read_text("utf-8"))
         rows, evaluated = document["candidates"], [document[name] for name in ("data_sha256", "feature_schema", "plan")]
     except (OSError, ValueError, KeyError, TypeError):
-        raise DatasetError(f"{path} is no evaluation.json as 'python -m models evaluate --out' writes it") from None
+        raise DatasetError(f"{path} is no evaluation.json as 'gpumemnet evaluate --out' writes it") from None
     if evaluated != [data.sha256, FEATURE_SCHEMA, plan]:
         raise DatasetError(f"{path} was measured on another dataset, or with another training plan: evaluate this one first")
     return list(rows)

@@ -7,8 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from gpumemnet.errors import GpumemnetError
+from gpumemnet.predict.compiled import NOT_COMPILED, is_compiled
 
 from .listening import address_of, listen
 from .middleware.logs import configure_logs
@@ -24,18 +26,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     try:
         settings = read_settings(**vars(parser.parse_args(arguments)))
+        is_for_a_person = sys.stderr.isatty() and "log_format" not in settings.model_fields_set
+        if is_for_a_person:
+            settings = settings.model_copy(update={"log_format": "text"})
         writer = configure_logs(settings.log_format, settings.log_level)
         for sentence in unknown_variables(os.environ):
             logger.warning("%s", sentence)
+        if not is_compiled():
+            logger.warning("%s", NOT_COMPILED)
         with listen(settings.host, settings.port) as listener:
+            announce = partial(_announce, address_of(listener), settings.workers, is_for_a_person)
             if settings.workers > 1:
-                return Supervisor(settings, listener, serve).run()
+                return Supervisor(settings, listener, serve, announce).run()
             try:
-                return serve(settings, listener, lambda: logger.info("listening on %s with 1 worker", address_of(listener)))
+                return serve(settings, listener, announce)
             finally:
                 writer.sink.close()
+    except KeyboardInterrupt:  # before the server takes the signal
+        return 0
     except GpumemnetError as error:
         parser.exit(2, f"gpumemnet service: {error}\n")
+
+
+def _announce(address: str, workers: int, is_for_a_person: bool) -> None:
+    """Say that requests are answered."""
+    if is_for_a_person:
+        sys.stderr.write(f"gpumemnet answers at {address}: a page to try it in a browser, its API at {address}/docs\n")
+        sys.stderr.write("Press Ctrl-C to stop.\n")
+    else:
+        logger.info("listening on %s with %d worker%s", address, workers, "" if workers == 1 else "s")
 
 
 def _parser() -> argparse.ArgumentParser:

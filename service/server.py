@@ -51,8 +51,6 @@ def serve(
     class Server(uvicorn.Server):
         """Ends on a signal as uvicorn does, but does not raise the signal once more when all is done: that is no failure."""
 
-        signals: Final[list[int]] = []
-
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
@@ -66,10 +64,6 @@ def serve(
             finally:
                 for number in before:
                     signal.signal(number, signal.SIG_IGN)  # it is ending already
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            self.signals.append(sig)
-            super().handle_exit(sig, frame)
 
     app = create_app(settings)
     config = uvicorn.Config(
@@ -116,7 +110,7 @@ def serve(
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
-    return 130 if signal.SIGINT in server.signals else 0
+    return 0
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -167,7 +167,7 @@ def read_settings(**arguments: Any) -> Settings:
     if not settings.api_keys and settings.api_keys_file is None and not is_loopback(settings.host):
         raise SettingsError(
             f"listening on {describe(settings.host)} needs API keys, because others can reach it: set {PREFIX}API_KEYS or "
-            f"{PREFIX}API_KEYS_FILE (python -m service.middleware.keys new makes one), or listen on 127.0.0.1"
+            f"{PREFIX}API_KEYS_FILE (gpumemnet keys new makes one), or listen on 127.0.0.1"
         )
     return settings
 

@@ -21,7 +21,6 @@ from typing import Final, NoReturn
 
 from gpumemnet.errors import GpumemnetError
 
-from .listening import address_of
 from .middleware.logs import configure_logs
 from .middleware.worker_metrics import count_in, forget_worker, make_metrics_folder, remove_metrics_folder
 from .settings import Settings, SettingsError
@@ -67,12 +66,16 @@ class Supervisor:
         settings: of the service.
         listener: the socket that they share.
         serve: what a worker does; as :func:`service.server.serve`.
+        announce: called once, when all workers answer requests.
     """
 
-    def __init__(self, settings: Settings, listener: socket.socket, serve: Callable[..., int]) -> None:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, serve: Callable[..., int], announce: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._listener = listener
         self._serve = serve
+        self._announce = announce
         self._workers: dict[int, Worker] = {}
         self._failed_starts = 0
         self._starts_at: dict[int, float] = dict.fromkeys(range(settings.workers), 0.0)
@@ -97,7 +100,7 @@ class Supervisor:
                 self._wait(wake_read)
                 self._listen_to_workers()
                 self._bury(folder)
-            return 130 if self._received[0] == signal.SIGINT else 0
+            return 0
         finally:
             self._stop()
             signal.set_wakeup_fd(-1)
@@ -178,7 +181,7 @@ class Supervisor:
                 self._failed_starts = 0
         if not self._is_announced and not self._starts_at and all(worker.is_ready for worker in self._workers.values()):
             self._is_announced = True
-            logger.info("listening on %s with %d workers", address_of(self._listener), len(self._workers))
+            self._announce()
 
     def _bury(self, folder: Path) -> None:
         """See who has died, and when it is to be replaced."""

@@ -1,13 +1,50 @@
-"""Arguments of a user's own function, as the command line takes them."""
+"""Options that several commands have, and the files and values that options name."""
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import sys
+import tempfile
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+
+STANDARD_INPUT = "-"
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: print one JSON document.")]
+
+
+def input_file(path: Path, endings: tuple[str, str] = (".json", ".jsonl")) -> Path:
+    """``path``, or where it is ``-`` a temporary file with what comes on standard input.
+
+    Args:
+        path: as the user gave it.
+        endings: of a file with one JSON document, and of one with a JSON document a line.
+    """
+    if str(path) != STANDARD_INPUT:
+        return path
+    content = sys.stdin.buffer.read()
+    folder = tempfile.mkdtemp(prefix="gpumemnet-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = Path(folder) / f"standard_input{endings[_is_json_lines(content)]}"
+    copy.write_bytes(content)
+    return copy
+
+
+def _is_json_lines(content: bytes) -> bool:
+    """Whether the first line is a whole JSON document and not the only one."""
+    first, _, rest = content.strip().partition(b"\n")
+    try:
+        json.loads(first)
+    except ValueError:
+        return False
+    return bool(rest)
 
 
 def factory_arguments(texts: Sequence[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.predict.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
@@ -30,7 +31,7 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Datasets of dataset_builder or of exported observations (.parquet), or observations a line (.jsonl).",
+            help="Datasets or exported observations (.parquet), observations a line (.jsonl); - is standard input.",
         ),
     ],
     bundle: Annotated[
@@ -53,9 +54,9 @@ def calibrate(
     profile: Annotated[
         Path | None, typer.Option(help="Write the GPU's profile with the site's context to this .json file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Calibrate bundles to a site, and show what they are worth there before and after; without --out or --release only show."""
+    """Calibrate bundles to a site's own jobs. Shows their errors there before and after; writes with --out or --release."""
     from gpumemnet.site.calibration import calibrate as calibrate_bundles  # loads onnxruntime
     from gpumemnet.site.calibration_cards import calibrated_cards, calibration_document, profile_document
 
@@ -67,7 +68,7 @@ def calibrate(
         check_replaceable(folder)
     if profile is not None:
         check_writable(profile, "profile")
-    made = calibrate_bundles(read_site_rows(rows), bundles, gpu=gpu, label_source=label_source)
+    made = calibrate_bundles(read_site_rows([input_file(path) for path in rows]), bundles, gpu=gpu, label_source=label_source)
     document = calibration_document(made)
     written: list[str] = []
     for source, card in calibrated_cards(made):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
@@ -30,7 +31,8 @@ def drift(
     rows: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Exported observations or a dataset (.parquet), observations or jobs a line (.jsonl)."
+            metavar="FILE...",
+            help="Exported observations or a dataset (.parquet), observations or jobs a line (.jsonl); - is standard input.",
         ),
     ],
     reference: Annotated[
@@ -52,12 +54,12 @@ def drift(
             help="What starts a retraining, once for each; all unless given, features only where nobody knows what jobs took.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document with every test.")] = False,
+    as_json: AsJson = False,
     metrics: Annotated[
         Path | None, typer.Option(metavar="FILE.prom", help="Also for Prometheus: a file for node_exporter's textfile collector.")
     ] = None,
 ) -> None:
-    """Test recent jobs for drift: exit code 10 when a retraining is due, 0 when not, 2 when it cannot be said."""
+    """Test whether recent jobs call for a retraining. Exit code 10 when they do, 0 when not, 2 when it cannot be said."""
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.registry.registry import Registry
     from gpumemnet.site.drift import ALPHA, WINDOW, find_drift  # loads onnxruntime
@@ -76,7 +78,7 @@ def drift(
         predictor = Predictor(store.load(release or store.aliases().champion))
     else:
         predictor = Predictor.default()
-    found = read_site_rows(rows)
+    found = read_site_rows([input_file(path) for path in rows])
     if not found.rows:
         left_out = "".join(f"; {count} rows: {reason}" for reason, count in found.left_out.items())
         raise DatasetError(f"{', '.join(found.files)} holds no jobs{left_out}")

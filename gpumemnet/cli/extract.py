@@ -62,7 +62,7 @@ def extract(
         bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
     ] = False,
 ) -> None:
-    """Turn a model into a job: no GPU is used and no weights are allocated."""
+    """Turn a model into a job, without a GPU. No weights are allocated."""
     options = ExtractOptions(
         **training_values(call.params), family=family, sequence_length=sequence_length, activation_function=activation_function
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from gpumemnet.cli.arguments import STANDARD_INPUT, AsJson, input_file
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.site.observation import Observation, observation_to_dict
@@ -26,7 +26,9 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 
 def import_sacct(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=f"Output of sacct --json, or of sacct -P -o {SACCT_FIELDS}")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help=f"Output of sacct --json or sacct -P -o {SACCT_FIELDS}; - for standard input.")
+    ],
     jobs: Annotated[
         Path | None,
         typer.Option(
@@ -46,29 +48,36 @@ def import_sacct(
         ),
     ] = None,
     min_seconds: Annotated[int, typer.Option(min=0, help="Leave out jobs that ran for less.")] = MIN_SECONDS,
+    as_json: AsJson = False,
 ) -> None:
-    """Read what GPU memory finished Slurm jobs took."""
+    """Read what finished Slurm jobs used."""
     if (out is None) == (url is None):
         raise InvalidRequestError("give either --out or --url", "out")
-    skipped_file = report or file.with_name(f"{file.name}.skipped.jsonl")
+    name = "sacct" if str(file) == STANDARD_INPUT else file.name
+    skipped_file = report or file.with_name(f"{name}.skipped.jsonl")
     check_writable(skipped_file, "report")
     if out is not None:
         check_writable(out)
     skipped: list[Skipped] = []
     found = _observations(
-        read_sacct(file, None if jobs is None else read_known_jobs(jobs), _gpus(gpu or []), min_seconds), skipped
+        read_sacct(input_file(file), None if jobs is None else read_known_jobs(jobs), _gpus(gpu or []), min_seconds), skipped
     )
     try:
         if url is not None:
-            said = _send(found, url.rstrip("/"), skipped)
+            counts = _send(found, url.rstrip("/"), skipped)
+            said = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
         else:
             assert out is not None
             lines = list(observation_lines(found))
             write_atomically(out, "".join(lines))
+            counts = {"written": len(lines)}
             said = f"{len(lines)} observations in {out}"
     finally:
         write_atomically(skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report")
-    typer.echo(f"{said}; {len(skipped)} left out, see {skipped_file}")
+    if as_json:
+        typer.echo(json.dumps({**counts, "left_out": len(skipped), "report": str(skipped_file)}))
+    else:
+        typer.echo(f"{said}; {len(skipped)} left out, see {skipped_file}")
 
 
 def _observations(found: Iterator[Observation | Skipped], skipped: list[Skipped]) -> Iterator[Observation]:
@@ -89,14 +98,14 @@ def _gpus(texts: Sequence[str]) -> dict[str, str]:
     return gpus
 
 
-def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped]) -> str:
+def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped]) -> dict[str, int]:
     try:
         import httpx
     except ImportError:
         raise MissingExtraError("httpx", "client", "sending observations") from None
     key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    counts: Counter[str] = Counter()
+    counts = {"stored": 0, "there_before": 0}
     with httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_SECONDS) as client:
         while batch := list(islice(observations, _PER_REQUEST)):
             body = {"observations": [observation_to_dict(one) for one in batch]}
@@ -106,10 +115,10 @@ def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped])
                 raise ServiceError(f"the service at {url} cannot be reached: {str(error) or type(error).__name__}") from None
             for one, result in zip(batch, results, strict=True):
                 if "observation" in result:
-                    counts["stored" if result["observation"]["created"] else "there before"] += 1
+                    counts["stored" if result["observation"]["created"] else "there_before"] += 1
                 else:
                     skipped.append(Skipped(one.idempotency_key or "", None, f"the service: {result['problem']['detail']}"))
-    return f"{counts['stored']} observations stored, {counts['there before']} were there before"
+    return counts
 
 
 def _post(client: Any, body: dict[str, Any], url: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ def models(
     bundle: Annotated[list[Path] | None, typer.Argument(help="Bundle folders; the shipped ones unless given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")] = False,
 ) -> None:
-    """List bundles, checked against their checksums."""
+    """List the bundles that answer, and check their checksums."""
     bundles = [load_bundle(folder) for folder in bundle] if bundle else list(shipped_bundles())
     if as_json:
         typer.echo(json.dumps([{**one.card.document, "sha256": one.sha256} for one in bundles], indent=2))

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.fits import MAX_FREE_MIB
@@ -28,7 +29,8 @@ def pack(
     trace: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Jobs with the memory they took: dataset (.parquet), table (.parquet, .csv), .jsonl."
+            metavar="TRACE...",
+            help="Jobs with the memory they took (.parquet, .csv, .jsonl); - reads JSON Lines from standard input.",
         ),
     ],
     gpus: Annotated[str, typer.Option(metavar="NAME:COUNT,…", help="The cluster, such as A100:8,H200:4 or A100/3g.20gb:16.")],
@@ -47,8 +49,8 @@ def pack(
         int | None, typer.Option(help="Set aside where an estimator has no answer (CARMA: 40000); a whole card unless given.")
     ] = None,
     headroom_mib: Annotated[int, typer.Option(help="Added to every estimate but the oracle's (CARMA: 2048).")] = 0,
-    estimators: Annotated[
-        str | None, typer.Option(help="Only these, comma-separated; all that have an answer unless given.")
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="Only this one, once for each; all that have an answer unless given.")
     ] = None,
     coverage: Annotated[float, typer.Option(help="Share of jobs that the limit shall cover.")] = DEFAULT_COVERAGE,
     bundle: Annotated[
@@ -57,11 +59,11 @@ def pack(
     encoder: Annotated[
         str | None, typer.Option(metavar="mlp|transformer", help="Which classifier answers, where there are two.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the comparison: .png, .svg or .pdf.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the comparison: .png, .svg or .pdf.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON document to this file too.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Replay a trace of jobs on a cluster, once for each estimator of their memory: collocation, OOMs, waste, waits."""
+    """Simulate a cluster that places jobs by each estimator. Compares jobs per GPU, out-of-memory errors, waste and waiting."""
     from gpumemnet.packing.amounts import estimators as amounts_of
     from gpumemnet.packing.cards import Policy
     from gpumemnet.packing.inventory import inventory
@@ -76,19 +78,19 @@ def pack(
             raise InvalidRequestError(f"must be from 0 to {MAX_FREE_MIB}, not {amount}", name)
     cards = inventory(gpus)
     policy = Policy(fit=fit, backfill=backfill, most_per_card=most_per_card, slowdown=slowdown, ramp_seconds=ramp_seconds)
-    if picture is not None:
-        check_picture(picture)
-        check_writable(picture, "picture")
+    if plot is not None:
+        check_picture(plot)
+        check_writable(plot, "plot")
     if out is not None:
         check_writable(out)
-    rows = read_trace(trace)
+    rows = read_trace([input_file(path) for path in trace])
     work = workload(rows, cards.cards, jobs=jobs, load=load, median_seconds=median_seconds, seed=seed)
     predictor = Predictor.load(*bundle) if bundle else Predictor.default()
     found = amounts_of(
         rows.rows,
         cards,
         predictor,
-        only=None if estimators is None else [name.strip() for name in estimators.split(",")],
+        only=estimator or None,
         coverage=coverage,
         encoder=encoder,
         unknown_mib=unknown_mib,
@@ -96,8 +98,8 @@ def pack(
     )
     made = report(rows, work, cards, policy, found, predictor.bundles)
     document = json.dumps(made.document, indent=2) + "\n"
-    if picture is not None:
-        draw(made, picture)
+    if plot is not None:
+        draw(made, plot)
     if out is not None:
         write_atomically(out, document)
     if as_json:

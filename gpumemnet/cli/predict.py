@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from gpumemnet.cli.arguments import input_file
 from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
@@ -39,7 +40,8 @@ def predict(
         list[str],
         typer.Argument(
             metavar="JOBS...",
-            help="A job (.json), or many (.json, .jsonl, .parquet). With --out files, globs or URLs (.parquet, .csv, .jsonl).",
+            help="A job (.json), or many (.json, .jsonl, .parquet); - reads JSON from standard input. "
+            "With --out files, globs or URLs (.parquet, .csv, .jsonl).",
         ),
     ],
     bundle: Annotated[
@@ -73,10 +75,10 @@ def predict(
     ] = "local",
     workers: Annotated[int | None, typer.Option(help="With --out: processes; one for each core unless given.")] = None,
     id_column: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id unless given.")
+        str | None, typer.Option(metavar="COLUMN", help="With --out: the jobs' own ids; job_id or id unless given.")
     ] = None,
 ) -> None:
-    """Predict how much GPU memory jobs will take."""
+    """Predict how much GPU memory jobs take."""
     scheme = _scheme(bin_width, bins)
     if out is not None:
         if fits or largest_batch is not None or as_json:
@@ -95,8 +97,8 @@ def predict(
         )
         return
     if engine != "local" or workers is not None or id_column is not None:
-        raise InvalidRequestError("--engine, --workers and --id need --out FILE", "out")
-    batches = read_jobs_file(only_file(jobs))
+        raise InvalidRequestError("--engine, --workers and --id-column need --out FILE", "out")
+    batches = read_jobs_file(input_file(only_file(jobs)))
     from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
     predictor = Predictor.load(*bundle) if bundle else Predictor.default()

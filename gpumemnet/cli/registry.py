@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.cli.registry_mlflow import Folder, pull, push
 from gpumemnet.errors import RegistryError
@@ -19,7 +20,6 @@ from gpumemnet.registry.registry import SHIPPED, Aliases, Registry
 
 registry: Final = typer.Typer(no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")]
 Name = Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stays in the registry's history.")]
 _HISTORY_SHOWN: Final = 10
@@ -27,7 +27,7 @@ _HISTORY_SHOWN: Final = 10
 
 @registry.callback()
 def _registry() -> None:
-    """Keep releases of bundles, and choose which one answers; services that share the folder follow within a second."""
+    """Keep releases of bundles, and choose which one answers. Services that share the folder follow within a second."""
 
 
 @registry.command("add")
@@ -40,15 +40,17 @@ def add(
     ] = SHIPPED,
     lineage: Annotated[Path | None, typer.Option(help="JSON file that says what made it: data, code, seeds.")] = None,
     note: Annotated[str, typer.Option(help="A sentence for people.")] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Copy bundles into the registry and make a release of them; nothing answers from it yet."""
-    made_by = {} if lineage is None else _lineage(lineage)
+    made_by = {} if lineage is None else _lineage(input_file(lineage))
     for folder in bundle:
         load_bundle(folder)  # all of them before the first is written
     store = Registry(registry)
     hashes = [store.add_bundle(folder).sha256 for folder in bundle]
     made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
-    typer.echo(f"release {made.name}: {len(made.bundles)} bundles")
+    said = json.dumps(asdict(made), indent=2) if as_json else f"release {made.name}: {len(made.bundles)} bundles"
+    typer.echo(said)
 
 
 @registry.command("list")
@@ -82,9 +84,9 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
 
 
 @registry.command("champion")
-def champion(release: Name, registry: Folder, reason: Reason = "") -> None:
+def champion(release: Name, registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
     """Let a release answer from now on."""
-    _say(Registry(registry).set_champion(release, by=_user(), reason=reason))
+    _say(Registry(registry).set_champion(release, by=_user(), reason=reason), as_json)
 
 
 @registry.command("challenger")
@@ -92,17 +94,18 @@ def challenger(
     registry: Folder,
     release: Annotated[str | None, typer.Argument(metavar="RELEASE", help="Name of the release.")] = None,
     none: Annotated[bool, typer.Option("--none", help="Let no release be asked beside the champion.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Let a release be asked beside the champion, without answering."""
     if none == (release is not None):
         raise RegistryError("name a release, or give --none")
-    _say(Registry(registry).set_challenger(release))
+    _say(Registry(registry).set_challenger(release), as_json)
 
 
 @registry.command("rollback")
-def rollback(registry: Folder, reason: Reason = "") -> None:
+def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
     """Let the champion before this one answer again."""
-    _say(Registry(registry).rollback(by=_user(), reason=reason))
+    _say(Registry(registry).rollback(by=_user(), reason=reason), as_json)
 
 
 registry.command("push")(push)
@@ -110,17 +113,23 @@ registry.command("pull")(pull)
 
 
 @registry.command("verify")
-def verify(registry: Folder) -> None:
+def verify(registry: Folder, as_json: AsJson = False) -> None:
     """Check every release and the checksums of every bundle; exit code 2 when something is wrong."""
     problems = Registry(registry).verify()
-    for problem in problems:
+    if as_json:
+        typer.echo(json.dumps({"problems": problems}, indent=2))
+    for problem in () if as_json else problems:
         typer.echo(problem)
     if problems:
         raise RegistryError(f"{len(problems)} {'thing is' if len(problems) == 1 else 'things are'} wrong in {registry}")
-    typer.echo("every release is whole")
+    if not as_json:
+        typer.echo("every release is whole")
 
 
-def _say(aliases: Aliases) -> None:
+def _say(aliases: Aliases, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(aliases), indent=2))
+        return
     typer.echo(f"champion {aliases.champion}, challenger {aliases.challenger or 'none'}")
 
 

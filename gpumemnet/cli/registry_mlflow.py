@@ -19,32 +19,36 @@ Folder = Annotated[
 ]
 Store = Annotated[
     str,
-    typer.Option("--mlflow", envvar="MLFLOW_TRACKING_URI", metavar="URI", help="sqlite:///mlflow.db or a server, https://…"),
+    typer.Option(
+        "--tracking-uri", envvar="MLFLOW_TRACKING_URI", metavar="URI", help="sqlite:///mlflow.db or a server, https://…"
+    ),
 ]
-Model = Annotated[str, typer.Option("--model", help="Name of the registered model.")]
+Model = Annotated[str, typer.Option("--tracking-model", help="Name of the registered model.")]
 
 
-def push(registry: Folder, mlflow: Store, model: Model = "gpumemnet") -> None:
+def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemnet") -> None:
     """Let champion and challenger of a model in MLflow be what they are in the registry."""
     from gpumemnet.registry.mlflow_releases import push as push_releases
     from gpumemnet.registry.mlflow_store import MlflowStore
 
-    moved = push_releases(Registry(registry), MlflowStore(mlflow, model))
+    moved = push_releases(Registry(registry), MlflowStore(tracking_uri, tracking_model))
     for alias, version in moved.items():
-        typer.echo(f"{alias} is version {version} of {model}" if version != "none" else f"{model} has no {alias}")
+        typer.echo(
+            f"{alias} is version {version} of {tracking_model}" if version != "none" else f"{tracking_model} has no {alias}"
+        )
     if not moved:
         typer.echo("nothing has changed")
 
 
 def pull(
     registry: Folder,
-    mlflow: Store,
+    tracking_uri: Store,
     alias: Annotated[str, typer.Option("--alias", help="Alias of the model in MLflow.")] = "champion",
     role: Annotated[
         str | None,
         typer.Option("--as", metavar="champion|challenger", help="What it becomes here; the alias itself unless it is another."),
     ] = None,
-    model: Model = "gpumemnet",
+    tracking_model: Model = "gpumemnet",
     every: Annotated[float | None, typer.Option("--every", metavar="SECONDS", help="Look again and again, for ever.")] = None,
 ) -> None:
     """Let the registry's champion be the release that an alias in MLflow points to; services on the registry follow.
@@ -60,11 +64,11 @@ def pull(
     if every is not None and not (math.isfinite(every) and every >= 1.0):
         raise InvalidRequestError("must be at least 1 second", "every")
     check_alias(alias, "alias")
-    check_store(mlflow)
+    check_store(tracking_uri)
     store, said = Registry(registry), ""
     while True:
         try:
-            answer = pull_release(store, MlflowStore(mlflow, model, must_exist=True), alias, role)
+            answer = pull_release(store, MlflowStore(tracking_uri, tracking_model, must_exist=True), alias, role)
             sentence, is_error = answer.sentence, False
         except (BundleError, TrackingError) as error:
             if every is None:

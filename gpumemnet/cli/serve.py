@@ -34,7 +34,7 @@ def serve(
         str | None, typer.Option(help="Where observations are kept, or 'off'; GPUMEMNET_DATABASE_URL unless given.")
     ] = None,
 ) -> None:
-    """Serve predictions over HTTP until interrupted; other settings are environment variables."""
+    """Serve predictions over HTTP until interrupted. Other settings are environment variables."""
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "service", "serving")

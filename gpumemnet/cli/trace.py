@@ -136,14 +136,14 @@ def trace(
             help="The job's PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True; that of this shell is not looked at.",
         ),
     ] = "",
-    max_batch: Annotated[
-        bool, typer.Option("--max-batch", rich_help_panel=_ANSWER, help="The largest batch size that fits the GPU.")
+    largest_batch: Annotated[
+        bool, typer.Option("--largest-batch", rich_help_panel=_ANSWER, help="The largest batch size that fits the GPU.")
     ] = False,
     batches: Annotated[
         str | None, typer.Option(metavar="N,N,…", rich_help_panel=_ANSWER, help="The memory at these batch sizes too.")
     ] = None,
-    gpus: Annotated[
-        bool, typer.Option("--gpus", rich_help_panel=_ANSWER, help="On which GPUs of the catalogue it fits.")
+    fits: Annotated[
+        bool, typer.Option("--fits", rich_help_panel=_ANSWER, help="On which GPUs of the catalogue it fits.")
     ] = False,
     plot: Annotated[
         Path | None,
@@ -151,7 +151,7 @@ def trace(
             metavar="FILE.png|FILE.html", rich_help_panel=_ANSWER, help="Draw the memory over a step, stacked by class."
         ),
     ] = None,
-    job_out: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.json", rich_help_panel=_ANSWER, help="Write the job with its traced peak, for gpumemnet predict."
@@ -165,14 +165,17 @@ def trace(
         bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
     ] = False,
 ) -> None:
-    """Say how much GPU memory training a model takes, and for what: the step is traced, no GPU is used, nothing is allocated."""
+    """Trace one training step of a model, and show what its GPU memory holds.
+
+    The step runs without a GPU and allocates nothing.
+    """
     from gpumemnet.allocator.settings import parse_settings
     from gpumemnet.cli.trace_report import show_trace
     from gpumemnet.tracing.process import trace_file, trace_script
 
     if plot is not None and plot.suffix not in _PLOTS:
         raise InvalidRequestError(f"must end in {' or '.join(_PLOTS)}, not {describe(plot.name)}", "plot")
-    for path, field in ((plot, "plot"), (job_out, "job-out")):
+    for path, field in ((plot, "plot"), (out, "out")):
         if path is not None:
             check_writable(path, field)
     words = source or []
@@ -182,7 +185,7 @@ def trace(
         **training_values(call.params), loss=loss, zero_grad=zero_grad, parallel=parallel, best_effort=best_effort
     )
     extras = ExtraResults(
-        batches=_batches(batches), max_batch=max_batch, gpus=gpus, curve=plot is not None, job=job_out is not None
+        batches=_batches(batches), max_batch=largest_batch, gpus=fits, curve=plot is not None, job=out is not None
     )
     with _progress(what, not show_output) as progress:
         if script is not None:
@@ -212,7 +215,7 @@ def trace(
                 show_output=show_output,
                 progress=progress,
             )
-    _write(answer, plot, job_out)
+    _write(answer, plot, out)
     if as_json:
         from gpumemnet.tracing.report.answer import answer_to_dict
 
@@ -221,8 +224,8 @@ def trace(
     console = Console()
     spread = () if parallel == PARALLEL[0] else (parallel,)
     show_trace(answer, () if script is not None else (optimizer, precision, *spread), console)
-    if script is None and not answer.fits and not max_batch:
-        console.print(Text("--max-batch says which batch size would fit"), style="dim")
+    if script is None and not answer.fits and not largest_batch:
+        console.print(Text("--largest-batch says which batch size would fit"), style="dim")
 
 
 def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str:
@@ -271,11 +274,11 @@ def _progress(source: str, wanted: bool) -> Iterator[Progress | None]:
         yield lambda step: status.update(f"{source}: {step}")
 
 
-def _write(answer: TraceAnswer, plot: Path | None, job_out: Path | None) -> None:
-    if job_out is not None:
+def _write(answer: TraceAnswer, plot: Path | None, out: Path | None) -> None:
+    if out is not None:
         from gpumemnet.job.json_codec import job_from_dict, job_to_json
 
-        write_atomically(job_out, job_to_json(job_from_dict(answer.job)), "job-out")
+        write_atomically(out, job_to_json(job_from_dict(answer.job)))
     if plot is not None:
         from gpumemnet.tracing.report.plot import plot as draw
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -87,12 +88,15 @@ def device_profile(name: str) -> DeviceProfile:
     """The profile of a GPU by its NVML name or an alias; case does not matter.
 
     Raises:
-        InvalidRequestError: lists the known names.
+        InvalidRequestError: names the most similar GPU, or lists all.
     """
     wanted = name.casefold() if isinstance(name, str) else None
     for profile in device_profiles():
         if wanted in (profile.name.casefold(), *(alias.casefold() for alias in profile.aliases)):
             return profile
+    names = {alias.casefold(): alias for profile in device_profiles() for alias in (*profile.aliases, profile.name)}
+    if wanted is not None and (close := get_close_matches(wanted[:60], names, n=1, cutoff=0.75)):
+        raise InvalidRequestError(f"no profile of {describe(name)}: did you mean '{names[close[0]]}'?", "gpu")
     known = ", ".join(profile.aliases[0] for profile in device_profiles())
     raise InvalidRequestError(f"no profile of {describe(name)}: known GPUs are {known}", "gpu")
 
@@ -146,7 +150,7 @@ _COUNTS: Final = ("capacity_bytes", "blas_workspace_bytes", "multiprocessors")
 
 
 def load_profile(path: Path) -> DeviceProfile:
-    """The profile in a file that ``python -m dataset_builder probe-device`` has written, or that has its form.
+    """The profile in a file that ``gpumemnet build probe-device`` has written, or that has its form.
 
     Raises:
         InvalidRequestError: when there is no such file, or names the field that is missing, unknown or wrong.

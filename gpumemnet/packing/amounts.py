@@ -108,7 +108,7 @@ def estimators(
     wanted = tuple(TITLES) if only is None else tuple(only)
     for key in wanted:
         if key not in TITLES:
-            raise InvalidRequestError(f"must be among {', '.join(TITLES)}, not {describe(key)}", "estimators")
+            raise InvalidRequestError(f"must be among {', '.join(TITLES)}, not {describe(key)}", "estimator")
     found = []
     for key, title, mib, answered_by in _answers(rows, cards, predictor, wanted, coverage, encoder):
         if key not in (EXCLUSIVE, ORACLE):

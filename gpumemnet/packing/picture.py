@@ -39,7 +39,7 @@ def check_picture(path: Path) -> None:
         MissingExtraError: matplotlib is not installed.
     """
     if path.suffix.lower() not in PICTURES:
-        raise InvalidRequestError(f"must end in {', '.join(PICTURES)}, not {describe(path.name)}", "picture")
+        raise InvalidRequestError(f"must end in {', '.join(PICTURES)}, not {describe(path.name)}", "plot")
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -60,7 +60,7 @@ def draw(made: Report, path: Path) -> None:
     try:
         replace_file(path, content)
     except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "picture") from None
+        raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", "plot") from None
 
 
 def _drawn(made: Report, form: str) -> bytes:

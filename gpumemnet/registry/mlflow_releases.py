@@ -105,7 +105,7 @@ def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPIO
         if role == CHALLENGER:
             return _without_challenger(registry, store, alias)
         raise TrackingError(
-            f"the model {store.model} of {store.shown} has no alias {alias}: python -m models retrain --tracking mlflow or "
+            f"the model {store.model} of {store.shown} has no alias {alias}: gpumemnet retrain --tracking mlflow or "
             "gpumemnet registry push give it one"
         )
     aliases = registry.aliases()

@@ -35,7 +35,7 @@ _ENVIRONMENT: Final = {
 """Unless the user has set them: MLflow tells its makers nothing, prints nothing, and waits seconds for a server that is down."""
 
 
-def check_store(uri: str, field: str = "mlflow") -> None:
+def check_store(uri: str, field: str = "tracking_uri") -> None:
     """Refuse, before any work is done, an address that cannot be one, or an installation without MLflow.
 
     Raises:
@@ -100,7 +100,7 @@ class MlflowStore:
     def __init__(self, uri: str, model: str = DEFAULT_MODEL, *, must_exist: bool = False) -> None:
         check_store(uri)
         self.uri = uri
-        self.model = check_name(model, "model")
+        self.model = check_name(model, "tracking_model")
         self._file = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
         if must_exist and self._file is not None and not self._file.is_file():
             raise TrackingError(f"there is no MLflow store {self._file}: the command that fills it is  gpumemnet registry push")

@@ -1,7 +1,7 @@
 """One turn of the loop every night as a DAG of Airflow 3: export, look for drift, retrain where it is due, tell.
 
 Copy it into the folder of DAGs.  The worker's environment has ``GPUMEMNET_REGISTRY`` and ``GPUMEMNET_DATABASE_URL``, and may have
-``RETRAIN_FOLDER`` (``/var/lib/gpumemnet/retrain``), ``RETRAIN_OPTIONS`` for ``python -m models retrain``, such as
+``RETRAIN_FOLDER`` (``/var/lib/gpumemnet/retrain``), ``RETRAIN_OPTIONS`` for ``gpumemnet retrain``, such as
 ``--challenger``, and ``PYTHON`` (``python3``): the one that gpumemnet is installed for; it need not be Airflow's.  No drift, and
 nothing better, are skips and no failures.  A retraining that was cut off is tried again and goes on where it was; no two work in
 one folder.
@@ -18,14 +18,14 @@ START = (
     '[ -d "${GPUMEMNET_REGISTRY:-}" ] || { echo "there is no registry: set GPUMEMNET_REGISTRY to its folder"; exit 2; }; '
 )
 EXPORT = START + (
-    'said=$("${PYTHON:-python3}" -m service.observations.export --out site.parquet) || exit; echo "$said"; '
+    'said=$("${PYTHON:-python3}" -m gpumemnet observations export --out site.parquet) || exit; echo "$said"; '
     f'case $said in "0 observations "*) exit {SKIP};; esac'
 )
 DRIFT = START + (
     '"${PYTHON:-python3}" -m gpumemnet drift site.parquet; code=$?; '
     f"case $code in 10) exit 0;; 0) exit {SKIP};; *) exit $code;; esac"
 )
-RETRAIN = START + 'exec "${PYTHON:-python3}" -m models retrain --observations site.parquet --work . ${RETRAIN_OPTIONS:-}'
+RETRAIN = START + 'exec "${PYTHON:-python3}" -m gpumemnet retrain --observations site.parquet --work . ${RETRAIN_OPTIONS:-}'
 NOTHING_BETTER = 10
 TELL = 'exec "${PYTHON:-python3}" -m gpumemnet registry list'
 

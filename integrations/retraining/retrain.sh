@@ -8,7 +8,7 @@
 #   RETRAIN_METRICS         file for node_exporter's textfile collector, ending in .prom
 #   PYTHON                  the Python that gpumemnet[service,train] is installed for (python3)
 #
-# Arguments go to `python -m models retrain`, such as --challenger or --dry-run.
+# Arguments go to `gpumemnet retrain`, such as --challenger or --dry-run.
 #
 # Exit code: 0 promoted, 10 nothing to do or nothing better, 2 something to mend, 1 a failure, or another turn is still at work.
 # It prints, and so cron mails, when something was promoted or went wrong.  RETRAIN_FOLDER/retrain.log has a line for every turn,
@@ -46,7 +46,7 @@ said=$folder/last-turn.txt
 # a slip of the pen would be a new registry, whose models nobody asks
 [[ -d $GPUMEMNET_REGISTRY ]] || end 2 "there is no registry $GPUMEMNET_REGISTRY: correct the name, or make the folder"
 
-"$python" -m service.observations.export --out site.parquet ${RETRAIN_SINCE:+--since "$RETRAIN_SINCE"} >> "$said" 2>&1 ||
+"$python" -m gpumemnet observations export --out site.parquet ${RETRAIN_SINCE:+--since "$RETRAIN_SINCE"} >> "$said" 2>&1 ||
   failed $? "export of the observations"
 grep -q '^0 observations ' "$said" && end 10 "no observations yet"
 
@@ -59,7 +59,7 @@ case $code in
 esac
 
 code=0
-nice -n 10 "$python" -m models retrain --observations site.parquet --work "$folder" "$@" >> "$said" 2>&1 || code=$?
+nice -n 10 "$python" -m gpumemnet retrain --observations site.parquet --work "$folder" "$@" >> "$said" 2>&1 || code=$?
 sentence=$(grep -v '^report: ' "$said" | tail -n 1)
 case $code in
   0) end 0 "$sentence ($(grep '^report: ' "$said" | tail -n 1))" ;;

@@ -25,7 +25,7 @@ FORMAT: Final = 1
 KIND: Final = "gpumemnet training plan"
 ABOUT: Final = (
     "The figures under 'search' chose this plan among the trials, on the folds that they were measured on: they are too good, "
-    "and no figures of a model. What a model of this plan is worth, 'python -m models retrain --plan' finds out on architectures "
+    "and no figures of a model. What a model of this plan is worth, 'gpumemnet retrain --plan' finds out on architectures "
     "that the search has never seen."
 )
 _PLANS: Final[Mapping[str, type[Plan]]] = {"mlp": TrainingPlan, "transformer": SequencePlan}
@@ -89,8 +89,8 @@ def read_plan(path: Path) -> FoundPlan:
             return FoundPlan(family, encoder, values, hashlib.sha256(content).hexdigest(), path.name)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
-        raise InvalidRequestError(f"{path} is no plan as 'python -m models search' writes it{reason}", "plan") from None
-    raise InvalidRequestError(f"{path} is no plan as 'python -m models search' writes it", "plan")
+        raise InvalidRequestError(f"{path} is no plan as 'gpumemnet search' writes it{reason}", "plan") from None
+    raise InvalidRequestError(f"{path} is no plan as 'gpumemnet search' writes it", "plan")
 
 
 def _check_values(values: Mapping[str, Any], encoder: str) -> None:

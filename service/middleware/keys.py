@@ -1,20 +1,20 @@
 """API keys: who may ask for what.  The service knows only their SHA-256, so its settings give no key away.
 
 A key is 256 random bits, so nobody can guess one from its hash however fast the hash is; slow hashes protect passwords, which
-people choose.  ``python -m service.middleware.keys new --name ci --scopes predict+observe`` makes one.
+people choose.  ``gpumemnet keys new --name ci --scopes predict+observe`` makes one.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import secrets
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
+
+from gpumemnet.errors import InvalidRequestError
 
 SCOPES: Final = ("predict", "observe", "admin")
 """What a key may allow: asking for predictions, reporting what jobs really used, choosing which models answer."""
@@ -102,28 +102,21 @@ def parse_keys(text: str) -> KeyRing:
     return KeyRing(keys)
 
 
-_COMMAND: Final = "python -m service.middleware.keys"
+def new_key(name: str, scopes: str) -> tuple[str, str]:
+    """A new key, and its entry for the settings.
 
+    Args:
+        name: whose it is.
+        scopes: some of :data:`SCOPES`, joined by ``+``.
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a key: prints it this once, and the entry for the settings."""
-    parser = argparse.ArgumentParser(_COMMAND, description="API keys of the service.")
-    new = parser.add_subparsers(required=True, metavar="new").add_parser("new", help="make a key")
-    new.add_argument("--name", required=True, help="whose it is: letters, digits, '.', '_' and '-'")
-    new.add_argument("--scopes", default="predict", help=f"some of {', '.join(SCOPES)}, joined by '+' (predict)")
-    asked = parser.parse_args(arguments)
+    Raises:
+        InvalidRequestError: on a name or a scope that there is not.
+    """
     key = secrets.token_urlsafe(32)
-    entry = f"{asked.name}:{asked.scopes}:{sha256(key.encode()).hexdigest()}"
+    entry = f"{name}:{scopes}:{sha256(key.encode()).hexdigest()}"
     try:
         parse_key(entry)
     except ValueError:
-        parser.exit(2, f"{_COMMAND}: --name must match {_NAME.pattern} and --scopes be some of {', '.join(SCOPES)}\n")
-    sys.stdout.write(
-        f"key, shown this once and kept nowhere; clients send it as 'Authorization: Bearer KEY':\n  {key}\n"
-        f"entry for GPUMEMNET_API_KEYS (separated by commas) or a line of GPUMEMNET_API_KEYS_FILE:\n  {entry}\n"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        reason = f"--name must match {_NAME.pattern} and --scopes be some of {', '.join(SCOPES)}"
+        raise InvalidRequestError(reason) from None
+    return key, entry

@@ -1,4 +1,4 @@
-"""``python -m service.observations.export``: writes the observations as a dataset, in the Parquet schema that training reads.
+"""``gpumemnet observations export``: writes the observations as a dataset, in the Parquet schema that training reads.
 
 What an observation does not know is not made up: its architecture is empty, its recipe is ``observations``, and a job that ran
 out of memory without a word on how much it had is left out, because it says nothing.
@@ -6,12 +6,8 @@ out of memory without a word on how much it had is left out, because it says not
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import OBSERVED, Measurement
-from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import PROCESS_OBSERVATIONS
@@ -31,24 +27,6 @@ from .schema import HEAD, JOBS, OBSERVATIONS
 RECIPE: Final = "observations"
 PROTOCOL: Final = "observation/1"
 _ROWS: Final = 1000
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file; returns the exit code."""
-    parser = argparse.ArgumentParser("python -m service.observations.export", description=__doc__.split("\n")[0])
-    parser.add_argument("--database", help="the database's URL (GPUMEMNET_DATABASE_URL)")
-    parser.add_argument("--out", type=Path, required=True, help="the Parquet file to write")
-    parser.add_argument("--since", help="leave out what was received before, such as 2026-01-31 or 2026-01-31T12:00:00+01:00")
-    given = parser.parse_args(arguments)
-    address = given.database or os.environ.get("GPUMEMNET_DATABASE_URL")
-    if not address:
-        parser.error("give the database's URL with --database, or in GPUMEMNET_DATABASE_URL")
-    try:
-        written, left_out = export(address, given.out, since=_seconds(given.since))
-    except GpumemnetError as error:
-        parser.exit(2, f"error: {error}\n")
-    sys.stdout.write(f"{written} observations in {given.out}; {left_out} left out that say nothing of the memory\n")
-    return 0
 
 
 def export(address: str, out: Path, *, since: float | None = None) -> tuple[int, int]:
@@ -137,17 +115,3 @@ def _capacity_bytes(gpu: str) -> int | None:
         return device_profile(gpu).capacity_bytes
     except InvalidRequestError:
         return None
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequestError(f"must be a date or a time such as 2026-01-31T12:00:00Z, not '{text[:40]}'", "since") from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

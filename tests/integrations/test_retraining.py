@@ -27,15 +27,15 @@ SCRIPT = FOLDER / "retrain.sh"
 STAND_IN = """#!/bin/sh
 echo "$*" >> "$CALLS"
 case "$2 $3" in
-  "service.observations.export "*) echo "${EXPORTED:-30} observations in site.parquet; 0 left out"; exit "${EXPORT:-0}" ;;
+  "gpumemnet observations") echo "${EXPORTED:-30} observations in site.parquet; 0 left out"; exit "${EXPORT:-0}" ;;
   "gpumemnet drift") echo "drift has spoken"; exit "${DRIFT:-10}" ;;
   "gpumemnet registry") echo "champion retrain-abc" ;;
-  "models retrain") echo "  0% reading" >&2; echo "the models have spoken"; echo "report: $PWD/runs/abc/report.md"
+  "gpumemnet retrain") echo "  0% reading" >&2; echo "the models have spoken"; echo "report: $PWD/runs/abc/report.md"
     while [ -e "${HOLD:-/nowhere}" ]; do sleep 0.05; done
     exit "${RETRAIN:-0}" ;;
 esac
 """
-EXPORT_CALL = "-m service.observations.export --out site.parquet"
+EXPORT_CALL = "-m gpumemnet observations export --out site.parquet"
 DRIFT_CALL = "-m gpumemnet drift site.parquet"
 
 pytestmark = pytest.mark.skipif(shutil.which("flock") is None, reason="flock (util-linux) is not installed")
@@ -127,13 +127,13 @@ def test_every_end_has_its_code_its_line_and_its_mail(turn: Turn, codes: dict[st
 def test_how_the_commands_are_called(turn: Turn):
     work = turn.work
     assert turn.run()[0] == 0
-    assert turn.calls == [EXPORT_CALL, DRIFT_CALL, f"-m models retrain --observations site.parquet --work {work}"]
+    assert turn.calls == [EXPORT_CALL, DRIFT_CALL, f"-m gpumemnet retrain --observations site.parquet --work {work}"]
     more = {"RETRAIN_SINCE": "2026-01-31", "RETRAIN_METRICS": "/var/lib/a b.prom", "PYTHON": str(turn.folder / "bin" / "python3")}
     assert turn.run("--challenger", "--dataset", "two words.parquet", **more)[0] == 0
     assert turn.calls[3:] == [
         f"{EXPORT_CALL} --since 2026-01-31",
         f"{DRIFT_CALL} --metrics /var/lib/a b.prom",
-        f"-m models retrain --observations site.parquet --work {work} --challenger --dataset two words.parquet",
+        f"-m gpumemnet retrain --observations site.parquet --work {work} --challenger --dataset two words.parquet",
     ]
     assert len(turn.log) == 2
     assert (work / "last-turn.txt").read_text().count("the models have spoken") == 1

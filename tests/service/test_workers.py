@@ -65,7 +65,7 @@ def release_of(running) -> dict[str, str]:
     return labels
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0)])
 def test_a_signal_ends_all_after_what_they_accepted(start_service, job, number, code):
     from tests.service.middleware.test_gate import send_head
 
@@ -127,7 +127,7 @@ def serve(settings, listener, on_ready, channel):
 configure_logs("json", "info")
 settings = read_settings(port="0", workers="2")
 try:
-    Supervisor(settings, listen(settings.host, settings.port), serve).run()
+    Supervisor(settings, listen(settings.host, settings.port), serve, lambda: None).run()
 except Exception as error:
     sys.exit(f"ended: {error}")
 """

@@ -202,7 +202,7 @@ def test_ids_come_from_the_column_that_is_named(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", table)
     predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question(id_column="slurm"))
     assert [row["job_id"] for row in answers(tmp_path / "out.parquet")] == ["11", None, "13"]
-    assert "has no column 'pbs'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--id", "pbs")
+    assert "has no column 'pbs'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--id-column", "pbs")
 
 
 def test_the_question_is_the_same_as_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

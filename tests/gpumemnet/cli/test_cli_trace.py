@@ -29,7 +29,7 @@ SMALL = [f"{MODELS}/small.py:sized", "--batch-size", "64", "--input", "8", "--ar
 
 def test_resnet50_is_explained(capfd, tmp_path):
     options = ["--batch-size", "32", "--input", "3x224x224", "--optimizer", "adamw", "--precision", "bf16", "--gpu", "H200"]
-    assert main(["trace", f"{MODELS}/resnet50.py:build", *options, "--job-out", str(tmp_path / "job.json")]) == 0
+    assert main(["trace", f"{MODELS}/resnet50.py:build", *options, "--out", str(tmp_path / "job.json")]) == 0
     shown = capfd.readouterr()
     assert shown.err == ""
     first = shown.out.splitlines()[0]
@@ -57,7 +57,7 @@ def _parts_shown(text):
 
 
 def test_other_batch_sizes_and_the_largest(capfd):
-    assert main(["trace", *SMALL, "--gpu", "T4", "--batches", "1, 4096", "--max-batch"]) == 0
+    assert main(["trace", *SMALL, "--gpu", "T4", "--batches", "1, 4096", "--largest-batch"]) == 0
     shown = capfd.readouterr().out
     assert re.search(r"^ 1 +\d{3} +\d{3} +fits", shown, re.MULTILINE)
     assert re.search(r"^ 4,096 +\d{3} +\d{3} +fits", shown, re.MULTILINE)
@@ -71,7 +71,7 @@ def test_the_picture_is_drawn(capfd, tmp_path):
 
 
 def test_programs_get_the_answer_as_it_is(capfd):
-    assert main(["trace", *SMALL, "--context-mib", "321", "--gpus", "--json"]) == 0
+    assert main(["trace", *SMALL, "--context-mib", "321", "--fits", "--json"]) == 0
     shown = capfd.readouterr()
     assert shown.err == ""
     answer = answer_from_dict(json.loads(shown.out))
@@ -106,7 +106,7 @@ def test_the_allocators_settings_are_the_jobs_and_not_the_shells(capfd, monkeypa
         (["--batches", "0"], "error: batches: must be at least 1, not 0"),
         (["--plot", "memory.gif"], "error: plot: must end in .png or .html, not 'memory.gif'"),
         (["--plot", "/no/such/folder/memory.png"], "error: plot: the folder /no/such/folder does not exist"),
-        (["--job-out", "/no/such/folder/job.json"], "error: job-out: the folder /no/such/folder does not exist"),
+        (["--out", "/no/such/folder/job.json"], "error: out: the folder /no/such/folder does not exist"),
         (["--deadline", "0"], "error: deadline: must be above 0"),
         (["--arg", "width"], "error: arg: must look like depth=12"),
         (["two:factories"], "error: source: name one factory"),
@@ -160,7 +160,7 @@ def test_a_script_gets_its_own_arguments(capfd):
     [
         (["--script", "train.py", "--optimizer", "sgd"], "error: optimizer: does not go with --script"),
         (["--script", "train.py", "--input", "8"], "error: input: does not go with --script"),
-        (["--script", "train.py", "--gpus"], "error: gpus: does not go with --script"),
+        (["--script", "train.py", "--fits"], "error: fits: does not go with --script"),
         (["--script", "/no/such/train.py", "--", "--epochs", "3"], "error: there is no file /no/such/train.py"),
         ([], "error: source: name one factory, such as train.py:build, or give --script train.py"),
     ],

@@ -354,7 +354,7 @@ def test_an_inventory_counts_what_the_driver_keeps_and_knows_mig():
 def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictures(tmp_path, capsys):
     out = tmp_path / "packing.json"
     arguments = ["pack", str(REAL), "--gpus", "A100:4", "--jobs", "60", "--seed", "3"]
-    assert main([*arguments, "--out", str(out), "--picture", str(tmp_path / "packing.svg")]) == 0
+    assert main([*arguments, "--out", str(out), "--plot", str(tmp_path / "packing.svg")]) == 0
     said = capsys.readouterr().out
     assert "60 jobs on 4 × NVIDIA A100-SXM4-40GB" in said
     assert "do not slow each other down" in said
@@ -369,14 +369,16 @@ def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictur
     assert lines["oracle"]["waste_gib_hours"] == 0
     assert all(line["jobs"] == 60 for line in document["estimators"])
     assert document["seen_by"] == {}
-    assert main([*arguments, "--picture", str(tmp_path / "again.svg")]) == 0
+    assert main([*arguments, "--plot", str(tmp_path / "again.svg")]) == 0
     assert capsys.readouterr().out == said
     assert (tmp_path / "again.svg").read_text() == svg
 
 
 def test_what_a_model_has_seen_is_said(capsys):
     rows = str(DATASETS / "published_mlp_a100.parquet")
-    assert main(["pack", rows, "--gpus", "A100:8", "--jobs", "20", "--estimators", "oracle,limit", "--json"]) == 0
+    assert (
+        main(["pack", rows, "--gpus", "A100:8", "--jobs", "20", "--estimator", "oracle", "--estimator", "limit", "--json"]) == 0
+    )
     document = json.loads(capsys.readouterr().out)
     assert document["seen_by"][rows][0] == "mlp-a100-published"
     assert any("learnt from" in note for note in document["notes"])
@@ -393,10 +395,10 @@ def test_what_a_model_has_seen_is_said(capsys):
         (["--gpus", "A100", "--load", "nan"], "load: must be from"),
         (["--gpus", "A100", "--jobs", "0"], "jobs: must be from 1"),
         (["--gpus", "A100", "--seed", "-1"], "seed: must be"),
-        (["--gpus", "A100", "--estimators", "tarot"], "estimators: must be among"),
+        (["--gpus", "A100", "--estimator", "tarot"], "estimator: must be among"),
         (["--gpus", "A100", "--unknown-mib", "-5"], "unknown_mib: must be from 0"),
         (["--gpus", "A100", "--coverage", "2"], "coverage: must be between"),
-        (["--gpus", "A100", "--picture", "x.gif"], "picture: must end in"),
+        (["--gpus", "A100", "--plot", "x.gif"], "plot: must end in"),
         (["--gpus", "A100", "--out", "/nowhere/x.json"], "out: the folder /nowhere does not exist"),
     ],
 )

@@ -35,7 +35,7 @@ def pushed(tmp_path_factory: pytest.TempPathFactory, empty: Path) -> Path:
     registry = Registry(folder / "trained")
     add_release(registry, folder, "first")
     registry.set_champion("first", by="test", reason="")
-    assert main(["registry", "push", "--registry", str(registry.folder), "--mlflow", store_in(folder, empty)]) == 0
+    assert main(["registry", "push", "--registry", str(registry.folder), "--tracking-uri", store_in(folder, empty)]) == 0
     return folder
 
 
@@ -47,11 +47,11 @@ def place(pushed: Path, tmp_path: Path) -> Place:
 
 
 def push(place: Place) -> None:
-    assert main(["registry", "push", "--registry", str(place[0].folder), "--mlflow", place[1]]) == 0
+    assert main(["registry", "push", "--registry", str(place[0].folder), "--tracking-uri", place[1]]) == 0
 
 
 def pull(place: Place, *more: str) -> int:
-    return main(["registry", "pull", "--registry", str(place[2].folder), "--mlflow", place[1], *more])
+    return main(["registry", "pull", "--registry", str(place[2].folder), "--tracking-uri", place[1], *more])
 
 
 def second(place: Place, tmp_path: Path) -> None:
@@ -168,13 +168,13 @@ def test_what_cannot_be_asked_is_one_sentence(
     nothing.write_bytes(b"no database" * 1000)
     asked = (
         (["--alias", "production"], "has no alias production"),
-        (["--mlflow", "mlruns"], "must be an SQLite file (sqlite:///mlflow.db) or an MLflow server"),
-        (["--mlflow", "postgresql://me:secret@host/db"], "not 'postgresql://host/db'"),
-        (["--mlflow", f"sqlite:///{tmp_path}/none.db"], "there is no MLflow store"),
-        (["--mlflow", f"sqlite:///{nothing}"], "file is not a database"),
-        (["--mlflow", "http://me:secret@127.0.0.1:9"], "the MLflow store http://127.0.0.1:9 "),
+        (["--tracking-uri", "mlruns"], "must be an SQLite file (sqlite:///mlflow.db) or an MLflow server"),
+        (["--tracking-uri", "postgresql://me:secret@host/db"], "not 'postgresql://host/db'"),
+        (["--tracking-uri", f"sqlite:///{tmp_path}/none.db"], "there is no MLflow store"),
+        (["--tracking-uri", f"sqlite:///{nothing}"], "file is not a database"),
+        (["--tracking-uri", "http://me:secret@127.0.0.1:9"], "the MLflow store http://127.0.0.1:9 "),
         (["--alias", "x' or '"], "alias: use up to 100 letters"),
-        (["--model", "x' or '"], "model: use up to 100 letters"),
+        (["--tracking-model", "x' or '"], "tracking_model: use up to 100 letters"),
         (["--as", "king"], "must be champion or challenger"),
         (["--every", "0"], "must be at least 1 second"),
     )
@@ -190,7 +190,7 @@ def test_what_cannot_be_asked_is_one_sentence(
 
 
 def test_pushing_a_registry_that_is_not_there_moves_no_alias(place: Place, tmp_path: Path) -> None:
-    assert main(["registry", "push", "--registry", str(tmp_path / "mistyped"), "--mlflow", place[1]]) == 2
+    assert main(["registry", "push", "--registry", str(tmp_path / "mistyped"), "--tracking-uri", place[1]]) == 2
     assert MlflowStore(place[1]).client.get_model_version_by_alias("gpumemnet", "champion").version == 1
 
 

@@ -36,7 +36,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_the_command_makes_a_key_and_its_entry():
-    command = [sys.executable, "-m", "service.middleware.keys", "new", "--name", "ci", "--scopes", "predict+observe"]
+    command = [sys.executable, "-m", "gpumemnet", "keys", "new", "--name", "ci", "--scopes", "predict+observe"]
     made = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     keys = [re.search(r"^  ([\w-]{43})$", text, re.MULTILINE)[1] for text in made]
     assert keys[0] != keys[1]
@@ -49,7 +49,7 @@ def test_the_command_makes_a_key_and_its_entry():
 
 @pytest.mark.parametrize("arguments", [("--name", "a:b"), ("--name", "a", "--scopes", "all"), ("--name", "")])
 def test_the_command_refuses_what_no_entry_may_hold(arguments):
-    done = subprocess.run([sys.executable, "-m", "service.middleware.keys", "new", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "gpumemnet", "keys", "new", *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 

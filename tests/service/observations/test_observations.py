@@ -234,7 +234,7 @@ def test_observations_join_the_dataset(http, database, tmp_path):
     observe(http, **by_job(idempotency_key="export-2", peak_mib=None, oom=True, limit_mib=1500))
     observe(http, **by_job(idempotency_key="export-3", peak_mib=None, oom=True))
     out = tmp_path / "observations.parquet"
-    command = [sys.executable, "-m", "service.observations.export", "--database", database.url, "--out", str(out)]
+    command = [sys.executable, "-m", "gpumemnet", "observations", "export", "--database-url", database.url, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "1 left out" in done.stdout

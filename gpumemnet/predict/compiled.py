@@ -1,0 +1,18 @@
+"""Whether the modules that can be compiled are: without them answers are the same, and take longer."""
+
+from __future__ import annotations
+
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Final
+
+import gpumemnet
+
+NOT_COMPILED: Final = (
+    "gpumemnet's compiled modules were not built, so predictions take longer: install a C compiler, then gpumemnet again"
+)
+
+
+def is_compiled() -> bool:
+    """Whether this installation has compiled modules; the build makes all of them or none."""
+    return any(path.name.endswith(EXTENSION_SUFFIXES[0]) for path in Path(gpumemnet.__path__[0]).glob("*/*"))
