@@ -6,8 +6,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 
-import gpumemnet
-
 NOT_COMPILED: Final = (
     "gpumemnet's compiled modules were not built, so predictions take longer: install a C compiler, then gpumemnet again"
 )
@@ -15,4 +13,4 @@ NOT_COMPILED: Final = (
 
 def is_compiled() -> bool:
     """Whether this installation has compiled modules; the build makes all of them or none."""
-    return any(path.name.endswith(EXTENSION_SUFFIXES[0]) for path in Path(gpumemnet.__path__[0]).glob("*/*"))
+    return any(path.name.endswith(EXTENSION_SUFFIXES[0]) for path in Path(__file__).parents[1].glob("*/*"))

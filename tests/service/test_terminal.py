@@ -7,7 +7,7 @@ import sys
 import time
 
 
-def test_a_person_is_greeted_and_ends_it_with_ctrl_c(tmp_path):
+def test_a_person_is_greeted_and_ends_it_with_ctrl_c() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "gpumemnet", "serve", "--port", "0", "--database-url", "off"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
@@ -31,7 +31,7 @@ def test_a_person_is_greeted_and_ends_it_with_ctrl_c(tmp_path):
             os.close(ours)
 
 
-def _take_terminal():
+def _take_terminal() -> None:
     """Ctrl-C is sent to the processes that this terminal controls."""
     import fcntl
     import termios
