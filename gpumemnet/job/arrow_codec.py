@@ -15,10 +15,10 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
 from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
+from gpumemnet.job.settle_columns import settle_columns
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_DEFAULTS,
-    FIELD_RANGES,
     JOB_FIELDS,
     MAX_LAYERS,
     NULLABLE_FIELDS,
@@ -26,7 +26,6 @@ from gpumemnet.job.training_job import (
     OPTION_FIELDS,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
-    UNSTATED_AS_ZERO,
 )
 
 if TYPE_CHECKING:
@@ -106,14 +105,14 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
         if name in DEFAULTS and batch.column(place).null_count < count
     }
     layers = _read_layers(columns.get("layers"), count, is_odd)
-    numbers = {
-        name: _read_counts(columns.get(name), name, minimum, maximum, count, is_odd) for name, minimum, maximum in FIELD_RANGES
-    }
-    _read_counts(columns.get("schema_version"), "schema_version", SCHEMA_VERSION, SCHEMA_VERSION, count, is_odd)
+    numbers = np.empty((len(NUMBER_FIELDS), count))
+    for place, name in enumerate(NUMBER_FIELDS):
+        numbers[place] = _read_counts(columns.get(name), name)
+    is_odd |= _read_counts(columns.get("schema_version"), "schema_version") != SCHEMA_VERSION
     option_sets, option_codes = _read_options(columns, count, is_odd)
-    is_odd |= _settle_totals(numbers, layers)
+    is_odd |= settle_columns(numbers, layers.counts, layers.activations, layers.parameters)
     table = JobTable(
-        numbers=np.stack([numbers[name] for name in NUMBER_FIELDS]),
+        numbers=numbers,
         option_sets=option_sets,
         option_codes=option_codes,
         layer_counts=layers.counts,
@@ -139,45 +138,14 @@ def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
 
 
-def _settle_totals(numbers: dict[str, Array], layers: _LayerColumns) -> Flags:
-    """Derive the totals that are not stated; returns which jobs state some that cannot be, shape ``[B]``.
-
-    :func:`gpumemnet.job.training_job.settle_numbers` is the rule.
-
-    Args:
-        numbers: field → counts, not a number where a job does not state one; the totals are filled in.
-        layers: of the same jobs.
-    """
-    has_layers = layers.counts > 0
-    owners = np.repeat(np.arange(len(has_layers)), layers.counts)
-    is_odd = np.zeros(len(has_layers), dtype=np.bool_)
-    for name, amounts in (("total_activations", layers.activations), ("total_parameters", layers.parameters)):
-        derived, stated = np.bincount(owners, amounts, minlength=len(has_layers)), numbers[name]
-        is_stated = ~np.isnan(stated)
-        is_odd |= np.where(has_layers, (is_stated & (stated != derived)) | (derived > MAX_ELEMENTS), ~is_stated)
-        numbers[name] = np.where(is_stated, stated, derived)
-    trainable, total = numbers["trainable_parameters"], numbers["total_parameters"]
-    is_odd |= trainable > total
-    numbers["trainable_parameters"] = np.where(np.isnan(trainable), total, trainable)
-    for name in UNSTATED_AS_ZERO:
-        numbers[name][np.isnan(numbers[name])] = 0.0
-    return is_odd
-
-
-def _read_counts(column: pa.Array | None, name: str, minimum: int, maximum: int, count: int, is_odd: Flags) -> Array:
-    """The counts as floats, not a number where a job does not state one; marks the rows where they are odd."""
+def _read_counts(column: pa.Array | None, name: str) -> Array | float:
+    """The counts as floats, not a number where a job does not state one."""
     default = np.nan if DEFAULTS[name] is None else float(DEFAULTS[name])
     if column is None:
-        if name in REQUIRED_FIELDS:
-            is_odd |= True
-        return np.full(count, default)
+        return default
     values, is_null = _whole_numbers(column)
     if is_null is not None:
         values[is_null] = default
-        if name in REQUIRED_FIELDS:
-            is_odd |= is_null
-    if not minimum <= values.min() <= values.max() <= maximum:  # also where one is not a number
-        is_odd |= (values < minimum) | (values > maximum)
     return values
 
 

@@ -56,21 +56,23 @@ class JobTable(Sequence[TrainingJob]):
     def from_jobs(cls, jobs: Sequence[TrainingJob]) -> JobTable:
         """The table whose rows are ``jobs``."""
         layers = [*chain.from_iterable([job.layers for job in jobs])]
-        return cls.from_rows(
-            list(map(_NUMBERS_OF, jobs)),
+        numbers = np.array(list(map(_NUMBERS_OF, jobs)), dtype=np.float64).reshape(len(jobs), len(NUMBER_FIELDS)).T.copy()
+        numbers[numbers != numbers] = 0.0  # None has become "not a number"
+        return cls.from_columns(
+            numbers,
             list(map(_OPTIONS_OF, jobs)),
-            [len(job.layers) for job in jobs],
+            np.array([len(job.layers) for job in jobs], dtype=np.int64),
             list(map(_KIND, layers)),
             list(map(_ACTIVATIONS, layers)),
             list(map(_PARAMETERS, layers)),
         )
 
     @classmethod
-    def from_rows(
+    def from_columns(
         cls,
-        numbers: Sequence[Sequence[int | None]],
+        numbers: Array,
         options: Sequence[OptionSet],
-        layer_counts: Sequence[int],
+        layer_counts: Indices,
         kinds: Sequence[str],
         activations: Sequence[int],
         parameters: Sequence[int],
@@ -78,13 +80,10 @@ class JobTable(Sequence[TrainingJob]):
         """The table of jobs that have been checked.
 
         Args:
-            numbers: of each job the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, totals settled.
-            options: of each job its set of options.
-            layer_counts: layers of each job.
+            numbers, layer_counts: as the attributes.
+            options: each job's set of options.
             kinds, activations, parameters: of all layers, one job's after the other's.
         """
-        columns = np.array(numbers, dtype=np.float64).reshape(len(numbers), len(NUMBER_FIELDS)).T.copy()
-        columns[columns != columns] = 0.0  # None has become "not a number"
         codes: dict[OptionSet, int] = {}
         option_codes = [codes.setdefault(option_set, len(codes)) for option_set in options]
         unknown: tuple[str, ...] = ()
@@ -95,10 +94,10 @@ class JobTable(Sequence[TrainingJob]):
             code_of = {**CODE_OF_KIND, **{kind: len(KINDS) + place for place, kind in enumerate(unknown)}}
             kind_codes = list(map(code_of.__getitem__, kinds))
         return cls(
-            columns,
+            numbers,
             tuple(codes),
             np.array(option_codes, dtype=np.int64),
-            np.array(layer_counts, dtype=np.int64),
+            layer_counts,
             np.array(kind_codes, dtype=np.int64),
             np.array(activations, dtype=np.float64),
             np.array(parameters, dtype=np.float64),

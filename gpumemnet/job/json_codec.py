@@ -10,6 +10,8 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
+from operator import itemgetter
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 from gpumemnet.errors import FieldError, InvalidJobError
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import Layer, are_layers, describe
+from gpumemnet.job.settle_columns import settle_columns
 from gpumemnet.job.training_job import (
     FIELD_DEFAULTS,
     JOB_FIELDS,
@@ -30,23 +33,16 @@ from gpumemnet.job.training_job import (
     check_schema_version,
     settle_numbers,
 )
-
-try:
-    from orjson import loads as _quick_loads
-except ImportError:  # it comes with the service, and saves three quarters of the time of reading
-    _quick_loads = None  # type: ignore[assignment]
+from gpumemnet.job.training_options import OPTION_SWITCHES
 
 _JOB_FIELDS: Final = frozenset(JOB_FIELDS)
+_REQUIRED_FIELDS: Final = frozenset(REQUIRED_FIELDS)
+_SWITCHES: Final = tuple(map(OPTION_FIELDS.index, OPTION_SWITCHES))
 _LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
 _OPTION_DEFAULTS: Final = tuple(map(FIELD_DEFAULTS.get, OPTION_FIELDS))
 _NUMBER_DEFAULTS: Final = tuple(map(FIELD_DEFAULTS.get, NUMBER_FIELDS))
-_DIGITS_TO_ZERO: Final = bytes.maketrans(b"123456789", 9 * b"0")
-_LONG_NUMBER: Final = b"0" * 19
-"""So many digits may not fit 64 bits."""
-_DEPTH: Final = 6
-"""Objects nested deeper than a request's are left to the careful reader."""
 
 
 class ReadJobs(NamedTuple):
@@ -64,13 +60,11 @@ class ReadJobs(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """One job: its counts, its set of options, and its layers as three columns."""
+    """One job as a document states it: its counts, its set of options, and its layers."""
 
-    numbers: list[int | None]
+    numbers: Sequence[Any]
     options: tuple[Any, ...]
-    kinds: Sequence[str]
-    activations: Sequence[int]
-    parameters: Sequence[int]
+    layers: Sequence[Any]
 
 
 def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> ReadJobs:
@@ -81,25 +75,47 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
             objects or of ``[kind, activations, parameters]`` lists.
         max_layers: the most layers that a job may have.
     """
-    read: list[_Row] = []
-    rows: list[int] = []
+    stated: dict[int, _Row] = {}
     errors: dict[int, FieldError] = {}
     for place, document in enumerate(documents):
         try:
-            read.append(_read(document, max_layers))
-            rows.append(place)
+            stated[place] = _row(document, max_layers)
         except InvalidJobError as error:
             errors[place] = error
-    numbers, options, kinds, activations, parameters = zip(*read, strict=True) if read else ((), (), (), (), ())
-    table = JobTable.from_rows(
-        numbers,
-        options,
-        list(map(len, kinds)),
-        [*chain.from_iterable(kinds)],
-        [*chain.from_iterable(activations)],
-        [*chain.from_iterable(parameters)],
+    table = _table(list(stated.values()))
+    if table is None:  # some of them break a rule
+        checked: dict[int, _Row] = {}
+        for place, row in stated.items():
+            try:
+                checked[place] = _checked(row)
+            except InvalidJobError as error:
+                errors[place] = error
+        stated, table = checked, _table(list(checked.values()))
+        assert table is not None
+    return ReadJobs(table, np.array(list(stated), dtype=np.int64), errors)
+
+
+def _table(rows: Sequence[_Row]) -> JobTable | None:
+    """The table of the rows, checked as columns; ``None`` where one breaks a rule or holds numbers other than ``int``."""
+    if not rows:
+        return JobTable.from_jobs(())
+    stated, options, layers = zip(*rows, strict=True)
+    columns = _plain_columns([*chain.from_iterable(layers)])
+    is_plain = set(map(type, chain.from_iterable(stated))) <= {int, NoneType} and all(
+        set(map(type, map(itemgetter(place), options))) == {bool} for place in _SWITCHES
     )
-    return ReadJobs(table, np.array(rows, dtype=np.int64), errors)
+    if columns is None or not is_plain:
+        return None
+    try:
+        for option_set in set(options):
+            check_options(option_set)
+        numbers = np.array(stated, dtype=np.float64).T.copy()
+    except (InvalidJobError, TypeError, OverflowError):  # TypeError: a value that cannot be hashed is no option
+        return None
+    counts = np.array(list(map(len, layers)), dtype=np.int64)
+    table = JobTable.from_columns(numbers, options, counts, *columns)
+    breaks = settle_columns(table.numbers, counts, table.layer_activations, table.layer_parameters)
+    return None if breaks.any() else table
 
 
 def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
@@ -118,29 +134,45 @@ def job_from_dict(document: object) -> TrainingJob:
     Raises:
         InvalidJobError: names the field (``layers[3].parameters``) and says what it must be.
     """
-    row = _read(document, MAX_LAYERS)
-    layers = tuple(map(Layer, row.kinds, row.activations, row.parameters))
+    row = _checked(_row(document, MAX_LAYERS))
     values = dict(zip((*NUMBER_FIELDS, *OPTION_FIELDS), (*row.numbers, *row.options), strict=True))
-    return TrainingJob(layers=layers, **values)
+    return TrainingJob(layers=tuple(row.layers), **values)
 
 
-def _read(document: object, max_layers: int) -> _Row:
-    """One job, checked."""
-    if not isinstance(document, Mapping):
+def _row(document: object, max_layers: int) -> _Row:
+    """One job as the document states it."""
+    if type(document) is not dict and not isinstance(document, Mapping):
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
+    get = document.get
+    version = get("schema_version", SCHEMA_VERSION)
     if not _JOB_FIELDS.issuperset(document):
-        check_schema_version(document.get("schema_version", 1))  # a newer schema explains unknown fields better
+        check_schema_version(version)  # a newer schema explains unknown fields better
         _refuse_unknown(document, JOB_FIELDS, "")
-    for name in REQUIRED_FIELDS:
-        if name not in document:
-            raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), name)
-    layers = document.get("layers")
-    kinds, activations, parameters = _layers(layers, max_layers) if layers else _no_layers(layers)
-    check_schema_version(document.get("schema_version", SCHEMA_VERSION))
-    options = tuple(map(document.get, OPTION_FIELDS, _OPTION_DEFAULTS))
-    check_options(options)
-    stated = list(map(document.get, NUMBER_FIELDS, _NUMBER_DEFAULTS))
-    return _Row(settle_numbers(stated, activations, parameters, max_layers), options, kinds, activations, parameters)
+    if not document.keys() >= _REQUIRED_FIELDS:
+        missing = next(name for name in REQUIRED_FIELDS if name not in document)
+        raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), missing)
+    layers = get("layers")
+    if layers is None:
+        layers = ()
+    elif not isinstance(layers, list | tuple):
+        raise InvalidJobError(f"must be a list of layers, not {describe(layers)}", "layers")
+    if len(layers) > max_layers:
+        raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(layers)}", "layers")
+    check_schema_version(version)
+    return _Row(tuple(map(get, NUMBER_FIELDS, _NUMBER_DEFAULTS)), tuple(map(get, OPTION_FIELDS, _OPTION_DEFAULTS)), layers)
+
+
+def _checked(row: _Row) -> _Row:
+    """The same job with its layers as :class:`~gpumemnet.job.layers.Layer` and its totals settled.
+
+    Raises:
+        InvalidJobError: names the field and says what it must be.
+    """
+    columns = _plain_columns(row.layers)
+    layers = _checked_layers(row.layers) if columns is None else list(map(Layer, *columns))
+    check_options(row.options)
+    numbers = settle_numbers(row.numbers, [layer.activations for layer in layers], [layer.parameters for layer in layers])
+    return _Row(numbers, row.options, layers)
 
 
 def job_from_json(text: str | bytes) -> TrainingJob:
@@ -158,9 +190,6 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         InvalidJobError: says what is wrong and at which line and column.
     """
-    document = _plain_json(text)
-    if document is not None:
-        return document
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
@@ -173,44 +202,6 @@ def parse_json(text: str | bytes) -> Any:
         raise
     except ValueError:  # Python's limit on the digits of an integer
         raise InvalidJobError("no valid job: the JSON holds a number with too many digits") from None
-
-
-def _plain_json(text: str | bytes) -> Any:
-    """What the quick reader makes of ``text``, where the careful one would make the same of it; else ``None``.
-
-    The quick reader keeps the last of two equal keys and makes floats of long integers.  So there may be as many colons as there
-    are keys, and no long numbers; what stands in a text can only make a document look odd, never plain.
-    """
-    if _quick_loads is None:
-        return None
-    try:
-        document = _quick_loads(text)
-    except ValueError:
-        return None
-    content = text.encode() if isinstance(text, str) else text
-    is_plain = _LONG_NUMBER not in content.translate(_DIGITS_TO_ZERO) and _has_keys(document, content.count(b":"))
-    return document if is_plain else None
-
-
-def _has_keys(document: Any, count: int) -> bool:
-    """Whether the objects in ``document`` have ``count`` keys together, as far down as a request reaches."""
-    level = [document]
-    for _ in range(_DEPTH):
-        if not count or not level:
-            break
-        kinds = list(map(type, level))
-        objects, lists = _of_type(level, kinds, dict), _of_type(level, kinds, list)
-        count -= sum(map(len, objects))
-        level = [*chain.from_iterable(map(dict.values, objects)), *chain.from_iterable(lists)] if count else []
-    return not count
-
-
-def _of_type(values: list[Any], kinds: list[type], wanted: type) -> list[Any]:
-    """The values of one type; most lists hold no others, or none of it."""
-    count = kinds.count(wanted)
-    if not count:
-        return []
-    return values if count == len(values) else [value for value in values if type(value) is wanted]
 
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:
@@ -234,35 +225,24 @@ def job_to_json(job: TrainingJob) -> str:
     return text.removesuffix("\n}") + f',\n  "layers": [\n{rows}\n  ]\n}}\n'
 
 
-def _no_layers(document: object) -> _LayerColumns:
-    if document is not None and not isinstance(document, list | tuple):
-        raise InvalidJobError(f"must be a list of layers, not {describe(document)}", "layers")
-    return (), (), ()
+def _plain_columns(layers: Sequence[Any]) -> _LayerColumns | None:
+    """Kinds, activations and parameters of valid layers that are all written alike; else ``None``."""
+    forms = set(map(type, layers))
+    columns: Any = (), (), ()
+    if forms == {dict} and all(map(_LAYER_FIELD_SET.issuperset, layers)):
+        kinds, activations = (list(map(dict.get, layers, repeat(name))) for name in ("kind", "activations"))
+        columns = kinds, activations, list(map(dict.get, layers, repeat("parameters"), repeat(0)))
+    elif forms and forms <= {list, Layer} and set(map(len, layers)) == {len(_LAYER_FIELDS)}:
+        columns = tuple(zip(*layers, strict=True))
+    elif forms:
+        return None
+    return columns if are_layers(*columns) else None
 
 
-def _layers(document: object, max_layers: int) -> _LayerColumns:
-    """Kinds, activations and parameters of a job's layers, checked."""
-    if not isinstance(document, list | tuple):
-        raise InvalidJobError(f"must be a list of layers, not {describe(document)}", "layers")
-    if len(document) > max_layers:
-        raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(document)}", "layers")
-    columns: Any = None
-    forms = set(map(type, document))
-    if forms == {dict} and all(map(_LAYER_FIELD_SET.issuperset, document)):
-        kinds, activations = (list(map(dict.get, document, repeat(name))) for name in ("kind", "activations"))
-        columns = kinds, activations, list(map(dict.get, document, repeat("parameters"), repeat(0)))
-    elif forms == {list} and set(map(len, document)) == {len(_LAYER_FIELDS)}:
-        columns = tuple(zip(*document, strict=True))
-    if columns is None or not are_layers(*columns):
-        columns = tuple(zip(*_checked_layers(document), strict=True))
-    checked: _LayerColumns = columns
-    return checked
-
-
-def _checked_layers(document: Sequence[object]) -> list[Layer]:
-    """The layers one by one, with an error that names the place."""
+def _checked_layers(entries: Sequence[object]) -> list[Layer]:
+    """The layers, checked one by one, so that an error names the place."""
     layers = []
-    for index, entry in enumerate(document):
+    for index, entry in enumerate(entries):
         try:
             layers.append(_layer(entry))
         except InvalidJobError as error:
