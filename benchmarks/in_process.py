@@ -135,7 +135,7 @@ def main() -> None:
         return list(predictor.predict_many(jobs, encoder=encoder))
 
     jobs = random_jobs(JOBS)
-    [model, *_] = predictor.models_for(jobs[0])
+    [model, *_] = predictor.models_of(jobs[0].family)
     workspace = model.card.blas_workspace_bytes
     tables = {id(job): JobTable.from_jobs((job,)) for job in jobs}
     rows = {id(job): feature_matrix(JobTable.from_jobs((job,)), workspace) for job in jobs}

@@ -24,6 +24,8 @@ from gpumemnet.predict.prediction_table import PredictionTable
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
+_UNKNOWN: Final = 2**62
+"""More things than any job can have that a model has not seen."""
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
 
 
@@ -70,24 +72,17 @@ class Predictor:
         """The bundles in use, by family, the most trusted first."""
         return self._bundles
 
-    def models_for(self, job: TrainingJob, encoder: str | None = None) -> list[BundleModel]:
-        """The models that may answer for ``job``, in the order in which they are asked.
+    def models_of(self, family: str, encoder: str | None = None) -> list[BundleModel]:
+        """The models that may answer for jobs of ``family``, in the order in which they are asked.
 
         Args:
-            job: the job.
+            family: of the jobs.
             encoder: ``mlp``, ``transformer`` or ``common``; the MLP-based where there is one unless given.
 
         Raises:
-            InvalidRequestError: when no model of the family has that encoder, or it needs layers that the job does not state.
-            UnsupportedJobError: when no bundle is loaded for the job's family.
+            InvalidRequestError: when no model of the family has that encoder.
+            UnsupportedJobError: when no bundle is loaded for the family.
         """
-        models = self.models_of(job.family, encoder)
-        if models[0].needs_layers and not job.layers:
-            raise _without_layers()
-        return models
-
-    def models_of(self, family: str, encoder: str | None = None) -> list[BundleModel]:
-        """The models for jobs of ``family``, as :meth:`models_for` gives them for a job; errors likewise."""
         by_encoder = self._of_family.get(family)
         if by_encoder is None:
             raise UnsupportedJobError(
@@ -216,7 +211,7 @@ def _cascade(
     left, some = np.arange(len(table)), table
     features, workspace = None, None
     choice = np.zeros(len(table), dtype=np.int64)
-    fewest = np.full(len(table), np.iinfo(np.int64).max)
+    fewest = np.full(len(table), _UNKNOWN)
     views = []
     for number, model in enumerate(models):
         place = model.place(gpu)

@@ -24,7 +24,7 @@ from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 
-from ..api.examples import EXAMPLE_JOBS, predict_examples
+from ..api.examples import predict_examples
 
 PLAUSIBLE_FACTOR: Final = 4.0
 """Answers to golden jobs lie within this factor of context, weights, gradients, optimizer state and layer outputs together.
@@ -60,10 +60,9 @@ def _models(predictor: Predictor) -> Iterator[BundleModel]:
     families = dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families)
     loaded = {(family, bundle.card.encoder) for bundle in predictor.bundles for family in bundle.card.families}
     for family in families:
-        job = job_from_dict(EXAMPLE_JOBS[family])
         for encoder in ENCODERS:
             if (family, encoder) in loaded:
-                yield from predictor.models_for(job, encoder)
+                yield from predictor.models_of(family, encoder)
 
 
 def _golden_jobs(family: str) -> Iterator[tuple[str, TrainingJob]]:

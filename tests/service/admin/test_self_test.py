@@ -30,7 +30,7 @@ class Only:
         self.bundles = (model.bundle,)
         self._model = model
 
-    def models_for(self, job, encoder=None):
+    def models_of(self, family, encoder=None):
         return [self._model]
 
 

@@ -221,7 +221,7 @@ def test_a_model_that_stops_answering_makes_the_service_unready_and_is_logged(mo
     def fail(*arguments, **options):
         raise RuntimeError("the secret cause")
 
-    monkeypatch.setattr(BundleModel, "estimate", fail)
+    monkeypatch.setattr(BundleModel, "predict", fail)
     assert "secret" not in problem(ask_in_process(app, "/readyz"), 503)["detail"]
     assert "the secret cause" in caplog.text
     assert ask_in_process(app, "/healthz").status_code == 200
