@@ -122,7 +122,7 @@ def evaluate(
     """Evaluate every estimator on held-out architectures. Prints a table."""
     data = _load(dataset, family)
     from .evaluation.folds import evaluate as run_evaluation
-    from .evaluation.report import heading, markdown_table, write_report
+    from .evaluation.folds_report import heading, markdown_table, write_report
     from .training.plans import mlp_plan
 
     with _progress("evaluating") as report, _split_errors(dataset):

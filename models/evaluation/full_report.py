@@ -50,8 +50,8 @@ from .candidates import (
     traced_peak_answers,
 )
 from .learning_curves import Learning, learn
-from .reporting import write_reporting
-from .reporting.map_picture import MAX_MAP_ROWS
+from .report import write_report
+from .report.map_picture import MAX_MAP_ROWS
 from .section import Section
 from .study import MEASURED_FOLDS, Progress, Study, measured_study, run_studies, traced_study
 
@@ -124,7 +124,7 @@ def write_full_report(
     notes = [f"Training and judging took {minutes:.1f} minutes with {workers or os.cpu_count()} processes, seed {seed}."]
     if is_smoke:
         notes.insert(0, "A smoke run on few rows: its figures say nothing.")
-    return write_reporting(
+    return write_report(
         [*sections, *zoo],
         out,
         notes=notes,
@@ -146,7 +146,7 @@ def write_common_report(
     if len(families) < 2:
         raise DatasetError(f"{datasets} holds no traced datasets of several families")
     studies = [replace(traced_study(data, _plans(data, seed, None)), candidates=OWN_CANDIDATES, ours=COMMON) for data in families]
-    return write_reporting(run_studies(studies, progress, workers, families), out, notes=[f"Seed {seed}."])
+    return write_report(run_studies(studies, progress, workers, families), out, notes=[f"Seed {seed}."])
 
 
 def _sources(folder: Path, is_smoke: bool) -> _Sources:

@@ -1,7 +1,7 @@
-"""What the champion's models have learnt, and whether that is at hand: without it nobody can say what a new model has forgotten.
+"""Checks that the champion's training data is available for regression tests.
 
-A champion of an earlier retraining says so in its card, and has left the held-out architectures out.  Any other, as the shipped
-bundles, has learnt from all rows of its dataset, those too.
+A model from an earlier retraining names its datasets in its card, and has not learnt from the held-out architectures.  Any other
+model, such as a shipped bundle, has learnt from all rows of its dataset.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from .holdout import HELD_OUT_RULE
 from .tracks import Track
 
 Slot = tuple[str, str, str]
-"""Family, encoder and provenance: what a release holds one bundle for."""
+"""Family, encoder and provenance: a release holds one bundle for each."""
 
 
 def slot_of(bundle: Bundle) -> Slot:
-    """What a release holds the bundle for."""
+    """The slot that the bundle fills in a release."""
     return bundle.card.family, bundle.card.encoder, str(bundle.card.document["training_data"].get("provenance"))
 
 
 def data_hash(bundle: Bundle) -> str:
-    """SHA-256 of the dataset that a bundle learnt from, where it was not made by a retraining."""
+    """SHA-256 of the dataset of a bundle that no retraining made."""
     return str(bundle.card.document["training_data"].get("sha256"))
 
 
-def origins(bundle: Bundle) -> tuple[str, ...]:
-    """SHA-256 of each dataset that the bundle learnt from; exports of observations are none."""
+def dataset_hashes(bundle: Bundle) -> tuple[str, ...]:
+    """SHA-256 of each dataset that the bundle learnt from; exports of observations do not count."""
     said = _retraining(bundle)
     return (data_hash(bundle),) if said is None else tuple(map(str, said.get("origins", ())))
 
 
-def may_have_seen(bundle: Bundle) -> bool:
+def may_know_held_out(bundle: Bundle) -> bool:
     """Whether a bundle may have learnt from held-out architectures."""
     said = _retraining(bundle)
     return said is None or said.get("held_out") != HELD_OUT_RULE
 
 
-def learnt_until(bundles: Iterable[Bundle]) -> dict[str, float]:
-    """Family → time of the newest observation that one of the bundles has learnt from."""
+def newest_observation_learnt(bundles: Iterable[Bundle]) -> dict[str, float]:
+    """Time of the newest observation that the bundles of each family have learnt from."""
     until: dict[str, float] = {}
     for bundle in bundles:
         learnt = (_retraining(bundle) or {}).get("learnt_until")
@@ -52,30 +52,29 @@ def learnt_until(bundles: Iterable[Bundle]) -> dict[str, float]:
     return until
 
 
-def held_out_but_learnt(bundle: Bundle, tracks: Iterable[Track]) -> frozenset[str]:
-    """The held-out architectures that a bundle has learnt from all the same."""
-    if not may_have_seen(bundle):
+def held_out_architectures_learnt(bundle: Bundle, tracks: Iterable[Track]) -> frozenset[str]:
+    """The held-out architectures that a bundle has nevertheless learnt from."""
+    if not may_know_held_out(bundle):
         return frozenset()
-    known = origins(bundle)
+    known = dataset_hashes(bundle)
     rows = (row for track in tracks if track.family == bundle.card.family for row in track.held_out)
     return frozenset(row.measurement.architecture_key for row in rows if row.origin in known)
 
 
-def lacking(
+def missing_comparison_data(
     track: Track, champion: Sequence[Bundle], tracks: Sequence[Track], files: Collection[str], fewest_rows: int
 ) -> str | None:
-    """Why no candidate of a track can be compared with the champion on the champion's own ground; ``None`` when it can.
+    """Why a candidate cannot be compared with the champion on the champion's own training data; ``None`` if it can.
 
-    A candidate is asked before every model that is trusted no more than it is, and so takes jobs from all of these.  One of a
-    site's observations needs no such ground: it answers for jobs like those, and what it forgets of others is asked for where the
-    datasets are among the files.
+    A candidate answers in place of every model that is trusted as much or less, so it must be tested on the data of all of these.
+    A candidate that learns from a site's observations needs no such test: it answers for jobs like the observed ones.
 
     Args:
         track: the candidate's.
-        champion: the champion's bundles of its family and encoder.
-        tracks: all of them.
-        files: SHA-256 of the files at hand.
-        fewest_rows: held-out rows of what a model learnt from that can stand against a candidate.
+        champion: the champion's bundles of the candidate's family and encoder.
+        tracks: all tracks of this run.
+        files: SHA-256 of the files that this run reads.
+        fewest_rows: held-out rows that a test on one model's data needs.
     """
     if track.provenance == OBSERVED:
         return None
@@ -85,23 +84,23 @@ def lacking(
             continue
         if provenance == track.provenance and bundle.card.site_calibration is not None:
             return (
-                f"the champion's model {name} is calibrated to a site, which a new one would not be: retrain from the site's "
+                f"the champion's model {name} is calibrated to a site, and a new one would not be: retrain from the site's "
                 "observations, or calibrate a new model and put it into the registry by hand"
             )
-        for origin in origins(bundle):
+        for origin in dataset_hashes(bundle):
             if origin not in files:
                 return (
                     f"the champion's model {name} learnt from a dataset that is not among the files (sha256 {origin[:12]}…): "
-                    "without it nobody can say what a new model has forgotten; give it with --dataset"
+                    "a new model cannot be tested for regressions without it; add it with --dataset"
                 )
-        if not origins(bundle):
+        if not dataset_hashes(bundle):
             continue
         held_out = [row for other in tracks if other.family == track.family for row in other.held_out]
-        count = sum(row.origin in origins(bundle) for row in held_out)
+        count = sum(row.origin in dataset_hashes(bundle) for row in held_out)
         if count < fewest_rows:
             return (
-                f"{count} rows are held out of what the champion's model {name} learnt from, and {fewest_rows} are needed to see "
-                "what a new model has forgotten: put one with more rows into the registry by hand"
+                f"{count} rows are held out of the data of the champion's model {name}, and a regression test needs "
+                f"{fewest_rows}: put a model with more rows into the registry by hand"
             )
     return None
 

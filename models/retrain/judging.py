@@ -23,8 +23,8 @@ from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
 from .champion_data import slot_of
-from .collect import Row
 from .gate import Judged, Rule, Verdict, judge
+from .rows import Row
 from .tracks import Track, moved, place_of
 
 HELD_OUT: Final = "held-out architectures"

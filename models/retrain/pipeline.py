@@ -19,14 +19,14 @@ from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.registry.registry import SHIPPED, Registry
 
-from .champion_data import learnt_until, origins
+from .champion_data import dataset_hashes, newest_observation_learnt
 from .collect import collect
 from .gate import RULE
 from .release import put_into_service
 from .report import write_report
 from .request import Outcome, Request, RetrainingError
 from .steps import JUDGING_CODE, cached_document, code_hash, code_version, content_hash
-from .track_runs import Work
+from .track_runs import TrackRunner
 from .tracks import find_tracks
 
 Progress = Callable[[str, float], None]
@@ -52,7 +52,7 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
             *(files, len(request.datasets), [bundle.sha256 for bundle in bundles], chosen, code_hash(JUDGING_CODE), asdict(RULE))
         )
         # what the champion learnt from comes first: in doubt a later file is wrong, not this one
-        learnt = {origin for bundle in bundles for origin in origins(bundle)}
+        learnt = {origin for bundle in bundles for origin in dataset_hashes(bundle)}
         datasets = sorted(request.datasets, key=lambda path: hashes[path] not in learnt)
         folder = request.work / "runs" / key[:12]
         document, was_there = cached_document(
@@ -87,13 +87,13 @@ def _judged_tracks(
     collected = collect(datasets, request.observations)
     if changed := [file.name for file in collected.files if file.sha256 not in hashes]:
         raise RetrainingError(f"{changed[0]} was changed while it was read")
-    tracks, left_out = find_tracks(collected.rows, learnt_until(bundles))
-    work = Work(request, collected, tracks, bundles, say)
+    tracks, left_out = find_tracks(collected.rows, newest_observation_learnt(bundles))
+    runner = TrackRunner(request, collected, tracks, bundles, say)
     tasks = [(track, encoder) for track in tracks for encoder in request.encoders]
     found = []
     for done, (track, encoder) in enumerate(tasks):
         share = done / len(tasks)
-        found.append(work.on(track, encoder))
+        found.append(runner.run(track, encoder))
     return {
         "run": key,
         "release": f"retrain-{key[:12]}",

@@ -1,6 +1,6 @@
-"""The work on one track after another: a candidate is trained, judged beside the champion, and takes its place if it is better.
+"""Trains and judges the candidate of one track after another; a better candidate takes the champion's place.
 
-Candidates, stand-ins and verdicts lie under the hash of all that they depend on, and are made once.
+Candidates, stand-ins and verdicts are stored under the hash of everything they depend on, so each is made once.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import Any
 from gpumemnet.predict.bundle import Bundle
 
 from ..training.data import LabelledJobs, labelled_jobs
-from .champion_data import held_out_but_learnt, lacking, origins, slot_of
-from .collect import Collected, Row
+from .champion_data import dataset_hashes, held_out_architectures_learnt, missing_comparison_data, slot_of
+from .collect import Collected
 from .gate import RULE
 from .judging import judge_candidate, parts_of, without_answer
 from .request import Request
+from .rows import Row
 from .steps import JUDGING_CODE, TRAINING_CODE, cached_bundle, cached_document, code_hash, content_hash
 from .tracks import Track, calibration_track, too_few, training_data
 
 
-class Work:
-    """The tracks of one run, and the champion's bundles, in whose place better ones come as they are found."""
+class TrackRunner:
+    """The tracks of one run, and the current bundles: the champion's, or those that have replaced them in this run."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class Work:
         self._file_names = {file.sha256: file.name for file in collected.files}
         self._say = say
 
-    def on(self, track: Track, encoder: str) -> dict[str, Any]:
-        """Train and judge the candidate of one track; what the report says of it."""
-        about: dict[str, Any] = {
+    def run(self, track: Track, encoder: str) -> dict[str, Any]:
+        """Train and judge the candidate of one track; returns its entry in the report."""
+        entry: dict[str, Any] = {
             "track": track.name,
             "family": track.family,
             "encoder": encoder,
@@ -57,28 +58,28 @@ class Work:
         champion = [bundle for slot, bundle in self._current.items() if slot[:2] == (track.family, encoder)]
         obstacle = too_few(track)
         if obstacle is None and not champion:
-            obstacle = "the champion has no such model: put a first one into the registry by hand"
-        obstacle = obstacle or lacking(track, champion, self._tracks, self._file_names, RULE.fewest_guard_rows)
+            obstacle = "the champion has no model for this track: put a first one into the registry by hand"
+        obstacle = obstacle or missing_comparison_data(track, champion, self._tracks, self._file_names, RULE.fewest_guard_rows)
         if obstacle:
-            return {**about, "reasons": [obstacle]}
+            return {**entry, "reasons": [obstacle]}
         try:
             candidate = self._candidate(track, encoder)
         except ValueError as error:
-            return {**about, "reasons": [str(error)]}
-        about |= {"bundle": candidate.sha256, "model": {"name": candidate.card.name, "version": candidate.card.version}}
-        about |= {
+            return {**entry, "reasons": [str(error)]}
+        entry |= {"bundle": candidate.sha256, "model": {"name": candidate.card.name, "version": candidate.card.version}}
+        entry |= {
             "folder": str(Path(candidate.source).relative_to(self._folder)),
             "retraining": candidate.card.document["retraining"],
         }
         if any(bundle.sha256 == candidate.sha256 for bundle in champion):
-            return {**about, "reasons": ["the champion is this very model: nothing has changed"]}
+            return {**entry, "reasons": ["the champion is this same model: nothing has changed"]}
         try:
             verdict = self._verdict(track, candidate, champion)
         except ValueError as error:
-            return {**about, "reasons": [str(error)]}
+            return {**entry, "reasons": [str(error)]}
         if verdict["promote"]:
             self._current[slot_of(candidate)] = candidate
-        return {**about, "promote": verdict["promote"], "reasons": verdict["reasons"], "verdict": verdict}
+        return {**entry, "promote": verdict["promote"], "reasons": verdict["reasons"], "verdict": verdict}
 
     def _candidate(self, track: Track, encoder: str) -> Bundle:
         calibration = calibration_track(track, self._tracks)
@@ -115,7 +116,7 @@ class Work:
 
     def _verdict(self, track: Track, candidate: Bundle, champion: Sequence[Bundle]) -> dict[str, Any]:
         parts = parts_of(track, self._tracks, candidate.card.document["retraining"]["moved_bytes"], self._file_names, RULE)
-        learnt = {bundle.sha256: held_out_but_learnt(bundle, self._tracks) for bundle in champion}
+        learnt = {bundle.sha256: held_out_architectures_learnt(bundle, self._tracks) for bundle in champion}
         key = content_hash(
             *(code_hash(JUDGING_CODE), candidate.sha256, asdict(RULE)),
             sorted([sha256, sorted(known)] for sha256, known in learnt.items()),
@@ -154,8 +155,8 @@ class Work:
         return content_hash(code_hash(TRAINING_CODE), "stand-in", champion.sha256, keys)
 
     def _learnt_rows(self, champion: Bundle) -> list[Row]:
-        """What the champion's model has learnt from, less what is held out."""
-        known = origins(champion)
+        """The rows that the champion's model learnt from, without the held-out ones."""
+        known = dataset_hashes(champion)
         return [row for track in self._own_tracks(champion) for row in track.training if row.origin in known]
 
     def _own_tracks(self, champion: Bundle) -> list[Track]:

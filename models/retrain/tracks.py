@@ -23,8 +23,8 @@ from gpumemnet.units import MIB
 
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
 from ..training.data import LabelledJobs, features_on, labelled_jobs
-from .collect import Row, newest_runs
 from .holdout import is_held_out, newest_after
+from .rows import Row, newest_runs
 
 FEWEST_ROWS: Final = 120
 """Labelled rows that a candidate is trained on; a bound at 99 % needs 99."""

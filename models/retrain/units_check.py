@@ -1,7 +1,7 @@
-"""Finds labels that are off by the ratio of two units: MB written for MiB, 1000 for 1024.
+"""Finds labels in the wrong unit: MB written for MiB, or 1000 for 1024.
 
-Memory grows with the closed form, from the context on.  Where slope and intercept of a file's line are both the known ones
-times the same ratio of units, its labels are in another unit; a machine with another context changes the intercept alone.
+Memory is a line over the closed form, and the context is its intercept.  If slope and intercept of a file both differ from the
+known ones by the same ratio of two units, the labels are in the other unit.  Another context changes the intercept only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy as np
 
 from gpumemnet.data.measurement import Measurement
 
+from .rows import Row
+
 if TYPE_CHECKING:
     from ..networks.physics_line import PhysicsLine
-    from .collect import Row
 
 FEWEST: Final = 20
-"""Rows, of the file and of those before it, from which a line can be told."""
+"""Rows that a line needs, in the file and in those before it."""
 RATIOS: Final = {
     "1000 for 1024": 1000 / 1024,
     "1024 for 1000": 1024 / 1000,
@@ -29,13 +30,13 @@ RATIOS: Final = {
     "GiB for GB": 1024**3 / 1000**3,
 }
 _LINE: Final = (("segment_bytes",),)
-"""One term: of two that rise together neither slope is known well."""
+"""One term only: the slopes of two terms that grow together cannot be estimated well."""
 TOLERANCE: Final = 0.006
-"""How near, in logarithms, slope and intercept must both come to a ratio; the ratios lie 0.024 apart."""
+"""Largest distance from a ratio, in logarithms; the ratios lie 0.024 apart."""
 
 
 def unit_error(rows: Sequence[Row], reference: Sequence[Measurement]) -> str | None:
-    """What is wrong with the unit of ``rows``, beside ``reference`` of the same family, GPU and source; ``None`` for nothing."""
+    """A sentence that names the wrong unit of ``rows``; ``None`` if it is that of ``reference`` (same family, GPU and source)."""
     own = [row.measurement for row in rows if _has_line(row.measurement)]
     known = [one for one in reference if _has_line(one)]
     if min(len(own), len(known)) < FEWEST:

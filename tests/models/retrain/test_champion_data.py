@@ -13,7 +13,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from models.retrain.champion_data import held_out_but_learnt, lacking, learnt_until
+from models.retrain.champion_data import held_out_architectures_learnt, missing_comparison_data, newest_observation_learnt
 from models.retrain.collect import collect
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.judging import without_answer
@@ -40,31 +40,31 @@ def learnt(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, o
 
 def test_the_champion_s_rows_are_at_hand(track: Track, tmp_path: Path) -> None:
     champion = [learnt(tmp_path, "published", track.origins[0])]
-    assert lacking(track, champion, [track], track.origins, FEWEST) is None
-    assert "not among the files" in str(lacking(track, champion, [track], [], FEWEST))
+    assert missing_comparison_data(track, champion, [track], track.origins, FEWEST) is None
+    assert "not among the files" in str(missing_comparison_data(track, champion, [track], [], FEWEST))
     little = replace(track, held_out=track.held_out[:5])
-    assert "5 rows are held out" in str(lacking(little, champion, [little], track.origins, FEWEST))
+    assert "5 rows are held out" in str(missing_comparison_data(little, champion, [little], track.origins, FEWEST))
 
 
 def test_a_model_that_is_asked_after_the_candidate_must_be_at_hand_too(track: Track, tmp_path: Path) -> None:
     after, before = learnt(tmp_path, "traced", "f" * 64), learnt(tmp_path, "measured", "e" * 64)
-    assert "(sha256 ffffffffffff" in str(lacking(track, [after], [track], track.origins, FEWEST))
-    assert lacking(track, [before], [track], track.origins, FEWEST) is None
+    assert "(sha256 ffffffffffff" in str(missing_comparison_data(track, [after], [track], track.origins, FEWEST))
+    assert missing_comparison_data(track, [before], [track], track.origins, FEWEST) is None
 
 
 def test_a_site_s_observations_may_stand_alone(track: Track, tmp_path: Path) -> None:
     champion = [learnt(tmp_path, "published", "f" * 64)]
-    assert lacking(replace(track, provenance="observed"), champion, [], [], FEWEST) is None
+    assert missing_comparison_data(replace(track, provenance="observed"), champion, [], [], FEWEST) is None
 
 
 def test_who_has_learnt_from_all_rows_knows_the_held_out_ones(track: Track, tmp_path: Path) -> None:
     shipped = learnt(tmp_path, "published", track.origins[0])
-    assert held_out_but_learnt(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
+    assert held_out_architectures_learnt(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
     said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learnt_until": 7.0}
     retrained = learnt(tmp_path, "observed", "0" * 64, said)
-    assert held_out_but_learnt(retrained, [track]) == frozenset()
-    assert held_out_but_learnt(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
-    assert learnt_until([shipped, retrained]) == {"mlp": 7.0}
+    assert held_out_architectures_learnt(retrained, [track]) == frozenset()
+    assert held_out_architectures_learnt(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
+    assert newest_observation_learnt([shipped, retrained]) == {"mlp": 7.0}
 
 
 def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ FORMAT: Final = 1
 Draw = Callable[[], "Figure | None"]
 
 
-def write_reporting(
+def write_report(
     sections: Sequence[Section],
     folder: Path,
     *,

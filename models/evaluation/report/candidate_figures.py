@@ -41,7 +41,7 @@ class SchemeFigures:
     Attributes:
         jobs: that are judged.
         accuracy: share in the right bin.
-        accuracy_interval: its 95 % confidence interval; see :mod:`models.evaluation.reporting.interval`.
+        accuracy_interval: its 95 % confidence interval; see :mod:`models.evaluation.report.interval`.
         macro_f1: F1 averaged over the bins that occur.
         too_low: share whose predicted bin lies below the right one.
     """

@@ -3,6 +3,6 @@
 It trains nothing and loads no model: whoever has :class:`models.evaluation.section.Section` objects can have them written down.
 """
 
-from .document import write_reporting
+from .document import write_report
 
-__all__ = ["write_reporting"]
+__all__ = ["write_report"]

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
 from models.evaluation.answers import Answers
-from models.evaluation.reporting import canvas, write_reporting
-from models.evaluation.reporting.calibration import coverages, reliability
-from models.evaluation.reporting.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
-from models.evaluation.reporting.canvas import baselines, shown_bins
-from models.evaluation.reporting.groups import OCTAVE_WORD, groupings, octave_groups, octave_name
-from models.evaluation.reporting.interval import independent_rows, share_interval, wilson
-from models.evaluation.reporting.published import published_beside
-from models.evaluation.reporting.tables import TRACED, bin_table
-from models.evaluation.reporting.zoo_picture import zoo_picture
+from models.evaluation.report import canvas, write_report
+from models.evaluation.report.calibration import coverages, reliability
+from models.evaluation.report.candidate_figures import GIB_BINS, candidate_figures, predicted_bins
+from models.evaluation.report.canvas import baselines, shown_bins
+from models.evaluation.report.groups import OCTAVE_WORD, groupings, octave_groups, octave_name
+from models.evaluation.report.interval import independent_rows, share_interval, wilson
+from models.evaluation.report.published import published_beside
+from models.evaluation.report.tables import TRACED, bin_table
+from models.evaluation.report.zoo_picture import zoo_picture
 from models.evaluation.section import Section
 from tests.jobs import SMALL_LAYERS, small_job
 
@@ -233,7 +233,7 @@ def links(report: str) -> list[str]:
 
 @pytest.mark.usefixtures("small_pictures")
 def test_files(tmp_path: Path) -> None:
-    paths = write_reporting([many(is_measured=False, title="Jobs [traced]")], tmp_path / "new", notes=["A remark."])
+    paths = write_report([many(is_measured=False, title="Jobs [traced]")], tmp_path / "new", notes=["A remark."])
     assert sorted(paths) == sorted((tmp_path / "new").iterdir())
     report = paths[0].read_text()
     pictures = [path.name for path in paths if path.suffix == ".png"]
@@ -259,7 +259,7 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_pictures")
 def test_one_row_and_no_safe_bytes(tmp_path: Path) -> None:
     one = section([1.5], {OURS: answers(np.array([1.6 * GIB]))}, names=("net",), others_mib={"Horus": np.array([100.0])})
-    paths = write_reporting([one], tmp_path)
+    paths = write_report([one], tmp_path)
     report = paths[0].read_text()
     assert TRACED not in report
     assert "### ours by" not in report
@@ -272,14 +272,14 @@ def test_one_row_and_no_safe_bytes(tmp_path: Path) -> None:
 
 
 def test_nothing_to_judge(tmp_path: Path) -> None:
-    paths = write_reporting([section([math.nan])], tmp_path)
+    paths = write_report([section([math.nan])], tmp_path)
     assert [path.name for path in paths] == ["report.md", "report.json"]
     assert "0 jobs are judged" in paths[0].read_text()
 
 
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="share a slug"):
-        write_reporting([section([1.0]), section([2.0])], tmp_path)
+        write_report([section([1.0]), section([2.0])], tmp_path)
     with pytest.raises(ValueError, match="no answers"):
-        write_reporting([section([1.0], candidate="other")], tmp_path)
+        write_report([section([1.0], candidate="other")], tmp_path)
     assert not list(tmp_path.iterdir())
