@@ -73,6 +73,15 @@ def test_the_program_prints_what_its_comment_says(shown: Marked) -> None:
     assert done.stdout.split() == re.findall(r"# (.*)$", shown.text)[-1].split()
 
 
+def test_the_columns_of_a_file_of_predictions_are_those_of_the_guide(tmp_path: Path) -> None:
+    text = text_of("docs/how-to/files.md")
+    table = text[text.index("| column |") :].partition("\n\n")[0].splitlines()[2:]
+    columns = [name for row in table for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(json.loads(text_of("examples/mlp_job.json"))) + "\n")
+    printed(f"gpumemnet predict {tmp_path}/jobs.jsonl --out {tmp_path}/predictions.csv")
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[0].split(",") == columns
+
+
 @pytest.mark.parametrize("shown", marked("table"), ids=lambda shown: f"{shown.page}: {shown.argument}")
 def test_the_table_is_that_of_the_report(shown: Marked) -> None:
     assert shown.text.strip() in text_of(shown.argument)
