@@ -6,45 +6,67 @@ Swagger UI comes from the package ``swagger_ui_bundle``, so that the documentati
 
 from __future__ import annotations
 
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Final
 
 from starlette.routing import BaseRoute, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
-
-from .static_file import CONTENT_SECURITY_POLICY, MEDIA_TYPES, StaticFile
 
 SWAGGER_FILES: Final = ("swagger-ui.css", "swagger-ui-bundle.js")
 """What the documentation needs of Swagger UI."""
 
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing from other hosts, nothing inline; the page sends its form by script, and no other page may frame it."""
+
 _DOCS_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; img-src 'self' data:"
 """Swagger UI's style sheet holds its small pictures as ``data:`` URIs."""
+_OWN: Final = Path(__file__).parent
+
+
+class _File:
+    """ASGI application of one file.  A browser asks each time whether it has changed, so that a new release is seen at once."""
+
+    def __init__(self, path: Path, policy: str) -> None:
+        self._files = StaticFiles(directory=path.parent)
+        self._name = path.name
+        self._headers = {
+            "cache-control": "no-cache",
+            "content-security-policy": policy,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = await self._files.get_response(self._name, scope)
+        response.headers.update(self._headers)
+        await response(scope, receive, send)
 
 
 def page_routes() -> list[BaseRoute]:
     """``/`` and the files of the page below ``/page/``; readable without an API key, because they hold nothing secret."""
-    own = resources.files(__package__)
-    routes = _folder_routes("/page", own / "files") + _folder_routes("/page/examples", own / "examples")
-    return [_route("/", "page", own / "files" / "index.html"), *routes]
+    routes = _folder_routes("/page", _OWN / "files") + _folder_routes("/page/examples", _OWN / "examples")
+    return [_route("/", "page", _OWN / "files" / "index.html"), *routes]
 
 
 def docs_routes() -> list[BaseRoute]:
     """``/docs`` and its files below ``/docs/``; the description itself stays at ``/openapi.json``."""
-    own = resources.files(__package__) / "docs"
     return [
-        _route("/docs", "docs", own / "docs.html", _DOCS_POLICY),
-        *_folder_routes("/docs", own),
-        *(_route(f"/docs/{name}", f"docs:{name}", swagger_ui_path / name) for name in SWAGGER_FILES),
+        _route("/docs", "docs", _OWN / "docs" / "docs.html", _DOCS_POLICY),
+        *_folder_routes("/docs", _OWN / "docs"),
+        *(_route(f"/docs/{name}", f"docs:{name}", Path(swagger_ui_path) / name) for name in SWAGGER_FILES),
     ]
 
 
-def _folder_routes(path: str, folder: Traversable) -> list[BaseRoute]:
+def _folder_routes(path: str, folder: Path) -> list[BaseRoute]:
     """Routes of a folder's files, but for its pages, which have an address of their own."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    served = [name for name in names if f".{name.rpartition('.')[2]}" in MEDIA_TYPES and not name.endswith(".html")]
-    return [_route(f"{path}/{name}", f"{path[1:]}:{name}", folder / name) for name in served]
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix != ".html")
+    return [_route(f"{path}/{file.name}", f"{path[1:]}:{file.name}", file) for file in files]
 
 
-def _route(path: str, name: str, file: Traversable, policy: str = CONTENT_SECURITY_POLICY) -> Route:
-    return Route(path, StaticFile(file.name, file.read_bytes(), policy), methods=["GET"], name=name, include_in_schema=False)
+def _route(path: str, name: str, file: Path, policy: str = CONTENT_SECURITY_POLICY) -> Route:
+    return Route(path, _File(file, policy), methods=["GET"], name=name, include_in_schema=False)
