@@ -31,7 +31,7 @@ from gpumemnet.units import MIB
 from ..admin.self_test import check_golden
 from ..middleware.limits import MAX_PROBABILITIES
 from .models import BatchRequest, BatchSizesRequest, PredictRequest, SmallestGpuRequest
-from .prediction_id import prediction_ids
+from .prediction_id import prediction_id
 from .problems import field_problem, located
 from .records import RecordBatch, Recorder
 from .requests import Options, options_of, read_request, smallest_gpu_options
@@ -262,7 +262,7 @@ class Answerer:
     def noted(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
         """The ids of new predictions, under which the recorder, if there is one, has taken note of them."""
         now_nanoseconds = time.time_ns()
-        identities = prediction_ids(now_nanoseconds, len(jobs))
+        identities = [prediction_id(now_nanoseconds) for _ in range(len(jobs))]
         if self._recorder is not None:
             sha256 = [self._bundles[model.name].sha256 for model in predictions.models]
             sha256s = [sha256[model] for model in predictions.model_index.tolist()]

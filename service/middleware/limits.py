@@ -17,9 +17,6 @@ from ..api.problems import REQUEST_TIMEOUT, Refusal
 INLINE_BODY_BYTES: Final = 32 * 1024
 """Longer bodies are answered in a worker thread, so that one long batch does not hold up the short requests beside it."""
 
-LEAST_TOGETHER: Final = 6
-"""From how many jobs of a family on arrays cost less than answering one by one (benchmarks/http_latency.py)."""
-
 MAX_PROBABILITIES: Final = 2**18
 """Most probabilities in one answer (jobs times bins): bounds the memory of a batch at narrow bins."""
 
