@@ -35,7 +35,7 @@ class Answered(NamedTuple):
 
 
 def answer_schema() -> pa.Schema:
-    """The columns of the answers; amounts are whole MiB."""
+    """The columns of the answers, named as the members of :func:`gpumemnet.predict.answer.answer_document`."""
     import pyarrow as pa
 
     name = pa.dictionary(pa.int32(), pa.string())
@@ -46,11 +46,11 @@ def answer_schema() -> pa.Schema:
             pa.field("job_id", pa.string()),
             pa.field("request_mib", pa.int64(), nullable=False),
             pa.field("limit_mib", pa.int64()),
-            pa.field("bin", pa.int32(), nullable=False),
-            pa.field("bin_lower_mib", pa.int64(), nullable=False),
-            pa.field("bin_upper_mib", pa.int64()),
-            pa.field("in_distribution", pa.bool_(), nullable=False),
-            pa.field("reason", pa.string()),
+            pa.field("bin_index", pa.int32(), nullable=False),
+            pa.field("bin_lower_bytes", pa.int64(), nullable=False),
+            pa.field("bin_upper_bytes", pa.int64()),
+            pa.field("in_support", pa.bool_(), nullable=False),
+            pa.field("reasons", pa.string()),
             pa.field("gpu", name, nullable=False),
             pa.field("model", name, nullable=False),
             pa.field("model_sha256", name, nullable=False),
@@ -128,8 +128,8 @@ class _Columns:
                 pa.array(np.ceil(self._request / MIB).astype(np.int64)),
                 pa.array(limit.astype(np.int64), mask=is_outside if is_outside.any() else None),
                 pa.array(self._bin),
-                pa.array(lower // MIB),
-                pa.array((lower + self._width) // MIB, mask=self._is_last if self._is_last.any() else None),
+                pa.array(lower),
+                pa.array(lower + self._width, mask=self._is_last if self._is_last.any() else None),
                 pa.array(~is_outside),
                 reason,
                 pa.DictionaryArray.from_arrays(pa.array(self._gpu), pa.array(names.gpus, pa.string())),

@@ -71,7 +71,7 @@ def keep_batches(
     tally = Tally(
         rows=part.row_count,
         answered=sum(len(batch) for batch in batches),
-        outside=sum(len(batch) - batch.column("in_distribution").true_count for batch in batches),
+        outside=sum(len(batch) - batch.column("in_support").true_count for batch in batches),
         rejected=len(rejected),
     )
     write = _write_arrow if work.output_format == "parquet" else partial(_write_lines, LINES[work.output_format])

@@ -21,6 +21,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.files import read_jobs_file
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.answer import answer_document
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
@@ -109,7 +110,7 @@ def predict(
 
     if as_json:
         for number, job, estimate in answers:
-            document = {"job": number, **_document(estimate), **fitting_document(*fit(job))}
+            document = {"job": number, **answer_document(estimate), **fitting_document(*fit(job))}
             sys.stdout.write(json.dumps(document) + "\n")
         return
     shown = list(itertools.islice(answers, _SHOWN_JOBS))
@@ -135,25 +136,6 @@ def _answers(predictor: Predictor, tables: Iterable[JobTable], **question: Any) 
         for job, estimate in zip(table, predictor.predict_table(table, **question), strict=True):
             number += 1
             yield number, job, estimate
-
-
-def _document(estimate: Prediction) -> dict[str, Any]:
-    lower_bytes, upper_bytes = estimate.bin_bounds_bytes
-    return {
-        "expected_bytes": estimate.expected_bytes,
-        "safe_bytes": estimate.safe_bytes,
-        "coverage": estimate.coverage,
-        "bin_index": estimate.bin_index,
-        "bin_lower_bytes": lower_bytes,
-        "bin_upper_bytes": upper_bytes,
-        "bin_width_bytes": estimate.bins.width_bytes,
-        "probabilities": [round(float(probability), 6) for probability in estimate.probabilities],
-        "in_support": estimate.in_support,
-        "reasons": list(estimate.reasons),
-        "gpu": estimate.gpu,
-        "model": {"name": estimate.estimator, "version": estimate.version},
-        "label_source": estimate.label_source,
-    }
 
 
 def _show(

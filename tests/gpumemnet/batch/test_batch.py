@@ -45,11 +45,11 @@ def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
             "job_id": None,
             "request_mib": ceil_mib(estimate.expected_bytes),
             "limit_mib": None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes),
-            "bin": estimate.bin_index,
-            "bin_lower_mib": lower_bytes // 2**20,
-            "bin_upper_mib": None if upper_bytes is None else upper_bytes // 2**20,
-            "in_distribution": estimate.in_support,
-            "reason": "; ".join(estimate.reasons) or None,
+            "bin_index": estimate.bin_index,
+            "bin_lower_bytes": lower_bytes,
+            "bin_upper_bytes": upper_bytes,
+            "in_support": estimate.in_support,
+            "reasons": "; ".join(estimate.reasons) or None,
             "gpu": estimate.gpu,
             "model": estimate.estimator,
             "model_sha256": hashes[estimate.estimator],
@@ -70,7 +70,7 @@ def test_all_formats_in_and_out_say_the_same(tmp_path: Path) -> None:
     assert tables[0].equals(tables[1])
     assert tables[0].equals(tables[2])
     assert tables[0].column("job_id").to_pylist() == table.column("job_id").to_pylist()
-    assert 0 < sum(tables[0].column("in_distribution").to_pylist()) < 5000
+    assert 0 < sum(tables[0].column("in_support").to_pylist()) < 5000
     for form in ("csv", "jsonl"):
         predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), Question())
     rows = answers(tmp_path / "parquet.parquet")
@@ -213,10 +213,9 @@ def test_the_question_is_the_same_as_for_one_job(tmp_path: Path, capsys: pytest.
     assert main(["predict", str(tmp_path / "jobs.parquet"), "--json", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     for row, line in zip(answers(tmp_path / "out.parquet"), map(json.loads, lines), strict=True):
-        assert row["request_mib"] == ceil_mib(line["expected_bytes"])
-        assert row["limit_mib"] == (None if line["safe_bytes"] is None else ceil_mib(line["safe_bytes"]))
-        assert (row["bin"], row["gpu"], row["model"]) == (line["bin_index"], "NVIDIA L4", "all-h200-traced")
-        assert row["bin_lower_mib"] == 8000 * row["bin"]
+        assert (row["request_mib"], row["limit_mib"]) == (line["request_mib"], line["limit_mib"])
+        assert (row["bin_index"], row["gpu"], row["model"]) == (line["bin"]["index"], "NVIDIA L4", "all-h200-traced")
+        assert row["bin_lower_bytes"] == line["bin"]["lower_bytes"] == 8000 * 2**20 * row["bin_index"]
 
 
 # Files that are not as they should be.

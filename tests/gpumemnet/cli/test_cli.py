@@ -52,7 +52,7 @@ def test_many_jobs_in_every_format_give_the_same_answers(tmp_path: Path) -> None
     expected = [estimate.expected_bytes for estimate in Predictor.default().predict_many(jobs)]
     assert [line["expected_bytes"] for line in lines] == expected
     assert [line["job"] for line in lines] == [1, 2, 3]
-    assert all(abs(sum(line["probabilities"]) - 1) < 1e-4 for line in lines)
+    assert all(abs(sum(line["bins"]["probabilities"]) - 1) < 1e-4 for line in lines)
     table = gpumemnet("predict", tmp_path / "jobs.jsonl").stdout
     assert "3 jobs" in table
     assert "outside" not in table
