@@ -77,7 +77,7 @@ def cold(command: list[str]) -> tuple[float, float, str]:
 
 
 def further_batch_seconds(file: str, batch: int) -> float:
-    """Median seconds for one more batch size, foretold from two traces."""
+    """Median seconds for one more batch size, interpolated from two traces."""
     sys.path.insert(0, str(EXAMPLES))
     with torch.device("meta"):
         model = __import__(file).build()

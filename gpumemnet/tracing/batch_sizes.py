@@ -1,7 +1,7 @@
-"""A job's memory at other batch sizes, from two traces: every storage is affine in the batch, as long as the run is the same.
+"""A job's memory at other batch sizes, interpolated from two traces: storage sizes are affine in the batch size.
 
-Two traces give each size as ``a + b·batch``; a third guards it, and every answer that matters is traced again.  Scratch memory
-of libraries is no such function; between two traces it is taken as the line through them, never below zero.
+Two traces give each size as ``a + b·batch``, and a third trace checks it.  Final answers are traced again.  Scratch memory of
+libraries is not affine; it is interpolated linearly between two traces and is never below zero.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 from gpumemnet.tracing.timeline import Timeline
 
 Trace = Callable[[int], Timeline]
-"""The timeline at a batch size."""
+"""Returns the timeline at a batch size."""
 
 Line = tuple[int, float]
-"""Bytes at one batch size, and bytes per further sample."""
+"""Bytes at one batch size, and bytes per additional sample."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class AffineSizes:
     Attributes:
         timeline: the run at the larger of the two batch sizes.
         batch_size: that batch size.
-        sizes, bounds: the line of each of its storages, expected and at most.
+        sizes, bounds: for each storage the line of its expected bytes, and of their upper bound.
     """
 
     timeline: Timeline
@@ -35,22 +35,22 @@ class AffineSizes:
     bounds: tuple[Line, ...]
 
     def at(self, batch_size: int) -> tuple[list[int], list[int]]:
-        """Expected and largest bytes of every storage at ``batch_size``."""
+        """Return expected bytes and upper bounds of every storage at ``batch_size``."""
         further = batch_size - self.batch_size
         expected, most = ([max(0, round(a + b * further)) for a, b in lines] for lines in (self.sizes, self.bounds))
         return expected, most
 
     def agrees_with(self, batch_size: int, timeline: Timeline) -> bool:
-        """Whether a trace at ``batch_size`` is the one that the lines foretell, scratch memory aside."""
+        """Whether a trace at ``batch_size`` has the predicted sizes, except for scratch memory."""
         if skeleton(self.timeline) != skeleton(timeline):
             return False
-        foretold, _ = self.at(batch_size)
-        tensors = [size for size, storage in zip(foretold, self.timeline.storages, strict=True) if not storage.is_scratch]
+        predicted, _ = self.at(batch_size)
+        tensors = [size for size, storage in zip(predicted, self.timeline.storages, strict=True) if not storage.is_scratch]
         return tensors == [storage.size_bytes for storage in timeline.storages if not storage.is_scratch]
 
 
 def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]:
-    """What a run did, whatever the sizes: its events and its storages without scratch memory, which comes and goes with sizes."""
+    """Return events and storages of a run without sizes and without scratch memory, which depends on sizes."""
     numbers: dict[int, int] = {}
     roles: list[tuple[str, str, str]] = []
     for index, storage in enumerate(timeline.storages):
@@ -66,9 +66,9 @@ def skeleton(timeline: Timeline) -> tuple[list[int], list[tuple[str, str, str]]]
 
 
 def affine_sizes(first: tuple[int, Timeline], second: tuple[int, Timeline]) -> AffineSizes | None:
-    """The lines through two traces, ``None`` where the two runs are not the same.
+    """Return the lines through two traces, ``None`` if the two runs differ.
 
-    Scratch memory that only one of them has is taken to be proportional to the batch.
+    Scratch memory that only one of them has is assumed to be proportional to the batch size.
     """
     (low, lower), (high, upper) = sorted((first, second), key=lambda pair: pair[0])
     if low == high or skeleton(lower) != skeleton(upper):
@@ -89,19 +89,19 @@ def affine_sizes(first: tuple[int, Timeline], second: tuple[int, Timeline]) -> A
 
 
 class BatchTraces:
-    """Timelines at any batch size: foretold from the two traces around it where the run is the same, traced where not.
+    """Timelines at any batch size: interpolated between two traces if the run is the same, else traced.
 
     Args:
         trace: traces at a batch size.
-        batch_size: the job's own.
+        batch_size: the batch size of the job.
     """
 
     def __init__(self, trace: Trace, batch_size: int) -> None:
         self._trace = trace
-        self._own = max(2, batch_size)  # at batch size 1 strides are ambiguous, and some operators take another way
+        self._own = max(2, batch_size)  # at batch size 1 strides are ambiguous, and some operators run other code
         self._traced: dict[int, Timeline] = {}
         self._lines: dict[tuple[int, int], AffineSizes | None] = {}
-        self._foretells: bool | None = None
+        self._is_affine: bool | None = None
 
     @property
     def traced(self) -> tuple[int, ...]:
@@ -109,27 +109,27 @@ class BatchTraces:
         return tuple(sorted(self._traced))
 
     def exact(self, batch_size: int) -> Timeline:
-        """The traced run at ``batch_size``."""
+        """Return the traced run at ``batch_size``."""
         if batch_size not in self._traced:
             self._traced[batch_size] = self._trace(batch_size)
         return self._traced[batch_size]
 
     def sizes(self, batch_size: int) -> tuple[Timeline, list[int], list[int]]:
-        """A timeline with the expected and the largest bytes of its storages at ``batch_size``."""
+        """Return a timeline, and the expected bytes and upper bounds of its storages at ``batch_size``."""
         lines = None
-        if batch_size > 1 and batch_size not in self._traced and self._can_foretell():
+        if batch_size > 1 and batch_size not in self._traced and self._can_interpolate():
             lines = self._lines_around(batch_size)
         if lines is None:
             timeline = self.exact(batch_size)
             return timeline, timeline.sizes, timeline.bounds
         return lines.timeline, *lines.at(batch_size)
 
-    def _can_foretell(self) -> bool:
-        if self._foretells is None:
+    def _can_interpolate(self) -> bool:
+        if self._is_affine is None:
             lines = affine_sizes((self._own, self.exact(self._own)), (self._own + 1, self.exact(self._own + 1)))
             guard = 2 * self._own + 1
-            self._foretells = lines is not None and lines.agrees_with(guard, self.exact(guard))
-        return self._foretells
+            self._is_affine = lines is not None and lines.agrees_with(guard, self.exact(guard))
+        return self._is_affine
 
     def _lines_around(self, batch_size: int) -> AffineSizes | None:
         known = [size for size in self.traced if size > 1]
@@ -141,14 +141,16 @@ class BatchTraces:
 
 
 MAX_BATCH_SIZE: Final = 2**20
-"""Where the search for the largest batch ends."""
+"""Largest batch size that is searched."""
 
 
 def largest_batch(traces: BatchTraces, fits: Callable[[int], bool]) -> int:
-    """The largest batch size that ``fits``, 0 if none does; the answer and the one above it are traced, not foretold.
+    """Return the largest batch size that ``fits``, 0 if none does.
+
+    The answer and the next larger batch size are traced, not interpolated.
 
     Args:
-        traces: where ``fits`` looks.
+        traces: the traces that ``fits`` uses.
         fits: whether a batch size fits, by :meth:`BatchTraces.sizes`.
     """
     while True:

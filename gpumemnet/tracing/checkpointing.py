@@ -1,7 +1,7 @@
-"""Activation checkpointing of somebody else's model: each block of a stack is recomputed in the backward pass.
+"""Activation checkpointing of a user's model: each block of a stack is recomputed in the backward pass.
 
-A block is what trainers wrap (Chen et al., arXiv 1604.06174; FSDP's and DeepSpeed's block policies): a child of a ``ModuleList``
-or ``Sequential`` whose children are mostly of one class of its own.
+A block is a child of a ``ModuleList`` or ``Sequential`` whose children are mostly of one class that holds other modules.  This is
+what trainers wrap (Chen et al., arXiv 1604.06174; the block policies of FSDP and DeepSpeed).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MIN_BLOCKS = 2
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of the outermost stacks of ``model``, in order; of ``model`` itself, where it is a stack that holds no other."""
+    """Return the blocks of the outermost stacks inside ``model``, in order; its own if there is no other stack."""
     return _inner(model) or _members(model)
 
 
@@ -29,7 +29,7 @@ def _inner(model: nn.Module) -> list[nn.Module]:
 
 
 def _members(stack: nn.Module) -> list[nn.Module]:
-    """The blocks of ``stack``, none if it is no stack of blocks."""
+    """Return the blocks of ``stack``, none if it is not a stack of blocks."""
     members = list(stack.children()) if isinstance(stack, nn.ModuleList | nn.Sequential) else []
     counts = Counter(type(member) for member in members if next(member.children(), None) is not None)
     if not counts or counts.most_common(1)[0][1] < _MIN_BLOCKS:
@@ -38,7 +38,7 @@ def _members(stack: nn.Module) -> list[nn.Module]:
 
 
 def _called(block: nn.Module) -> list[nn.Module]:
-    """``block``, or what it holds, where it is a list that nobody calls."""
+    """Return ``block``, or its children if it is a list or dict, which has no forward pass."""
     if type(block) in (nn.ModuleList, nn.ModuleDict):
         return [called for child in block.children() for called in _called(child)]
     return [block]
@@ -52,13 +52,11 @@ def checkpointed(model: nn.Module) -> Iterator[int]:
         the number of blocks.
 
     Raises:
-        ExtractError: when the model has none.
+        ExtractError: the model has none.
     """
     stack = blocks(model)
     if not stack:
-        raise ExtractError(
-            "the model has no stack of blocks to checkpoint: call torch.utils.checkpoint in it, or leave checkpointing 'none'"
-        )
+        raise ExtractError("checkpointing: the model has no stack of blocks; call torch.utils.checkpoint in it, or use 'none'")
     for block in stack:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     try:

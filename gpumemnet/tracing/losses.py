@@ -1,6 +1,6 @@
-"""The loss of a trace: a name, a user's function, a loss of ``torch.nn``, or what fits the model's output.
+"""The loss of a trace: a name, a user's function, a loss of ``torch.nn``, or one that fits the model's output.
 
-A loss is a function of the model's output; where it needs targets it makes them as tensors of the batch, because a training loop
+A loss is a function of the model's output.  If it needs targets, it makes them as tensors of the batch, because a training loop
 has them on the GPU too.
 """
 
@@ -22,20 +22,20 @@ from gpumemnet.tracing.options import LOSSES
 from gpumemnet.tracing.torch_private.modules import is_torch_loss
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]
-"""Gives the target of this shape and type, which came to the GPU with the batch."""
+"""Returns the target of this shape and type, which arrived on the GPU with the batch."""
 
 Loss = Callable[[Any, Target], Tensor]
 """Called as ``loss(output, target)``."""
 
 _OF_CLASSES: Final = (nn.CrossEntropyLoss, nn.NLLLoss)
-"""Losses of ``torch.nn`` whose target is a class for each output."""
+"""Losses of ``torch.nn`` whose target is one class for each output."""
 _OF_VALUES: Final = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss)
 """Losses of ``torch.nn`` whose target is like the output."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TargetLoss:
-    """A loss of the output and of targets that lie on the GPU.
+    """A loss of the output and of targets on the GPU.
 
     Attributes:
         function: called as ``function(output, *targets)``.
@@ -47,10 +47,10 @@ class TargetLoss:
 
 
 def loss_function(loss: object) -> Loss:
-    """The loss for what a caller gave: a name of :data:`LOSSES`, a loss of ``torch.nn``, or a function of the model's output.
+    """Return the loss for a name of :data:`LOSSES`, a loss of ``torch.nn``, or a function of the model's output.
 
     Raises:
-        InvalidRequestError: when it is neither.
+        InvalidRequestError: it is none of these.
     """
     if isinstance(loss, TargetLoss):
         return lambda output, target: scalar(loss.function(output, *[target(t.shape, t.dtype) for t in loss.targets]))
@@ -65,7 +65,7 @@ def loss_function(loss: object) -> Loss:
 
 
 def loss_name(loss: object, output: object) -> str:
-    """What :func:`loss_function` does with such an output, in words."""
+    """Return the name of the loss that :func:`loss_function` uses for ``output``."""
     if isinstance(loss, TargetLoss):
         loss = loss.function
     if callable(loss):
@@ -74,10 +74,14 @@ def loss_name(loss: object, output: object) -> str:
 
 
 def scalar(value: object, name: str = "the loss") -> Tensor:
-    """``value`` if it is a loss; ``name`` is for the sentence where it is none.
+    """Return ``value`` if it is a loss.
+
+    Args:
+        value: what a loss function returned.
+        name: name of the loss, for the error message.
 
     Raises:
-        ExtractError: when it is no tensor of one element with a gradient.
+        ExtractError: it is not a tensor of one element with a gradient.
     """
     if not isinstance(value, Tensor):
         raise ExtractError(f"{name} must be a tensor, not {describe(value)}")
@@ -98,7 +102,7 @@ def _settled(name: str, output: object) -> str:
 
 
 def own_loss(output: object) -> Tensor | None:
-    """The loss that the model computes itself: ``output.loss`` or ``output["loss"]``, if there is one."""
+    """Return the loss that the model computes itself, ``output.loss`` or ``output["loss"]``; ``None`` if there is none."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return found if isinstance(found, Tensor) and found.numel() == 1 else None
 
@@ -125,23 +129,23 @@ def _of_torch(loss: nn.Module, output: object, target: Target) -> object:
     if isinstance(loss, _OF_VALUES):
         return loss(main, target(main.shape, main.dtype))
     name = type(loss).__name__
-    raise ExtractError(f"what {name} compares the model's output with is not known: give a function of the output instead")
+    raise ExtractError(f"loss: the target of {name} is unknown; give a function of the model's output instead")
 
 
 def _with_classes(main: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """Outputs by class, and a class for each of them."""
-    if main.ndim == 3:  # [batch, tokens, vocabulary], as language models put it
+    """Return outputs ``[batch, classes, …]``, and a class for each of them."""
+    if main.ndim == 3:  # [batch, tokens, vocabulary], the output of language models
         main = main.flatten(0, 1)
     return main, target(torch.Size((main.shape[0], *main.shape[2:])), torch.long)
 
 
 def _main(output: object) -> Tensor:
-    """The first tensor of floating-point numbers that requires a gradient, else the first tensor.
+    """Return the first floating-point tensor that requires a gradient, else the first tensor.
 
     Raises:
-        ExtractError: when there is none.
+        ExtractError: there is none.
     """
     tensors = tensors_in(output)
     if not tensors:
-        raise ExtractError("the model's output holds no tensor: give a loss function that makes one of it")
+        raise ExtractError("loss: the model's output holds no tensor; give a function of the output that returns a scalar")
     return next((tensor for tensor in tensors if tensor.requires_grad and tensor.is_floating_point()), tensors[0])

@@ -16,12 +16,12 @@ from gpumemnet.tracing.timeline import MEMORY_CLASSES, LongRun, Timeline, repeat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """What a run takes.
+    """The memory of a run.
 
     Attributes:
         run: the replay with the expected sizes.
-        expected_bytes: reserved bytes, and what lies outside of the allocator.
-        safe_bytes: the bound.
+        expected_bytes: reserved bytes and the memory outside the allocator.
+        safe_bytes: the upper bound.
     """
 
     run: Replayed
@@ -32,38 +32,38 @@ class Memory:
 def memory_of(
     run: LongRun, sizes: Sequence[int], bounds: Sequence[int], device: DeviceProfile, settings: AllocatorSettings
 ) -> Memory:
-    """The memory of ``run`` on ``device``.
+    """Return the memory of ``run`` on ``device``.
 
     Args:
         run: the run, its last step repeated.
         sizes, bounds: expected and largest bytes of each storage of the run before its last step was repeated.
         device: the GPU.
-        settings: of the allocator.
+        settings: settings of the allocator.
     """
-    outside = non_allocator_memory(device, run.timeline.groups)
+    other = non_allocator_memory(device, run.timeline.groups)
     expected = replayed(run.timeline, [sizes[origin] for origin in run.origins], settings)
     bound = expected.reserved_bytes
     if bounds != sizes:
         most = replay(run.timeline.events, [bounds[origin] for origin in run.origins], settings, streams=run.timeline.streams)
         bound = max(bound, most.peak_reserved_bytes)
-    safe = safe_bytes(bound, outside, run.timeline.convolves)
-    return Memory(expected, expected.reserved_bytes + outside.expected_bytes, safe)
+    safe = safe_bytes(bound, other, run.timeline.convolves)
+    return Memory(expected, expected.reserved_bytes + other.expected_bytes, safe)
 
 
 def steady_memory(timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None) -> Memory:
-    """The memory of ``timeline`` on ``device``, its last step repeated until memory stands still."""
+    """Return the memory of ``timeline`` on ``device`` in steady state, with its last step repeated."""
     return memory_of(repeated(timeline), timeline.sizes, timeline.bounds, device, settings or AllocatorSettings())
 
 
 def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> int:
-    """The smallest memory in which the run still ends, context included: cached blocks are released when they must be."""
+    """Return the smallest memory in which the run succeeds, context included; cached blocks are released on demand."""
     timeline = run.timeline
     within = smallest_limit(timeline.events, [sizes[origin] for origin in run.origins], settings, streams=timeline.streams)
     return within + non_allocator_memory(device, timeline.groups).expected_bytes
 
 
 def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings) -> Curve:
-    """The memory over the last step of ``run``."""
+    """Return the memory over the last step of ``run``."""
     timeline = run.timeline
     start, end = timeline.step_starts[-2], timeline.step_starts[-1]
     replay_sizes = [sizes[origin] for origin in run.origins]

@@ -1,7 +1,7 @@
-"""Puts meta tensors in the place of a model's parameters and buffers while it is traced, as ``module.to(device)`` puts CUDA's.
+"""Replaces a model's parameters and buffers by meta tensors while it is traced, as ``module.to(device)`` does with CUDA tensors.
 
-The model itself is left as it was: its weights are neither read, nor copied, nor given gradients.  Small buffers keep their
-values, because models read them (position tables, masks).
+The model itself is left as it was: its weights are not read or copied and get no gradients.  Small buffers keep their values,
+because models read them, such as position tables and masks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _IMAGE_DIMENSIONS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class MetaTensors:
-    """What stands in for the model's tensors.
+    """The meta tensors of a model.
 
     Attributes:
-        parameters: the stand-in of each parameter, by the ``id`` of the model's own.
-        moves: what goes to the GPU and the module that owns it, in the order of ``module.to(device)``.
+        parameters: meta parameter by the ``id`` of the model's own.
+        moves: ``(tensor, module path, whether it is a parameter)`` for all that goes to the GPU, in the order of
+            ``module.to(device)``.
     """
 
     parameters: dict[int, nn.Parameter]
@@ -36,15 +37,15 @@ class MetaTensors:
 
 @contextmanager
 def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channels_last: bool = False) -> Iterator[MetaTensors]:
-    """Context in which the model's parameters and buffers are stand-ins.
+    """Context in which the model's parameters and buffers are meta tensors.
 
     Args:
         model: the model.
-        dtype: floating-point type to convert to, as ``model.to(dtype)`` does.
+        dtype: floating-point type to convert to, as by ``model.to(dtype)``.
         channels_last: whether 4-dimensional parameters take the NHWC memory format.
 
     Yields:
-        the stand-ins; ``moves`` holds ``(tensor, module path, whether it is a parameter)``.
+        the meta tensors.
     """
     parameters: dict[int, nn.Parameter] = {}
     buffers: dict[int, Tensor] = {}

@@ -1,8 +1,8 @@
-"""What a trace does where code needs values that do not exist: it is refused, or with ``--best-effort`` goes on with a guess.
+"""Code that needs the values of tensors, which a trace does not compute: refuse it, or with ``--best-effort`` guess.
 
-A guess never hides: each is a note that names the operator and the line.  The guesses are few, so that they can be known by
-heart.  A value that is read is 1, a condition is true; whatever picks elements by their values picks all of them;
-an operator that is not PyTorch's own and says nothing about its output gives one like its first tensor.
+Each guess is a note that names the operator and the line.  There are four guesses.  A value that is read is 1.  A condition is
+true.  An operator that selects elements by their values selects all of them.  An operator that is not PyTorch's own and does not
+describe its output returns a tensor like its first argument.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gpumemnet.tracing.torch_private.operators import schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
-_HINT: Final = "; --best-effort goes on with a guess"
+_HINT: Final = "; --best-effort continues with a guess"
 _MAX_VALUES: Final = 2**24
-"""Most values that are made up for one tensor: they are real, on the host."""
+"""Largest number of values that are made up for one tensor, in host memory."""
 _MAX_TIMES: Final = 10_000
-"""How often one line may ask for a condition: it may be a loop that waits for another answer."""
+"""How often one line may ask for a condition: it may be a loop that waits for another value."""
 
 
 class RefusedValues(MissingValues):
-    """Refuses, says where a guess would go on, and notes what goes to the host."""
+    """Refuses code that needs values, says where a guess would be possible, and notes copies to the host."""
 
     def __init__(self) -> None:
         self._notes: dict[tuple[str, str], str] = {}
@@ -39,7 +39,7 @@ class RefusedValues(MissingValues):
 
     @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
-        """Context of an optimizer's step: in PyTorch's own, scalars that are read only scale updates, so any will do."""
+        """Context of an optimizer's step: PyTorch's own optimizers read scalars only to scale updates, so any value will do."""
         self._scalars_are_factors = (type(optimizer).__module__ + ".").startswith("torch.optim.")
         try:
             yield
@@ -52,19 +52,19 @@ class RefusedValues(MissingValues):
         return tuple(self._notes.values())
 
     def value(self, function: str, tensor: Tensor) -> Any:
-        """Refused, unless any value will do."""
+        """Refuse, unless any value will do."""
         if self._scalars_are_factors and function.rpartition(".")[2] == "item":
             return _one(tensor.dtype)
         raise UnknownValueError(function, f"{NEEDS_VALUES}{_HINT}")
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """Refused."""
+        """Refuse."""
         hint = "" if _guess(operator, args, kwargs) is None else _HINT
         raise UnknownValueError(error.operator, f"{error.reason}{hint}")
 
     def copied_to_host(self, function: str) -> None:
-        """Note it."""
-        self._note(function, "copies a tensor to the host; what is computed from the copy is counted as if it were on the GPU")
+        """Note the copy."""
+        self._note(function, "copies a tensor to the host; results computed from the copy are counted as if they were on the GPU")
 
     def _note(self, operator: str, what: str) -> str:
         where = running_line()
@@ -73,14 +73,14 @@ class RefusedValues(MissingValues):
 
 
 class GuessedValues(RefusedValues):
-    """Goes on with a guess where there is one."""
+    """Continues with a guess where there is one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._asked: Counter[str] = Counter()
 
     def value(self, function: str, tensor: Tensor) -> Any:
-        """True, an array of ones, or 1."""
+        """Return true, an array of ones, or 1."""
         kind = function.rpartition(".")[2]
         if self._scalars_are_factors and kind == "item":
             return _one(tensor.dtype)
@@ -88,7 +88,7 @@ class GuessedValues(RefusedValues):
             where = self._note(function, "was taken to be true")
             self._asked[where] += 1
             if self._asked[where] > _MAX_TIMES:
-                raise UnknownValueError(function, f"was taken to be true {_MAX_TIMES:,} times, and the code does not go on")
+                raise UnknownValueError(function, f"was taken to be true {_MAX_TIMES:,} times, and the code does not end")
             return True
         if kind in _ARRAYS:
             if tensor.numel() > _MAX_VALUES:
@@ -100,7 +100,11 @@ class GuessedValues(RefusedValues):
         return {"__int__": 1, "__index__": 1, "__float__": 1.0, "__complex__": 1 + 0j}.get(kind, _one(tensor.dtype))
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """An output of the largest shape that there can be; where nobody knows that, ``error`` is raised."""
+        """Return an output of the largest possible shape.
+
+        Raises:
+            UnknownValueError: ``error``, if that shape is unknown.
+        """
         guess = _guess(operator, args, kwargs)
         if guess is None:
             raise error
@@ -110,7 +114,7 @@ class GuessedValues(RefusedValues):
 
 
 _Guess = Callable[..., tuple[Any, str]]
-"""Called with the operator's arguments; gives its output, and in words what it was taken to be."""
+"""Called with the operator's arguments; returns its output, and the guess in words."""
 
 
 def _empty(*shape: int) -> Tensor:
@@ -149,7 +153,7 @@ def _masked_select(tensor: Tensor, mask: Tensor) -> tuple[Any, str]:
 
 
 def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> tuple[Any, str]:
-    """Indexing with masks: each stands for the indices of all its elements."""
+    """Index with masks: each mask selects all of its elements."""
     numbers: list[Tensor | None] = []
     elements = 0
     for index in indices:
@@ -199,13 +203,13 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 
 
 def _guess(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
-    """The guess for an operator, if there is one."""
+    """Return the guess for an operator, ``None`` if there is none."""
     guess = _GUESSES.get(schema(operator).name)
     return guess if guess or operator.namespace in ("aten", "prims") else _foreign(operator, args, kwargs)
 
 
 def _foreign(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
-    """The guess for an operator that is not PyTorch's: none where it returns several tensors, or numbers."""
+    """Return the guess for an operator that is not PyTorch's; ``None`` if it returns several tensors, or numbers."""
     returns = [str(value.type) for value in schema(operator).returns]
     first = next((leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)), None)
     if not returns:

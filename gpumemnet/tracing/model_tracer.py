@@ -1,4 +1,4 @@
-"""From a model to its memory: record the steps, replay them through the allocator, add what lies outside.
+"""Traces a model: record the steps, replay them through the allocator, add the memory outside the allocator.
 
 The order is that of a real run: tensors (recorder), segments (caching allocator), CUDA context (device profile).
 """
@@ -38,7 +38,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def not_included(timeline: Timeline) -> tuple[str, ...]:
-    """What a training process of such a run may use beside what a trace shows, one clause each."""
+    """Return what else a training process of such a run may use, one clause each."""
     operators = {storage.operator for storage in timeline.storages}
     known = [each for each in CORRECTIONS if each.effect and each.is_about(operators)]
     alone = () if timeline.groups else (_ONE_GPU,)
@@ -46,7 +46,7 @@ def not_included(timeline: Timeline) -> tuple[str, ...]:
 
 
 _OUTSIDE: Final = (
-    "prefetching: a second batch that is on the GPU while the first is worked on",
+    "prefetching: a second batch that is on the GPU while the first is processed",
     "an evaluation loop, metrics and logging that keep tensors on the GPU",
     "CUDA graphs",
 )
@@ -65,18 +65,18 @@ def answer_for(
     notes: tuple[str, ...],
     with_curve: bool,
 ) -> TraceAnswer:
-    """The answer for one recorded run.
+    """Return the answer for one recorded run.
 
     Args:
         run: the run with its last step repeated.
         timeline: the run as it was recorded.
         device: the GPU.
-        settings: of the allocator.
-        model, batch_size, loss, notes: what the answer says of the job.
-        with_curve: whether the memory over a step is wanted.
+        settings: settings of the allocator.
+        model, batch_size, loss, notes: values of the same fields of the answer.
+        with_curve: whether to include the memory over one step.
     """
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
-    alone, outside = context(device), non_allocator_memory(device, timeline.groups)
+    alone, other = context(device), non_allocator_memory(device, timeline.groups)
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -90,7 +90,7 @@ def answer_for(
         allocated_bytes=memory.run.allocated_bytes,
         requested_bytes=memory.run.requested_bytes,
         context_bytes=alone.expected_bytes,
-        context_source=outside.source,
+        context_source=other.source,
         smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
         peak=memory.run.peak,
         loss=loss,
@@ -187,7 +187,7 @@ class ModelTracer:
         return largest_batch(self._traces, lambda batch: self._memory_at(batch).safe_bytes <= capacity)
 
     def _gpus(self) -> tuple[GpuFit, ...]:
-        """The job on every GPU of the catalogue; GPUs that choose the same kernels share a trace."""
+        """Return the memory on every GPU of the catalogue; GPUs with the same kernels share a trace."""
         own = self._platform
         timelines = {_kernels(own): self._traces.exact(self._inputs.batch_size)}
         fits = []
@@ -220,8 +220,8 @@ class ModelTracer:
 
 
 def _kernels(platform: Platform) -> tuple[Any, ...]:
-    """What of a GPU decides which operators run and what they keep.
+    """Return the properties of a GPU that decide which operators run and what they keep.
 
-    GPUs that differ in the number of their multiprocessors alone share a trace: it moves the scratch memory of sums by little.
+    GPUs that differ only in the number of multiprocessors share a trace: that number hardly changes scratch memory.
     """
     return (platform.compute_capability, platform.device.blas_workspace_bytes)

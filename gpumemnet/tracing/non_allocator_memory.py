@@ -1,4 +1,4 @@
-"""What a training process holds on its GPU outside of the caching allocator: the CUDA context, and NCCL's buffers."""
+"""The GPU memory of a training process outside the caching allocator: the CUDA context and the buffers of NCCL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from gpumemnet.physics.nccl import SOURCE, communicator_bound_bytes, communicato
 
 
 def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:
-    """Context and communicators of a process that exchanges in ``groups``, on a ``device`` of its own."""
+    """Return the context and communicators of a process on its own ``device``.
+
+    Args:
+        device: profile of the GPU.
+        groups: number of ranks in each process group that the process communicates in.
+    """
     alone, bound_bytes = context(device), communicator_bound_bytes(groups)
     if not bound_bytes:
         return alone

@@ -1,4 +1,4 @@
-"""The optimizer as it would run on CUDA: named ones by their usual settings, a user's own rebuilt over the stand-ins.
+"""Builds the optimizer as it would run on CUDA: a named one with its usual settings, or a user's own over meta parameters.
 
 PyTorch picks the foreach or the fused path only for parameters on a GPU;
 :func:`~gpumemnet.tracing.torch_private.optimizers.gpu_optimizers` lets it pick them here.
@@ -22,10 +22,10 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def named_optimizer(name: str, implementation: str = "default") -> OptimizerFactory:
-    """A factory of the optimizer called ``name`` (:data:`gpumemnet.job.training_options.OPTIMIZERS`) in that implementation.
+    """Return a factory of the optimizer called ``name``, one of :data:`gpumemnet.job.training_options.OPTIMIZERS`.
 
     Raises:
-        InvalidRequestError: when PyTorch has no such implementation of it.
+        InvalidRequestError: PyTorch does not have this implementation of it.
     """
     rule, switches = OPTIMIZER_RULES[name], IMPLEMENTATION_SWITCHES[implementation]
     made: type[Optimizer] = getattr(torch.optim, rule.torch_class)
@@ -37,10 +37,10 @@ def named_optimizer(name: str, implementation: str = "default") -> OptimizerFact
 
 
 def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
-    """A factory of an optimizer like ``optimizer``, whose parameters are replaced by their stand-ins.
+    """Return a factory of an optimizer like ``optimizer`` whose parameters are replaced by meta parameters.
 
     Raises:
-        InvalidRequestError: when it holds parameters that are not the model's.
+        InvalidRequestError: it holds parameters that are not the model's.
     """
 
     def build(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -58,10 +58,10 @@ def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parame
 
 
 def optimizer_factory(optimizer: object, implementation: str, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
-    """The factory for what a caller gave: a name, an optimizer over the model's own parameters, or a factory.
+    """Return the factory for a name, an optimizer over the model's own parameters, or a factory.
 
     Raises:
-        InvalidRequestError: when it is none of these.
+        InvalidRequestError: it is none of these.
     """
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_RULES:

@@ -1,4 +1,4 @@
-"""What a trace assumes of the machine that the job will run on: the GPU, and the switches that decide which kernels run."""
+"""The GPU that a job will run on, and the switches that decide which kernels run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Platform:
 
     Attributes:
         device: profile of the GPU.
-        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the one that PyTorch would choose.
+        attention_kernel: the scaled-dot-product kernel to use; ``None`` for the kernel that PyTorch would choose.
         cudnn_benchmark: whether cuDNN tries every convolution algorithm (``torch.backends.cudnn.benchmark``).
         tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``, on by default).
     """

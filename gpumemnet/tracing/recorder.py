@@ -1,10 +1,10 @@
-"""Records every storage on the GPU while PyTorch code runs on meta tensors: its birth, its death, its operator and its module.
+"""Records every storage on the simulated GPU while PyTorch runs on meta tensors: allocation, release, operator and module.
 
-The recorder is a dispatch mode below autograd, so it sees each operator of the forward and of the backward pass once.  A storage
-is on the GPU when an operator made it from one that is, or when the code asked for it there; its death is the moment at which
-the last reference to it goes, which a weak reference tells (the way of ``torch/distributed/_tools/mem_tracker.py``).
-A module owns what its operators allocate; in the backward pass the autograd node that runs tells by its sequence number which
-module made it.
+The recorder is a dispatch mode below autograd, so it sees each operator of the forward and the backward pass once.  A storage is
+on the GPU if an operator made it from one that is, or if the code requested it there.  It is released when the last reference to
+it goes, which a weak reference reports, as in ``torch/distributed/_tools/mem_tracker.py``.
+A module owns what its operators allocate.  In the backward pass, the sequence number of the running autograd node tells which
+module made the node.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _UNKNOWN: Final = "temporary"
 _COMMUNICATION: Final = "communication"
 _HOST: Final = torch.device("cpu")
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
-"""Optimizer steps in one kernel, in place: nothing is allocated, and not all of them run on meta tensors."""
+"""Optimizer steps in one kernel, in place: they allocate nothing, and not all of them run on meta tensors."""
 _LAST_OUTPUT_FIRST: Final = frozenset({aten.native_dropout.default})
-"""Operators that make their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
+"""Operators that allocate their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
 
 _EFFICIENT_ATTENTION: Final = aten._scaled_dot_product_efficient_attention.default
 _ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2}
-"""How many of an operator's outputs are on the GPU, where the others are not: this one keeps its random state in host memory."""
+"""Operator → number of its outputs that are on the GPU: this one keeps its random state in host memory."""
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference that knows which storage it is of."""
+    """A weak reference with the index and the id of its storage."""
 
     __slots__ = ("index", "key")
     index: int
@@ -50,7 +50,7 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
 
 
 class _Open(NamedTuple):
-    """A storage before its class is settled."""
+    """A storage whose memory class is not known yet."""
 
     size_bytes: int
     bound_bytes: int
@@ -64,8 +64,8 @@ class Recorder(DispatchMode):
     """Collects storages and events while it is entered.
 
     Args:
-        modules: which module is running.
-        platform: what the job will run on.
+        modules: tells which module is running.
+        platform: the GPU that the job will run on.
     """
 
     def __init__(self, modules: ModulePath, platform: Platform) -> None:
@@ -93,15 +93,15 @@ class Recorder(DispatchMode):
         self._ranks = 1
         self._groups: dict[str, int] = {}
 
-    # What the training loop tells.
+    # Called by the training loop.
 
     def begin_step(self) -> None:
-        """A new optimizer step starts."""
+        """Begin an optimizer step."""
         self._step_starts.append(len(self._events))
         self._steps += 1
 
     def begin(self, phase: str) -> None:
-        """A phase starts, see :class:`~gpumemnet.tracing.timeline.Phase`."""
+        """Begin a phase, see :class:`~gpumemnet.tracing.timeline.Phase`."""
         if self._phases and self._phases[-1].name == "forward":
             self._keep_what_is_live()
         self._settle_recomputed()
@@ -110,22 +110,22 @@ class Recorder(DispatchMode):
         self._phases.append(Phase(phase, self._steps, len(self._events)))
 
     def asked_for(self, tensor: Tensor, operator: str) -> None:
-        """The model's code asks for ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
+        """Record that the model's code requests ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
         if self._phases and storage_id(tensor) not in self._live:
             self._birth(tensor.untyped_storage(), operator, self._modules.path)
 
     def now(self) -> int:
-        """The number of events so far, for :meth:`arrived`."""
+        """Return the number of events so far, for :meth:`arrived`."""
         return len(self._events)
 
     def arrived(self, tensor: Tensor, memory_class: str = _UNKNOWN, module: str | None = None, at: int | None = None) -> None:
-        """``tensor`` has come to the GPU, unless it was there; its class is settled if one is given.
+        """Record that ``tensor`` was copied to the GPU, unless it is there already.
 
         Args:
-            tensor: what arrived.
-            memory_class: one of :data:`~gpumemnet.tracing.timeline.MEMORY_CLASSES`.
-            module: that it belongs to; the one that runs now if none is given.
-            at: before which event of the present phase, for what is only now known to have come then.
+            tensor: the tensor.
+            memory_class: its class, one of :data:`~gpumemnet.tracing.timeline.MEMORY_CLASSES`.
+            module: path of the module that it belongs to; the running module by default.
+            at: index of the event before which it arrived; now by default.
         """
         storage = tensor.untyped_storage()
         index = self._live.get(id_of_storage(storage))
@@ -135,7 +135,7 @@ class Recorder(DispatchMode):
             self._classes[index] = memory_class
 
     def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
-        """Settle class and module of those of ``tensors`` that are on the GPU and have no class yet."""
+        """Set class and module of those ``tensors`` that are on the GPU and have no class yet."""
         for tensor in tensors:
             index = self._live.get(storage_id(tensor))
             if index is not None and self._classes[index] in (_UNKNOWN, _COMMUNICATION):
@@ -143,24 +143,24 @@ class Recorder(DispatchMode):
                 self._storages[index] = self._storages[index]._replace(module=module)
 
     def runs_on(self, platform: Platform) -> None:
-        """From here on another platform is assumed."""
+        """Assume another platform from here on."""
         self._platform = platform
 
     def one_of(self, ranks: int) -> None:
-        """The job runs on so many GPUs."""
+        """Set the number of GPUs that the job runs on."""
         self._ranks = ranks
 
     def exchanged(self, group: str, ranks: int) -> None:
-        """There was a collective in a process group."""
+        """Record a collective in a process group of so many ranks."""
         self._groups[group] = ranks
 
     def on_stream(self, number: int) -> None:
-        """From here on memory is asked for on another stream; 0 is the default one."""
+        """Allocate on another CUDA stream from here on; 0 is the default stream."""
         self._stream = number
 
     @contextmanager
     def communicating(self) -> Iterator[None]:
-        """Context of code that exchanges with other ranks: what it makes on the meta device by itself is on the GPU, too."""
+        """Context of code that communicates with other ranks: what it allocates on the meta device is on the GPU too."""
         before, self._communicates = self._communicates, True
         try:
             yield
@@ -168,7 +168,7 @@ class Recorder(DispatchMode):
             self._communicates = before
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """``storage`` was given up, or taken again, by its owner: :meth:`torch.UntypedStorage.resize_`."""
+        """Record that ``storage`` was freed or allocated again by :meth:`torch.UntypedStorage.resize_`."""
         if storage.device.type != "meta":
             return
         index = self._live.get(id_of_storage(storage))
@@ -178,7 +178,7 @@ class Recorder(DispatchMode):
             self._birth(storage, "resize_", self._owner())
 
     def emptied(self) -> None:
-        """The allocator's cache is emptied."""
+        """Record that the allocator's cache is emptied."""
         self._events.append(EMPTY_CACHE)
 
     @property
@@ -187,11 +187,11 @@ class Recorder(DispatchMode):
         return bool(self._live)
 
     def live_bytes(self) -> int:
-        """Bytes of all tensors that are on the GPU now."""
+        """Return the bytes of all tensors that are on the GPU now."""
         return sum(self._storages[index].size_bytes for index in self._live.values())
 
     def entered_module(self, module: object) -> None:
-        """Callback for :class:`ModulePath`: nodes made from here on belong to the module that runs now."""
+        """Callback for :class:`ModulePath`: autograd nodes made from here on belong to the module that runs now."""
         self._sequence_numbers.append(next_node_number())
         self._nodes.append((self._sequence_numbers[-1], self._modules.path))
 
@@ -200,7 +200,7 @@ class Recorder(DispatchMode):
         self.entered_module(module)
 
     def timeline(self) -> Timeline:
-        """What was recorded."""
+        """Return the record."""
         storages = tuple(
             Storage(
                 *(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module),
@@ -213,11 +213,11 @@ class Recorder(DispatchMode):
         return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups)
 
     def close(self) -> None:
-        """Look at deaths no longer."""
+        """Stop recording releases."""
         self._references.clear()
         self._live.clear()
 
-    # What PyTorch tells.
+    # Called by PyTorch.
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -233,9 +233,9 @@ class Recorder(DispatchMode):
             self._settle_recomputed()
         result = func(*args, **kwargs)
         outputs = _tensors(result)
-        # Real tensors are kept for their values, and subclasses know best how they lie.
+        # Real tensors keep their values, and subclasses define their own layout.
         if (layout := self._layouts[func]) is not None and all(type(t) is Tensor and t.is_meta for t in outputs):
-            with without_function_modes():  # what the rule makes nobody has asked for
+            with without_function_modes():  # the model did not request what the rule makes
                 result = layout(args, result)
             outputs = _tensors(result)
         fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if storage_id(tensor) not in self._live]
@@ -248,16 +248,16 @@ class Recorder(DispatchMode):
             self._allocate(func, fresh, pieces)
         return result
 
-    # How it is kept.
+    # Bookkeeping.
 
     def _allocate(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
-        """What ``func`` allocates: its new outputs, its scratch memory at its place among them, and cuBLAS's workspace."""
+        """Record what ``func`` allocates: its new outputs, its scratch memory in between, and the workspace of cuBLAS."""
         held: list[int] = []
         for number, tensor in enumerate(fresh):
             between: list[int] = []
             self._take([piece for piece in pieces if piece.after == number], func, between if number else held)
             self._events += [~index for index in reversed(between)]
-            if storage_id(tensor) not in self._live:  # outputs may share one
+            if storage_id(tensor) not in self._live:  # outputs may share a storage
                 index = self._birth(tensor.untyped_storage(), func, self._owner())
                 if self._backward and torch.is_grad_enabled():
                     self._recomputed.append(index)
@@ -286,8 +286,10 @@ class Recorder(DispatchMode):
             del self._live[reference.key]
 
     def _take(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
-        """Take scratch memory and give it back, as :class:`~gpumemnet.tracing.workspaces.scratch.Scratch` says, but for what
-        is ``held``."""
+        """Record scratch memory and its release, see :class:`~gpumemnet.tracing.workspaces.scratch.Scratch`.
+
+        Pieces that are held until the operator ends are added to ``held`` instead of being released.
+        """
         for piece in pieces:
             if piece.once is not None:
                 if (self._backward, piece.once) in self._met:
@@ -318,8 +320,8 @@ class Recorder(DispatchMode):
         return False
 
     def _owner(self) -> str:
-        """The module that the running operator belongs to."""
-        if not self._backward or torch.is_grad_enabled():  # with gradients in the backward pass: a recomputed forward pass
+        """Return the path of the module that the running operator belongs to."""
+        if not self._backward or torch.is_grad_enabled():  # gradients enabled in the backward pass: a recomputed forward pass
             return self._modules.path
         node = running_node_number()
         if node is None:
@@ -341,7 +343,7 @@ class Recorder(DispatchMode):
 
 
 def _allocates(func: Any) -> bool:
-    """Whether the operator may return memory of its own: not when all that it returns are views or what it wrote into."""
+    """Whether the operator may return new memory: not if it returns only views or tensors that it wrote into."""
     if operator_name(func) in _FUSED:
         return False
     returns = schema(func).returns

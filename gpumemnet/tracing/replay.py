@@ -1,8 +1,7 @@
-"""A timeline put through the caching allocator: what is reserved at its peak, and what it is made of.
+"""Replays a timeline through the caching allocator: the reserved bytes at the peak, and their parts.
 
-The breakdown is taken at the moment at which most is allocated.  The allocator never gives back what it has reserved, so at that
-moment the process holds the most that it will have reserved; what nobody asked for of it is fragmentation: rounding, and cached
-blocks that fit nothing.
+The parts are those at the moment of the largest allocation.  The allocator keeps what it has reserved, so the reserved bytes are
+largest then.  Reserved bytes that no tensor holds are fragmentation: rounding, and cached blocks that no request fits into.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class Peak:
         event: index of the event.
         phase: ``build``, ``forward``, ``backward`` or ``optimizer``.
         step: optimizer step, from 1.
-        operator: the operator that asked for the memory.
+        operator: the operator that allocated the memory.
         module: dotted path of the module that it belongs to.
-        modules: ``(module, bytes)``, the largest holders first.
+        modules: ``(module, bytes)``, largest first.
     """
 
     event: int
@@ -37,7 +36,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A run's memory.
+    """The memory of a run.
 
     Attributes:
         reserved_bytes, allocated_bytes, requested_bytes: the allocator's maxima over the run.
@@ -53,7 +52,7 @@ class Replayed:
 
 
 def replayed(timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings) -> Replayed:
-    """The memory of ``timeline`` with these ``sizes`` of its storages."""
+    """Replay ``timeline`` with these ``sizes`` of its storages, in bytes."""
     run = replay(timeline.events, sizes, settings, streams=timeline.streams)
     at = run.peak_allocated_event
     parts = dict.fromkeys(MEMORY_CLASSES, 0)
@@ -76,7 +75,7 @@ def replayed(timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettin
 
 
 def live_at(timeline: Timeline, event: int) -> list[int]:
-    """The storages that are alive after ``event``, in order of birth."""
+    """Return the storages that are alive after ``event``, in order of allocation."""
     alive: dict[int, None] = {}
     for each in timeline.events[: event + 1]:
         if each >= 0:

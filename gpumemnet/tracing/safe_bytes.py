@@ -1,8 +1,8 @@
-"""The safe bytes of a trace: an upper bound from the parts that a trace knows only within bounds.
+"""The safe bytes of a trace: an upper bound on the memory of the process.
 
-Scratch memory enters at its most, the CUDA context at the most that is known of it, and a margin on the reserved bytes stands for
-what a trace does not see: other orders of the same allocations, which fragment memory in other ways, and the algorithms that
-cuDNN picks.  The margins are the one thing here that measurements set.
+Scratch memory and the CUDA context enter at their upper bounds.  A margin on the reserved bytes covers what a trace does not see:
+other orders of the same allocations, which fragment memory differently, and the algorithms that cuDNN chooses.  The margins come
+from measurements.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from gpumemnet.gpu.catalogue import ContextEstimate
 MARGIN: Final = 0.05
 """Share of the reserved bytes added for what a trace does not see."""
 CONVOLUTION_MARGIN: Final = 0.15
-"""The same for runs that convolve, whose workspaces are an expectation: chosen so that all of the 30 published runs of real
-vision models in ``benchmarks/real_models.py`` stay below."""
+"""The same for runs with convolutions, whose workspaces are estimates: all 30 published runs of real vision models in
+``benchmarks/real_models.py`` stay below this bound."""
 
 
 def margin(convolves: bool) -> float:
-    """The margin for a run with or without convolutions."""
+    """Return the margin for a run with or without convolutions."""
     return CONVOLUTION_MARGIN if convolves else MARGIN
 
 
 def safe_bytes(bound_reserved_bytes: int, context: ContextEstimate, convolves: bool) -> int:
-    """The bound on the process's memory.
+    """Return the bound on the memory of the process.
 
     Args:
         bound_reserved_bytes: peak reserved bytes with all scratch memory at its bound.
-        context: of the GPU.
+        context: memory outside the allocator.
         convolves: whether the run has convolutions.
     """
     return round(bound_reserved_bytes * (1 + margin(convolves))) + context.bound_bytes
 
 
 def safe_basis(convolves: bool, exchanges: bool = False) -> str:
-    """What the bound rests on, in words."""
+    """Return how the bound is computed, in words."""
     outside = ", CUDA context and NCCL" if exchanges else " and CUDA context"
     return (
         f"scratch memory{outside} at their bounds, and {margin(convolves):.0%} of the reserved bytes for what a trace "

@@ -1,7 +1,7 @@
-"""The training loop that is traced: build, then steps of forward, loss, backward and optimizer, without a GPU.
+"""The training loop that is traced: build the model, then run forward pass, loss, backward pass and optimizer, without a GPU.
 
-Its conventions are those of the dataset builder's measured loop: the batch comes from the host for every micro-batch; batch,
-output and loss keep their names until the step is over; gradients are dropped (``set_to_none``) where ``zero_grad`` says.
+It follows the loop that the dataset builder measures.  The batch is copied from the host for every microbatch.  Batch, output and
+loss stay alive until the step ends.  Gradients are dropped (``set_to_none``) where ``zero_grad`` says.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpumemnet.tracing.torch_private.optimizers import gpu_optimizers
 from gpumemnet.tracing.torch_private.tensors import part_on_rank
 
 AUTOCAST: Final[dict[str, torch.dtype]] = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
-"""What autocast computes in, for the precisions that use it."""
+"""Precision with autocast → the type that autocast computes in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +47,9 @@ class Recording:
     """A traced run.
 
     Attributes:
-        timeline: what was allocated and freed.
-        loss: the loss that was used, in words.
-        notes: one sentence for each thing that was settled by a rule.
+        timeline: allocations and releases.
+        loss: name of the loss that was used.
+        notes: one sentence for each assumption.
     """
 
     timeline: Timeline
@@ -66,19 +66,21 @@ def record(
     steps: int = 2,
     corrected: bool = True,
 ) -> Recording:
-    """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage; the model is left as it was.
+    """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage.
+
+    The model is left as it was.
 
     Args:
         model: the model, on any device.
         inputs: what it is called with.
         options: how it is trained.
-        platform: what the job will run on.
-        steps: at least 2, so that the optimizer's state and the gradients of the step before are there.
-        corrected: whether to do what CUDA would do; without, the run is that of plain meta tensors, the baseline.
+        platform: the GPU that the job will run on.
+        steps: at least 2, so that optimizer state and the gradients of the previous step exist.
+        corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a baseline.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
-        InvalidRequestError: when an option has no such value.
+        InvalidRequestError: an option has no such value.
     """
     modes = {module: module.training for module in model.modules()}
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
@@ -93,7 +95,7 @@ def record(
                 stack.enter_context(overriding(cuda_overrides(platform)))
             model.train()
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
-                run.phase = "the forward pass that settles lazy modules"
+                run.phase = "the forward pass that initializes lazy modules"
                 model(*inputs.args, **inputs.kwargs)
             dtype = getattr(torch, MODEL_TYPES[options.precision]) if options.precision in MODEL_TYPES else None
             meta_tensors = stack.enter_context(with_meta_tensors(model, dtype, options.channels_last))
@@ -114,7 +116,7 @@ def record(
 
 
 class _Run:
-    """The state of a run: where it is, and what it has learnt of the targets."""
+    """The state of a run: its phase, and the shapes of its targets."""
 
     def __init__(
         self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, missing_values: RefusedValues
@@ -141,11 +143,11 @@ class _Run:
 
     @property
     def path(self) -> str:
-        """Path of the innermost module that was running."""
+        """Path of the innermost module that is or was running."""
         return self._modules.path
 
     def go(self, meta_tensors: MetaTensors, batch_sizes: Sequence[int]) -> None:
-        """Build, and train for one step with each of ``batch_sizes``."""
+        """Build the model, and train for one step with each of ``batch_sizes``."""
         recorder, options = self.recorder, self._options
         if not any(parameter.requires_grad for parameter in meta_tensors.parameters.values()):
             raise ExtractError("the model has no parameter that requires a gradient: nothing would be trained")
@@ -158,8 +160,8 @@ class _Run:
             factory = optimizer_factory(own, options.optimizer_implementation, rank.parameters)
             trained = [p for p in rank.parameters.values() if p.requires_grad]
             scaler = _Scaler(recorder) if options.precision in SCALED_PRECISIONS else None
-            self._look(options.forward_passes_first)
-            optimizer = factory(trained)  # some have their state from the start
+            self._run_forward_first(options.forward_passes_first)
+            optimizer = factory(trained)  # some optimizers allocate their state here
             self._classify_state(optimizer)
             for batch_size in batch_sizes:
                 recorder.begin_step()
@@ -167,8 +169,8 @@ class _Run:
         recorder.close()
         self._names.clear()
 
-    def _look(self, forward_passes: int) -> None:
-        """Forward passes on one batch, which stays."""
+    def _run_forward_first(self, forward_passes: int) -> None:
+        """Run forward passes on one batch, which stays alive."""
         if forward_passes:
             self._first_batch, _ = self._batch(self._inputs.batch_size)
         for _ in range(forward_passes):
@@ -193,7 +195,7 @@ class _Run:
                 self._keep("output", output)
                 self.phase = "the loss"
                 loss = self._loss(output, self._target)
-                if options.gradient_accumulation > 1 or isinstance(options.loss, TargetLoss):  # the builder's loop always does
+                if options.gradient_accumulation > 1 or isinstance(options.loss, TargetLoss):  # the measured loop always divides
                     loss = loss / options.gradient_accumulation
                 self._keep("loss", loss)
             targets += self._arrived
@@ -221,7 +223,7 @@ class _Run:
             self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
 
     def _keep(self, name: str, value: object) -> None:
-        """Let ``name`` live until the next step has its own, where the loop is like that."""
+        """Keep ``value`` alive until the next step replaces it, if the options say so."""
         if self._options.keeps_names:
             self._names[name] = value
 
@@ -230,7 +232,7 @@ class _Run:
         self.phase = words
 
     def _batch(self, batch_size: int) -> tuple[ModelInputs, list[Tensor]]:
-        """Fresh inputs and targets on the GPU, ``batch_size`` samples of them."""
+        """Return new inputs and targets on the GPU with ``batch_size`` samples."""
         whole = self._inputs.batch_size
 
         def arrive(shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -246,13 +248,16 @@ class _Run:
         return inputs, targets
 
     def _target(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """A target of the batch, which comes with the inputs, though in the first step nobody knows of it before the loss."""
+        """Return a target of the batch.
+
+        It arrives with the inputs, although in the first step its shape is known only when the loss asks for it.
+        """
         if self._made:
             return self._made.pop(0)
         if dtype.is_floating_point and self._options.precision in AUTOCAST and not isinstance(self._options.loss, TargetLoss):
-            dtype = torch.float32  # the model's output, which the type is that of, is in another, the data are not
+            dtype = torch.float32  # the type is that of the model's output; autocast changes that, not the data
         self._targets.append((shape, dtype))
-        with without_function_modes():  # the code does not ask for it now
+        with without_function_modes():  # the model's code does not request it
             target = torch.empty(shape, dtype=dtype, device="meta")
         self.recorder.arrived(target, "input", "", self._batch_is_there)
         self._batch_is_there += 1
@@ -271,7 +276,7 @@ class _Run:
 
 
 class _Scaler:
-    """What ``torch.amp.GradScaler`` allocates: its scale, and a few scalars in each step (``torch/amp/grad_scaler.py``)."""
+    """Allocates what ``torch.amp.GradScaler`` does: its scale, and a few scalars in each step (``torch/amp/grad_scaler.py``)."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -279,7 +284,7 @@ class _Scaler:
         self._growth: Tensor | None = None
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The scaled loss."""
+        """Return the scaled loss."""
         if self._scale is None:
             self._scale, self._growth = (torch.empty((), dtype=t, device="meta") for t in (torch.float32, torch.int32))
             for tensor in (self._scale, self._growth):
@@ -296,7 +301,7 @@ class _Scaler:
 
 
 def _cast(inputs: ModelInputs, options: TraceOptions) -> ModelInputs:
-    """``inputs`` in the precision of the model."""
+    """Return ``inputs`` in the precision of the model."""
     if options.precision not in MODEL_TYPES:
         return inputs
     dtype = getattr(torch, MODEL_TYPES[options.precision])

@@ -1,7 +1,7 @@
-"""CUDA streams that do nothing but tell the recorder on which of them memory is asked for.
+"""Simulated CUDA streams, which only tell the recorder on which stream memory is allocated.
 
-The caching allocator keeps a pool for each stream: what ``fully_shard``, or a script's own prefetching, allocates on a stream of
-its own is not shared with the rest of the step.
+The caching allocator keeps a pool for each stream.  Memory that ``fully_shard`` or a script's prefetching allocates on another
+stream is not reused by the rest of the step.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Event:
         pass
 
     def record(self, stream: object = None) -> None:
-        """Happens at once."""
+        """Happen at once."""
 
     def wait(self, stream: object = None) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """It has happened."""
+        """Whether the event has happened: always."""
         return True
 
     def elapsed_time(self, end: object) -> float:
@@ -43,7 +43,7 @@ class NumberedStream:
 
     Args:
         number: of the stream.
-        streams: told when it is chosen for a while.
+        streams: set to this stream while it is entered.
     """
 
     priority = 0
@@ -70,32 +70,32 @@ class NumberedStream:
         self._streams.set_stream(self._before.pop())
 
     def wait_stream(self, stream: object) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def wait_event(self, event: object) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event that has happened."""
         return event or Event()
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """Nothing is left to do."""
+        """Whether the stream is idle: always."""
         return True
 
     def is_capturing(self) -> bool:
-        """No graph is recorded."""
+        """Whether a CUDA graph is captured: never."""
         return False
 
 
 class Streams:
-    """What PyTorch's code and a script ask of a device's module, such as ``torch.cuda``, about streams.
+    """The stream functions of a device's module, such as ``torch.cuda``.
 
     Args:
-        chosen: told the number of the stream on which memory is asked for from now on.
+        chosen: called with the number of the stream on which memory is allocated from now on.
     """
 
     Event = Event
@@ -114,18 +114,18 @@ class Streams:
         self.Stream = Stream
 
     def current_stream(self, device: object = None) -> NumberedStream:
-        """The stream that is chosen."""
+        """Return the current stream."""
         return self._current
 
     def default_stream(self, device: object = None) -> NumberedStream:
-        """The stream that is chosen at first."""
+        """Return the default stream."""
         return self._default
 
     def stream(self, stream: NumberedStream | None) -> NumberedStream:
-        """Context in which memory is asked for on ``stream``."""
+        """Return a context in which memory is allocated on ``stream``."""
         return stream or self._current
 
     def set_stream(self, stream: NumberedStream) -> None:
-        """From here on memory is asked for on ``stream``."""
+        """Allocate on ``stream`` from here on."""
         self._current = stream
         self._chosen(stream.number)

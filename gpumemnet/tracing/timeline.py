@@ -1,7 +1,7 @@
-"""The record of a traced step: every storage on the GPU, its birth and its death, in order.
+"""The record of a traced run: every storage on the GPU, its allocation and its release, in order.
 
-Events are numbers, so that a replay costs little: ``e >= 0`` allocates storage ``e``, ``e < 0`` frees storage ``~e``, and
-:data:`~gpumemnet.allocator.EMPTY_CACHE` stands for itself.
+Events are integers, which makes a replay fast: ``e >= 0`` allocates storage ``e``, ``e < 0`` frees storage ``~e``, and
+:data:`~gpumemnet.allocator.EMPTY_CACHE` empties the cache.
 The memory classes are those of PyTorch's memory profiler (``torch/profiler/_memory_profiler.py``, ``Category``), with workspaces
 as a class of their own.
 """
@@ -19,7 +19,7 @@ MEMORY_CLASSES: Final = (
     *("communication", "workspace"),
 )
 STEADY_STEPS: Final = 3
-"""How often the last step is repeated in the replay; the measured loop stops when reserved bytes stand still, after 3 to 10."""
+"""How often the replay repeats the last step; the measured loop stops when reserved bytes are steady, after 3 to 10 steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Storage:
     """One allocation on the GPU.
 
     Attributes:
-        size_bytes: bytes asked of the allocator; for scratch memory of a library, the bytes expected.
-        bound_bytes: the most that it may be; differs from ``size_bytes`` for scratch memory alone.
+        size_bytes: bytes requested from the allocator; for scratch memory of a library, the expected bytes.
+        bound_bytes: upper bound of ``size_bytes``; differs from it only for scratch memory.
         memory_class: one of :data:`MEMORY_CLASSES`.
         operator: the operator that allocated it, such as ``aten.mm``.
         module: dotted path of the module that it belongs to; empty for the model itself and outside of it.
-        is_scratch: whether a library takes it for the time of one operator; such memory is estimated, not traced.
-        stream: the CUDA stream that it is allocated on; 0 is the default one.
+        is_scratch: whether a library uses it during one operator; such memory is estimated, not traced.
+        stream: the CUDA stream that it is allocated on; 0 is the default stream.
     """
 
     size_bytes: int
@@ -47,10 +47,10 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of the run: ``build``, ``forward``, ``backward``, ``optimizer``.
+    """A part of the run: ``build``, ``forward``, ``backward`` or ``optimizer``.
 
     Attributes:
-        name: what runs.
+        name: the part.
         step: the optimizer step that it belongs to, from 1; 0 for the build.
         start: index of its first event.
     """
@@ -65,12 +65,12 @@ class Timeline:
     """Storages and events of a run of one or more training steps.
 
     Attributes:
-        storages: in order of birth.
-        events: see the module's text.
+        storages: in order of allocation.
+        events: see the module's docstring.
         phases: in order; each lasts until the next one starts.
         step_starts: for each optimizer step, index of its first event; the last entry is the end of the last step.
-        ranks: how many GPUs the job runs on, this being the memory of one of them.
-        groups: of each process group in which that one has exchanged something, how many ranks it has.
+        ranks: number of GPUs that the job runs on; the timeline is that of one of them.
+        groups: number of ranks in each process group that this GPU communicated in.
     """
 
     storages: tuple[Storage, ...]
@@ -87,7 +87,7 @@ class Timeline:
 
     @property
     def bounds(self) -> list[int]:
-        """The most that every storage may take."""
+        """Upper bound of the bytes of every storage."""
         return [storage.bound_bytes for storage in self.storages]
 
     @property
@@ -98,21 +98,21 @@ class Timeline:
 
     @property
     def convolves(self) -> bool:
-        """Whether there are convolutions in it."""
+        """Whether the run has convolutions."""
         return any(storage.operator.startswith("aten.convolution") for storage in self.storages)
 
     def phase_at(self, event: int) -> Phase:
-        """The phase in which an event happens."""
+        """Return the phase of an event."""
         return next(phase for phase in reversed(self.phases) if phase.start <= event)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LongRun:
-    """A timeline whose last step was repeated.
+    """A timeline with its last step repeated.
 
     Attributes:
         timeline: the longer run.
-        origins: for each of its storages, the index of the storage in the shorter run that it is like.
+        origins: for each of its storages, the index of the same storage in the original run.
     """
 
     timeline: Timeline
@@ -120,10 +120,10 @@ class LongRun:
 
 
 def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
-    """``timeline`` with its last step repeated ``steps`` times, which is what training goes on to do.
+    """Repeat the last step of ``timeline`` ``steps`` times, as further training would.
 
-    The last step ends with as many storages of its own as it has freed of the step before; each of these takes the place of the
-    one before it, in order of birth.  Where the two do not pair, the step is no steady state, and nothing is repeated.
+    A step in steady state leaves as many storages as it frees of the previous step; they are paired in order of allocation.  If
+    they do not pair, the step is not in steady state, and nothing is repeated.
     """
     start = timeline.step_starts[-2]
     window = timeline.events[start:]
@@ -163,7 +163,7 @@ def _role(storage: Storage) -> tuple[str, int]:
 
 
 def peak_of(timeline: Timeline, sizes: Sequence[int]) -> tuple[int, int]:
-    """The largest sum of live sizes, without an allocator, and the index of the event after which it stands."""
+    """Return the largest sum of live sizes in bytes, without an allocator, and the index of its event."""
     live = peak = at = 0
     for index, event in enumerate(timeline.events):
         if event >= 0:

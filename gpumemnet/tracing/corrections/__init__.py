@@ -1,6 +1,6 @@
-"""What CUDA would do differently from meta tensors, corrected and listed.
+"""Corrections of the differences between PyTorch on CUDA and on meta tensors, and the list of them.
 
-:func:`cuda_overrides` gives the operators that change, for :func:`~gpumemnet.tracing.corrections.overrides.overriding`;
+:func:`cuda_overrides` returns the operators to replace, for :func:`~gpumemnet.tracing.corrections.overrides.overriding`;
 :func:`~gpumemnet.tracing.corrections.amp.cuda_autocast` is the context in which autocast and gradient scalers act;
 :data:`~gpumemnet.tracing.corrections.table.CORRECTIONS` is the list.
 """
@@ -23,10 +23,10 @@ __all__ = ["CORRECTIONS", "Correction", "Override", "cuda_autocast", "cuda_overr
 
 
 def cuda_overrides(platform: Platform) -> list[Override]:
-    """All overrides, outermost first: autocast casts before any other kernel looks at a tensor's type.
+    """Return all overrides, outermost first: autocast casts before any other kernel sees a tensor's type.
 
     Raises:
-        InvalidRequestError: the platform asks for an attention kernel that does not exist.
+        InvalidRequestError: there is no such attention kernel.
     """
     own = (*DROPOUT, *ACTIVATIONS, *attention_overrides(platform), *NORMALIZATION, *RECURRENT, *IN_PLACE)
     return [*autocast_overrides(), *own]

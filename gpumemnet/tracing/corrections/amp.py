@@ -1,7 +1,7 @@
-"""``torch.autocast("cuda")`` and ``GradScaler("cuda")`` without a GPU: they act instead of switching themselves off.
+"""Makes ``torch.autocast("cuda")`` and ``GradScaler("cuda")`` work without a GPU, where they would switch themselves off.
 
-Python's side of mixed precision asks whether CUDA is there, whether a tensor's device is called ``cuda``, and how large a scale
-is.  Inside :func:`cuda_autocast` the answers are those of the GPU that the trace is for; the casts themselves are in
+PyTorch's Python code for mixed precision checks whether CUDA is available, whether a tensor's device is ``cuda``, and how large a
+scale is.  Inside :func:`cuda_autocast` the answers are those of the simulated GPU.  The casts themselves are in
 :mod:`gpumemnet.tracing.corrections.autocast`.
 """
 
@@ -21,10 +21,10 @@ from gpumemnet.tracing.torch_private.names import replaced
 
 @contextmanager
 def cuda_autocast(platform: Platform) -> Iterator[None]:
-    """Context in which ``torch.autocast("cuda")`` sets PyTorch's state, gradient scalers scale, and checkpoints know the GPU.
+    """Context in which ``torch.autocast("cuda")``, gradient scalers and checkpoints work as on a GPU.
 
-    A scaler's step is never skipped: no gradient of a meta tensor overflows.  Thread-local state and everything replaced here are
-    put back on exit.
+    A scaler never skips a step: no gradient of a meta tensor overflows.  Thread-local state and replaced names are restored
+    on exit.
     """
     enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     replacements = (
@@ -62,7 +62,7 @@ def _clearing(original: Callable[[], None]) -> Callable[[], None]:
 
 
 def _cast_as_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For ``custom_fwd(cast_inputs=…)``: casts tensors on the device that it names, which are the meta tensors here."""
+    """For ``custom_fwd(cast_inputs=…)``: cast meta tensors where it names ``cuda``."""
 
     def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         return original(value, "meta" if device_type == "cuda" else device_type, dtype)
@@ -71,7 +71,7 @@ def _cast_as_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cuda_for_meta(original: Callable[..., str]) -> Callable[..., str]:
-    """For checkpoints, which enter the autocast region of this device again; without tensors PyTorch takes the accelerator."""
+    """For checkpoints, which enter the autocast region of this device again: name ``cuda`` for meta tensors."""
 
     def infer_device_type(*args: Any) -> str:
         device_type = original(*args)

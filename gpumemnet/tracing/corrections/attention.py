@@ -1,4 +1,4 @@
-"""Attention: the kernel that PyTorch would choose on the GPU, and what it does around it, instead of the math kernel.
+"""Attention: runs the kernel that PyTorch would choose on the GPU, instead of the math kernel.
 
 Follows ``scaled_dot_product_attention`` in ``aten/src/ATen/native/transformers/attention.cpp``: head sizes padded for the
 flash kernel, masks turned into biases that are padded and expanded for the memory-efficient one.  The kernels themselves are
@@ -39,7 +39,7 @@ from gpumemnet.tracing.torch_private.names import torch_release
 from gpumemnet.tracing.torch_private.operators import aten
 
 _MASKED: Final = {CUDNN: -65504.0}
-"""What a masked position adds to its score; minus infinity where nothing stands here."""
+"""Kernel → what a masked position adds to its score; minus infinity for the others."""
 
 
 def attention_overrides(platform: Platform) -> tuple[Override, ...]:
@@ -72,7 +72,7 @@ def _attention(
     output: Tensor
     if kernel == MATH:
         if is_causal:
-            # PyTorch makes the mask inside the kernel, out of nothing; made from the query it is seen to be on the GPU.
+            # PyTorch makes the mask inside the kernel; made from the query, it is recorded as on the GPU.
             pairs = aten.new_ones(query, [query.shape[-2], key.shape[-2]], dtype=torch.bool)
             attn_mask, is_causal = aten.tril(pairs), False
             del pairs
@@ -113,7 +113,7 @@ def _chosen(platform: Platform, call: AttentionCall) -> str:
         raise InvalidRequestError(
             f"the {forced} kernel cannot run attention of {_sizes(call)} on {gpu}: {reason}", "attention_kernel"
         )
-    # What PyTorch raises; the model may catch it.
+    # PyTorch raises this too; the model may catch it.
     reasons = "; ".join(f"{kernel}: {obstacle(kernel, call, setup)}" for kernel in KERNELS)
     raise RuntimeError(f"No available kernel for attention of {_sizes(call)}. {reasons}")
 
@@ -150,7 +150,7 @@ def _facts(
 
 
 def _setup(platform: Platform) -> AttentionSetup:
-    """The switches as they stand: users set them in their code, around single calls even."""
+    """Return the current switches: users set them in their code, even around single calls."""
     forced = platform.attention_kernel
     return AttentionSetup(
         compute_capability=platform.compute_capability,
@@ -164,7 +164,7 @@ def _setup(platform: Platform) -> AttentionSetup:
 
 
 def _cudnn_version() -> int:
-    """That of this build; else of the package that PyPI's CUDA build of this version of PyTorch requires."""
+    """Return the cuDNN version of this build; for a CPU build, that of the CUDA build on PyPI."""
     version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if version is not None:
         return version
@@ -172,7 +172,7 @@ def _cudnn_version() -> int:
 
 
 def _bias(mask: Tensor | None, query: Tensor, kernel: str) -> Tensor | None:
-    """A mask as something to add to the scores (``convert_boolean_attn_mask``)."""
+    """Return a mask as a bias for the scores (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     masked = aten.scalar_tensor(_MASKED.get(kernel, -math.inf), dtype=query.dtype, device=mask.device)
@@ -181,7 +181,7 @@ def _bias(mask: Tensor | None, query: Tensor, kernel: str) -> Tensor | None:
 
 
 def _aligned(bias: Tensor) -> Tensor:
-    """``bias`` in rows that start at multiples of eight elements (``preprocess_mask``)."""
+    """Return ``bias`` with rows that start at multiples of eight elements (``preprocess_mask``)."""
     if bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in bias.stride()[:-1]):
         return bias
     columns = bias.shape[-1]

@@ -1,4 +1,4 @@
-"""Autocast for CUDA on meta tensors: every cast of its policies, ahead of autograd, with the cache of casted weights.
+"""Autocast for CUDA on meta tensors: all casts of its policies, ahead of autograd, with the cache of cast weights.
 
 The lists are those of :mod:`gpumemnet.physics.autocast`, the rules those of ``aten/src/ATen/autocast_mode.cpp``, whose kernels
 look for tensors on a GPU.  Whether a region is entered, with which type, is PyTorch's own thread-local state, which
@@ -23,16 +23,16 @@ from gpumemnet.tracing.torch_private.tensors import is_view
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 _casts: Final[MutableMapping[Tensor, Tensor]] = WeakTensorKeyDictionary()
-"""The copies of float32 leaves made since the outermost region was entered, by leaf."""
+"""Leaf → its copy in lower precision, made since the outermost region was entered."""
 
 
 def forget_casts() -> None:
-    """Empty the cache; PyTorch does so where the outermost region ends."""
+    """Empty the cache, as PyTorch does at the end of the outermost region."""
     _casts.clear()
 
 
 def autocast_overrides() -> tuple[Override, ...]:
-    """Overrides of this module; of operators that this version of PyTorch lacks, none."""
+    """Return the overrides of this module, without operators that this version of PyTorch lacks."""
     return (
         *_overrides(LOWER_PRECISION, lambda operator: _lower_precision),
         *_overrides(FLOAT32, lambda operator: _float32),
@@ -53,7 +53,7 @@ def _overrides(names: Iterable[str], kernel_of: Callable[[Any], Callable[..., An
 
 
 def _in_region(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel`` inside a region of autocast, and there with autocast off for what it calls; the operator itself elsewhere."""
+    """Return a kernel that runs ``kernel`` inside a region of autocast, and the operator itself elsewhere."""
 
     def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_autocast_enabled("cuda"):
@@ -105,7 +105,7 @@ def _banned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_casts(original: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call with its tensors cast: the last argument first, as compiled by GCC, and freed the first one first."""
+    """Call with cast tensors: the last argument is cast first, as GCC compiles it, and the first one is freed first."""
     named = [_cast(value, dtype) for value in reversed(kwargs.values())]
     placed = [_cast(value, dtype) for value in reversed(args)]
     return original(*reversed(placed), **dict(zip(kwargs, reversed(named), strict=True)))
@@ -150,7 +150,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _dtype_position(operator: Any) -> int | None:
-    """Where ``dtype`` stands among the positional arguments; ``None`` if it has to be named."""
+    """Return the position of ``dtype`` among the positional arguments; ``None`` if it is keyword-only."""
     for position, argument in enumerate(schema(operator).arguments):
         if argument.name == "dtype":
             return None if argument.kwarg_only else position

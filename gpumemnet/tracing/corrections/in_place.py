@@ -1,10 +1,9 @@
-"""Sums that PyTorch forms in place, except on meta tensors.
+"""Sums that PyTorch computes in place on CUDA, but not on meta tensors.
 
-Code that must also work on tensors without memory of their own asks ``at::isTensorSubclassLike`` and then takes a detour that
-allocates; meta tensors always answer yes, watched or not.  In a training step this happens where the gradients of several
-consumers of one tensor are added up (``torch/csrc/autograd/input_buffer.cpp``), in the bias of a linear layer whose input is
-not contiguous, in the mask of the math attention kernel, and in the backward formulas of indexing, which write into zeros of
-their own.
+PyTorch code that must also work on tensors without memory checks ``at::isTensorSubclassLike``, which is always true for meta
+tensors, and then allocates a new tensor.  In a training step this happens in four places: sums of the gradients of several
+consumers of one tensor (``torch/csrc/autograd/input_buffer.cpp``), the bias of a linear layer whose input is not contiguous, the
+mask of the math attention kernel, and backward formulas of indexing.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gpumemnet.tracing.torch_private.tensors import reference_counts
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
 
 _HELD_ONCE: Final = (3, 2)
-"""References to a tensor and to its storage that a kernel sees, of a tensor that only its caller in C++ holds."""
+"""Reference counts of a tensor and its storage inside a kernel, if only the calling C++ code holds the tensor."""
 
 
 class _Depth(threading.local):
@@ -37,7 +36,7 @@ _depth = _Depth()
 
 @contextmanager
 def adding_in_place() -> Iterator[None]:
-    """Context for a composite that adds to a tensor of its own: ``add`` is ``add_`` in it."""
+    """Context for a composite operator that adds to its own tensor: ``add`` runs as ``add_``."""
     _depth.adding += 1
     try:
         yield
@@ -86,7 +85,7 @@ def _index_add(
 
 
 def _called_by_engine() -> bool:
-    """Whether a backward pass that records no gradients runs, and no Python code called since it started."""
+    """Whether the backward engine itself calls, not Python code that it runs."""
     return called_by_engine(_OWN_PACKAGES)
 
 

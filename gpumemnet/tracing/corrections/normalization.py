@@ -1,4 +1,4 @@
-"""Normalization and softmax: operators that CUDA runs as one kernel and meta tensors as something else.
+"""Normalization and softmax: operators that run as one kernel on CUDA and as a composite on meta tensors.
 
 * Batch norm goes to cuDNN unless it is bfloat16, has no weights, or works on vectors
   (``_select_batch_norm_backend`` in ``aten/src/ATen/native/Normalization.cpp``).
@@ -76,7 +76,7 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """The derivative that ``_fused_rms_norm`` has where it is a kernel; on meta tensors PyTorch takes the operator apart."""
+    """The derivative of ``_fused_rms_norm`` as a kernel; on meta tensors PyTorch decomposes the operator."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:

@@ -1,8 +1,8 @@
-"""Lets an operator do on meta tensors what it does on CUDA, ahead of autograd, so that autograd saves what it would save there.
+"""Replaces kernels of operators on meta tensors ahead of autograd, so that autograd saves what it would save on CUDA.
 
-The kernels are registered with PyTorch's dispatcher under the autograd key of meta tensors, so they are met from Python and
-from C++ alike, inside ``multi_head_attention_forward`` as well as in the model's own code; other tensors never come by.  The
-operator's own kernel is then reached through the autograd key that no device uses.
+The kernels are registered with PyTorch's dispatcher under the autograd key of meta tensors.  They run for calls from Python and
+from C++, also inside ``multi_head_attention_forward``, and only for meta tensors.  The operator's own kernel is reached through
+the autograd key that no device uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Override:
 
     Attributes:
         operator: the ``OpOverload``.
-        kernel: what runs instead.
+        kernel: the kernel that runs instead.
     """
 
     operator: Operator
@@ -37,7 +37,7 @@ class Override:
 
 @contextmanager
 def overriding(overrides: Sequence[Override]) -> Iterator[None]:
-    """Context in which the kernels are in force; of several for one operator, each sees the ones after it as the original."""
+    """Context in which the kernels run; of several for one operator, each sees the next one as the original."""
     by_operator: dict[Operator, list[Kernel]] = {}
     for override in overrides:
         by_operator.setdefault(override.operator, []).append(override.kernel)

@@ -1,6 +1,6 @@
-"""How a result lies as CUDA's kernels make it, where meta kernels make it otherwise: mostly its strides.
+"""The memory layout of results on CUDA, where meta kernels differ: mostly strides.
 
-They cost nothing themselves, but a later convolution or pooling takes its layout from them, and with it a copy or none.
+Layouts cost no memory themselves, but a later convolution or pooling may have to copy because of them.
 
 * Convolutions are contiguous on meta tensors, and the gradients of their weights lie as those; cuDNN's follow what they are
   computed from (``aten/src/ATen/native/cudnn/ConvShared.cpp``).
@@ -27,7 +27,7 @@ from gpumemnet.tracing.workspaces.convolution import gradient_layouts, result_la
 from gpumemnet.tracing.workspaces.layout_copies import laid_out, memory_format
 
 LayoutRule = Callable[[Sequence[Any], Any], Any]
-"""Arguments and result of an operator on meta tensors → the result as on CUDA."""
+"""Called with arguments and result of an operator on meta tensors; returns the result with the layout on CUDA."""
 
 _DIMENSIONS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
 """Of the tensors that a layout is for."""
@@ -50,7 +50,7 @@ _TAKEN_APART: Final = frozenset(f"{name}_backward" for name in ("hardtanh", "elu
 
 
 def layout_rule(operator: Any) -> LayoutRule | None:
-    """How the results of ``operator`` are laid out on CUDA; ``None`` where meta tensors tell."""
+    """Return the rule for the layout of ``operator``'s results on CUDA; ``None`` if meta tensors have the same layout."""
     if operator in _RULES:
         return _RULES[operator]
     name = operator_name(operator)

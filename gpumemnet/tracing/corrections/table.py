@@ -1,7 +1,7 @@
-"""The one list of what CUDA does otherwise than PyTorch on meta tensors, and of what is done about it.
+"""The list of differences between PyTorch on CUDA and on meta tensors, and of their corrections.
 
-Every entry says what happens on CUDA, where in PyTorch that is written, and either the module that corrects it or what the trace
-gets wrong because nothing does.
+Every entry says what happens on CUDA, where the PyTorch source says so, and which module corrects it or what the trace gets wrong
+without a correction.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class Correction:
     """One difference.
 
     Attributes:
-        name: a few words.
+        name: name of the difference.
         on_cuda: what happens on CUDA and not on meta tensors.
-        corrected_in: module that corrects it; ``None`` for none.
-        effect: what is left wrong; empty if nothing is.
-        concerns: parts of the names of the operators that it is about; empty for all runs.
-        source: where PyTorch says so.
+        corrected_in: module that corrects it; ``None`` if there is none.
+        effect: what remains wrong; empty if nothing does.
+        concerns: parts of the names of the operators concerned; empty for all runs.
+        source: file of PyTorch that shows it.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Correction:
     source: str
 
     def is_about(self, operators: Iterable[str]) -> bool:
-        """Whether a run of these ``operators`` is concerned."""
+        """Whether the difference concerns a run with these ``operators``."""
         return not self.concerns or any(part in operator for operator in operators for part in self.concerns)
 
 
@@ -178,4 +178,4 @@ CORRECTIONS: Final = (
         source="torch/_functorch/partitioners.py",
     ),
 )
-"""All differences known."""
+"""All known differences."""

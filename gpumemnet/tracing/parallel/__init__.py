@@ -1,5 +1,5 @@
-"""A training job on several GPUs, seen from one of them: PyTorch's own data parallelism, run on meta tensors.
+"""A training job on several GPUs, traced on one of them: PyTorch's own data parallelism runs on meta tensors.
 
-Nothing of it is modelled: ``DistributedDataParallel`` and ``fully_shard`` themselves run, on a process group that does not exist.
-What they allocate, when, and on which stream is what is recorded.
+``DistributedDataParallel`` and ``fully_shard`` themselves run, in a simulated process group.  Their allocations are recorded,
+with time and stream.
 """

@@ -1,4 +1,4 @@
-"""How a job is spread over several GPUs, checked; loads no torch."""
+"""Checks how a job uses several GPUs; loads no torch."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from gpumemnet.tracing.options import PARALLEL, TraceOptions
 
 
 def check_plan(options: TraceOptions, wants_job: bool) -> None:
-    """Check that such a job can be traced.
+    """Check that a job with these options can be traced.
 
     Args:
         options: how the model is trained.
-        wants_job: whether a :class:`~gpumemnet.job.training_job.TrainingJob` is wanted of it.
+        wants_job: whether the training job is to be returned too.
 
     Raises:
-        InvalidRequestError: says what does not go together.
+        InvalidRequestError: names options that exclude each other.
     """
     parallel, ranks = options.parallel, options.ranks
     if parallel == "none":
         if ranks > 1:
-            raise InvalidRequestError(f"{ranks:,} GPUs need a way to be used: say parallel {', '.join(PARALLEL[1:])}", "ranks")
+            raise InvalidRequestError(f"{ranks:,} GPUs need a value of parallel: use {', '.join(PARALLEL[1:])}", "ranks")
         return
     if ranks == 1:
-        raise InvalidRequestError(f"{parallel} needs at least 2 GPUs: say how many", "ranks")
+        raise InvalidRequestError(f"{parallel} needs at least 2 GPUs; set ranks", "ranks")
     if options.precision in SCALED_PRECISIONS and parallel != "ddp":
-        raise InvalidRequestError(f"{options.precision} does not go with sharded parameters here: use amp_bf16", "precision")
+        raise InvalidRequestError(f"{options.precision} is not supported with sharded parameters; use amp_bf16", "precision")
     if wants_job and parallel != "ddp":
-        raise InvalidRequestError("a training job knows replicas (ddp) and no shards: leave the job out", "parallel")
+        raise InvalidRequestError("a training job can describe replicas (ddp), not shards; do not request the job", "parallel")
 
 
 def check_ranks(ranks: int) -> int:
-    """``ranks``, if there can be so many.
+    """Return ``ranks`` if it is in range.
 
     Raises:
-        InvalidRequestError: says how many there can be.
+        InvalidRequestError: names the range.
     """
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
         raise InvalidRequestError(f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks")

@@ -1,7 +1,7 @@
-"""A process group of ranks that do not exist: this process is one of them, and every collective is over at once.
+"""A simulated process group: this process is the first rank, and every collective finishes at once.
 
-The group is PyTorch's own fake one (``torch/testing/_internal/distributed/fake_pg.py``), which knows no meta tensors; so the
-collectives are answered before they reach it.
+The group is PyTorch's own fake group (``torch/testing/_internal/distributed/fake_pg.py``), which does not support meta tensors.
+Therefore collectives are answered before they reach it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpumemnet.tracing.torch_private.operators import DispatchMode, schema
 
 _RANK = 0
 _BEGIN, _END = dist.init_process_group, dist.destroy_process_group
-"""PyTorch's own: a script that is traced finds others in their place."""
+"""PyTorch's own functions: a traced script finds replacements."""
 
 
 Exchanged = Callable[[str, int], None]
-"""Told of each collective the name of its process group, and how many ranks that has."""
+"""Called for each collective with the name of its process group and its number of ranks."""
 
 
 @contextmanager
@@ -38,14 +38,14 @@ def process_group(ranks: int, exchanged: Exchanged) -> Iterator[None]:
     """Context in which this process is the first of ``ranks``.
 
     Args:
-        ranks: how many there are.
-        exchanged: told of collectives.
+        ranks: number of ranks.
+        exchanged: called for each collective.
 
     Raises:
-        ExtractError: when the process is part of a group already.
+        ExtractError: the process is part of a group already.
     """
     if dist.is_initialized():
-        raise ExtractError("this process is part of a process group (torch.distributed.init_process_group): trace outside of it")
+        raise ExtractError("this process is in a process group (torch.distributed.init_process_group); trace in another process")
     _BEGIN("fake", rank=_RANK, world_size=ranks, store=fake_store())
     try:
         replacements = [(name, _OBJECTS[collective]) for collective, names in OBJECT_COLLECTIVES.items() for name in names]
@@ -78,11 +78,11 @@ _OBJECTS: Final = {
     "scatter_object_list": _scatter_object_list,
     "broadcast_object_list": _broadcast_object_list,
 }
-"""Exchanges of Python objects, which go through the values of tensors: the other ranks have what this one has."""
+"""Collectives for Python objects, which need values of tensors: all ranks have the objects of this one."""
 
 
 class _Collectives(DispatchMode):
-    """Answers collectives at once, and lets sharded tensors take their operators apart before anybody looks at them."""
+    """Answers collectives at once, and lets sharded tensors decompose their operators before other modes see them."""
 
     def __init__(self, exchanged: Exchanged) -> None:
         super().__init__()
@@ -103,10 +103,10 @@ class _Collectives(DispatchMode):
 
 
 def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
-    """The process group among the arguments of a collective: itself, or, for functional collectives, its name."""
+    """Return the process group among the arguments of a collective; functional collectives have its name there."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject | str):
-            with suppress(RuntimeError):  # it is something else
+            with suppress(RuntimeError):  # it is not a process group
                 if isinstance(argument, str):
                     return cast(dist.ProcessGroup, resolve_process_group(argument))
                 return dist.ProcessGroup.unbox(argument)
@@ -114,7 +114,7 @@ def _group_of(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
 
 
 def _done(func: Any, args: tuple[Any, ...]) -> Any:
-    """What a collective returns: the tensors that it writes into, if it says so, and work that is done."""
+    """Return the result of a collective: the tensors that it writes into, if its schema says so, and finished work."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     written = args[0] if args else None
     future.set_result(written if isinstance(written, list) else [written])

@@ -1,4 +1,4 @@
-"""The model as one rank holds it: alone on its GPU, one of several replicas, or one shard of a model that is split."""
+"""The model on one rank: alone on its GPU, one of several replicas, or one shard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rank:
     """What a rank trains.
 
     Attributes:
-        model: what is called.
+        model: the module to call.
         parameters: the rank's own parameter for each of the model's, by the ``id`` of the latter.
         owners: path of the module that owns a parameter or a buffer, by the ``id`` of the rank's own.
         notes: one sentence on how the GPUs are used.
@@ -37,18 +37,18 @@ class Rank:
 def on_rank(
     model: nn.Module, meta_tensors: MetaTensors, recorder: Recorder, parallel: str, ranks: int, dtype: torch.dtype | None
 ) -> Iterator[Rank]:
-    """Context in which ``model`` is on the GPU, as its rank holds it; enter it inside of the recorder's.
+    """Context in which ``model`` is on the GPU of one rank; enter it inside the recorder's context.
 
     Args:
-        model: the model, stand-ins for its tensors in place.
-        meta_tensors: its stand-ins.
-        recorder: told of what comes to the GPU.
+        model: the model, with meta tensors in place.
+        meta_tensors: its meta tensors.
+        recorder: records what arrives on the GPU.
         parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
-        ranks: how many ranks there are.
+        ranks: number of ranks.
         dtype: as :func:`gathered_in` says.
 
     Raises:
-        ExtractError: when this process is part of a process group, or the model cannot be sharded.
+        ExtractError: this process is part of a process group, or the model cannot be sharded.
     """
     owners = {id(tensor): path for tensor, path, _ in meta_tensors.moves}
 
@@ -87,14 +87,14 @@ def on_rank(
 
 
 def gathered_in(model: nn.Module, parallel: str, autocast: torch.dtype | None) -> torch.dtype | None:
-    """The type that sharded parameters are gathered in and computed with, where it is not their own.
+    """Return the type in which sharded parameters are gathered and used; ``None`` for their own type.
 
-    ``fully_shard`` takes the place of autocast, but not where batch norms keep statistics in fp32: they refuse other weights.
+    ``fully_shard`` replaces autocast, except in models with batch norms: those keep fp32 statistics and accept no other weights.
 
     Args:
         model: the model.
         parallel: one of :data:`~gpumemnet.tracing.options.PARALLEL`.
-        autocast: what autocast would compute in, if it were used.
+        autocast: the type that autocast would compute in; ``None`` without autocast.
     """
     normalizes = any(is_batch_norm(module) for module in model.modules())
     return autocast if parallel.startswith("fsdp") and not normalizes else None

@@ -1,6 +1,6 @@
-"""``DistributedDataParallel`` around a model that is traced: each rank holds all of it, and gradients are summed in buckets.
+"""``DistributedDataParallel`` around a traced model: each rank holds all of it, and gradients are summed in buckets.
 
-Its reducer is C++ (``torch/csrc/distributed/c10d/reducer.cpp``); it makes its buckets on the parameters' device, and so they are
+Its reducer is C++ (``torch/csrc/distributed/c10d/reducer.cpp``).  It allocates buckets on the parameters' device, so they are
 meta tensors here (Li et al., arXiv 2006.15704).
 """
 
@@ -22,8 +22,8 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
     """Context in which ``DistributedDataParallel`` works on meta tensors.
 
     Args:
-        recorder: told what is allocated in order to exchange: buckets, which are made anew before the second forward pass, and
-            what sends parameters at first and buffers before each pass.
+        recorder: records what is allocated to communicate: buckets, which are rebuilt before the second forward pass, and
+            buffers for sending parameters at first and module buffers before each pass.
     """
     communicating = recorder.communicating()
     init: Callable[..., None] = names.DDP_INIT.value()
@@ -32,7 +32,7 @@ def replicas_on_meta(recorder: Recorder) -> Iterator[None]:
     def made(
         self: object, module: object, device_ids: object = None, output_device: object = None, *args: Any, **kwargs: Any
     ) -> None:
-        init(self, module, None, None, *args, **kwargs)  # there is one device, and its name is not the script's
+        init(self, module, None, None, *args, **kwargs)  # there is only the meta device here
 
     replacements = (
         (names.DDP_INIT, made),

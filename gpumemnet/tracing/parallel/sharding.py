@@ -1,8 +1,8 @@
-"""``fully_shard`` on a model that is traced: parameters, gradients and optimizer state are split among the ranks.
+"""``fully_shard`` on a traced model: parameters, gradients and optimizer state are split among the ranks.
 
-Each block of the model's stacks is a group that is gathered and given up as a whole, and what is left is the outermost group, as
-PyTorch's own documentation and trainers do it (``torch/distributed/fsdp/_fully_shard``; Zhao et al., arXiv 2304.11277; the stages
-are those of ZeRO, Rajbhandari et al., arXiv 1910.02054).
+Each block of the model's stacks is a group whose parameters are gathered and freed together; the other parameters are the
+outermost group.  PyTorch's documentation and trainers do the same (``torch/distributed/fsdp/_fully_shard``; Zhao et al., arXiv
+2304.11277; the stages are those of ZeRO, Rajbhandari et al., arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gpumemnet.tracing.torch_private.tensors import STORAGE_RESIZE
 _META: Final = torch.device("meta")
 
 Arrived = Callable[[Tensor, bool], None]
-"""Told of each tensor that the sharding brings to the GPU whole, and whether it is a parameter."""
+"""Called for each unsharded tensor that arrives on the GPU, and whether it is a parameter."""
 
 
 @contextmanager
 def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> Iterator[None]:
-    """Context in which ``fully_shard`` and what it puts into a model work on meta tensors.
+    """Context in which ``fully_shard`` and its hooks work on meta tensors.
 
     Args:
-        recorder: told what is communication, and what is given up early.
-        streams: those of the GPU.
-        arrived: told of what comes to the GPU whole.
+        recorder: records communication, and parameters that are freed early.
+        streams: streams of the simulated GPU.
+        arrived: called for each unsharded tensor that arrives on the GPU.
     """
     communicating = recorder.communicating()
     resize: Callable[..., torch.UntypedStorage] = STORAGE_RESIZE.value()
@@ -70,7 +70,7 @@ def sharding_on_meta(recorder: Recorder, streams: Streams, arrived: Arrived) -> 
 
 def _nothing_offloaded(group: Any) -> None:
     if any(parameter.offload_to_cpu for parameter in group.fsdp_params):
-        raise ExtractError("parameters that are offloaded to the host's memory (CPUOffloadPolicy) are not traced")
+        raise ExtractError("offloading parameters to host memory (CPUOffloadPolicy) is not supported; trace without it")
 
 
 @contextmanager
@@ -78,12 +78,11 @@ def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bo
     """Context in which ``model`` is sharded; it is left as it was.
 
     Args:
-        model: with meta tensors for parameters.
-        ranks: among how many.
-        dtype: of the gathered parameters and of the forward and backward pass, where it is not the parameters' own; gradients are
-            then summed in fp32.
-        reshard: whether gathered parameters are given up after the forward pass, as ZeRO-3 does it, or kept for the backward
-            pass, as ZeRO-2.
+        model: the model, with meta tensors in place.
+        ranks: number of ranks.
+        dtype: type of gathered parameters and of the forward and backward pass; ``None`` for the parameters' own type.  With a
+            type, gradients are summed in fp32.
+        reshard: whether gathered parameters are freed after the forward pass (ZeRO-3), or kept for the backward pass (ZeRO-2).
 
     Yields:
         the number of groups that are gathered as a whole.
@@ -99,12 +98,12 @@ def sharded(model: nn.Module, ranks: int, dtype: torch.dtype | None, reshard: bo
     stack = blocks(model)
     _check(model, stack)
     groups = (*stack, model)
-    with _put_back(model):
+    with _restored(model):
         for each in groups:
             whole = [parameter.untyped_storage() for parameter in each.parameters() if not is_sharded(type(parameter))]
             fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=None if reshard else False)
             for storage in whole:
-                storage.resize_(0)  # nobody but the stand-ins' own table knows it any more
+                storage.resize_(0)  # only the table of meta tensors still refers to it
         yield len(groups)
 
 
@@ -112,7 +111,7 @@ def _check(model: nn.Module, stack: list[nn.Module]) -> None:
     """Check that each parameter can be sharded.
 
     Raises:
-        ExtractError: names one that cannot.
+        ExtractError: names a parameter that cannot be sharded.
     """
     owners: dict[int, set[int]] = {}
     for number, block in enumerate(stack):
@@ -130,14 +129,14 @@ def _check(model: nn.Module, stack: list[nn.Module]) -> None:
         elif parameter.dim() == 0:
             reason = "is a single number"
         elif not parameter.is_contiguous():
-            reason = "does not lie contiguously, as with channels_last"
+            reason = "is not contiguous, as with channels_last"
         if reason:
             raise ExtractError(f"the parameter '{name}' {reason}, which fully_shard does not support")
 
 
 @contextmanager
-def _put_back(model: nn.Module) -> Iterator[None]:
-    """Context after which the modules of ``model`` are what they were: their classes, their tensors, their hooks."""
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Context that restores classes, tensors and hooks of the modules of ``model`` on exit."""
     before = [(module, type(module), dict(module.__dict__), _tables(module)) for module in model.modules()]
     try:
         yield
@@ -153,5 +152,5 @@ def _put_back(model: nn.Module) -> Iterator[None]:
 
 
 def _tables(module: nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """The dicts of a module that registering a parameter or a hook changes, and what is in them."""
+    """Return the dicts of a module that registering a parameter or a hook changes, with copies of them."""
     return [(table, dict(table)) for name, table in module.__dict__.items() if name in OWN_DICTS]

@@ -1,8 +1,7 @@
-"""What a picture of a traced step shows, whatever it is drawn with: bands from the bottom up, phases, the peak, the lines above.
+"""The content of a chart of a traced step, for every output format: bands, phases, the peak, and lines for limits.
 
-Each phase keeps a least width, because an optimizer with fused kernels allocates a handful of times where a backward pass does
-thousands of times.  A long step is thinned to what an eye can see; of each stretch the fullest moment is kept, so that no maximum
-is lost.
+Each phase has a minimum width, because an optimizer with fused kernels allocates a few times and a backward pass thousands of
+times.  A long step is reduced to visible points; each point is the maximum of its interval, so no maximum is lost.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ COLOURS: Final = {
     "communication": "#661100",
     "workspace": "#CC79A7",
 }
-"""Bands from the bottom up, what stays throughout first, in the colours of Okabe and Ito, made for colour-blind readers."""
+"""Bands from the bottom up, the constant ones first, in the colours of Okabe and Ito for colour-blind readers."""
 MAX_MOMENTS: Final = 1_200
 _LEAST_WIDTH: Final = 0.07
 _START: Final = "start"
-"""The stretch before the first phase: gradients are dropped, the batch arrives."""
+"""The part before the first phase: gradients are dropped, the batch arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """One layer of the stack.
+    """One band of the stacked chart.
 
     Attributes:
         part: memory class, or ``context``.
-        name: for people.
+        name: its label.
         colour: as ``#rrggbb``.
-        moments_bytes: its bytes at each moment of the picture.
+        moments_bytes: its bytes at each point of the chart.
     """
 
     part: str
@@ -68,10 +67,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The step as it is drawn; its moments are those of the curve's events that are kept.
+    """The chart of a step; its points are selected events of the curve.
 
     Attributes:
-        bands: from the bottom up, the CUDA context first; classes that hold nothing over the step are left out.
+        bands: from the bottom up, the CUDA context first; classes without bytes in the step are left out.
         reserved_bytes: reserved bytes and context at each moment, what ``nvidia-smi`` shows.
         positions: where each moment begins, from 0 to 1; one more than moments, the last is 1.
         events: index of each moment's event in the curve.
@@ -102,34 +101,34 @@ class Picture:
 
     @property
     def unused_bytes(self) -> list[int]:
-        """Reserved bytes that nobody has asked for, at each moment."""
+        """Reserved bytes that no tensor holds, at each point."""
         return [reserved - used for reserved, used in zip(self.reserved_bytes, self.edges_bytes[-1], strict=True)]
 
     @property
     def peak_position(self) -> float:
-        """Where the marked moment is: in the middle of its stretch."""
+        """Position of the marked point, in the middle of its interval."""
         return (self.positions[self.peak] + self.positions[self.peak + 1]) / 2
 
 
 def picture_of(answer: TraceAnswer) -> Picture:
-    """The picture of an answer.
+    """Return the chart of an answer.
 
     Raises:
-        InvalidRequestError: when the answer has no curve.
+        InvalidRequestError: the answer has no curve.
     """
     curve = answer.curve
     if curve is None or not curve.reserved_bytes:
-        raise InvalidRequestError("this answer has no curve: ask for it with ExtraResults(curve=True)", "plot")
+        raise InvalidRequestError("the answer has no curve; trace with ExtraResults(curve=True)", "plot")
     amounts = np.array(curve.bytes_by_class, dtype=np.int64).reshape(len(curve.classes), -1)
     totals = amounts.sum(axis=0)
     marked, is_run_peak = _marked(answer, curve, amounts, totals)
     names, bounds, edges = _phases(curve)
     events, positions, phase_of = _moments(bounds, edges, totals, marked)
     kept = amounts[:, events]
-    outside = {part: answer.parts[part] for part in ("context", "communicator") if answer.parts[part]}
-    rows = {part: [size] * len(events) for part, size in outside.items()}
+    other = {part: answer.parts[part] for part in ("context", "communicator") if answer.parts[part]}
+    rows = {part: [size] * len(events) for part, size in other.items()}
     rows |= {name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()}
-    reserved = tuple(curve.reserved_bytes[event] + sum(outside.values()) for event in events)
+    reserved = tuple(curve.reserved_bytes[event] + sum(other.values()) for event in events)
     highest = max(*reserved, answer.expected_bytes, answer.safe_bytes)
     capacity = answer.capacity_bytes if answer.capacity_bytes < 2 * highest else None
     return Picture(
@@ -149,13 +148,13 @@ def picture_of(answer: TraceAnswer) -> Picture:
 
 
 def title_of(answer: TraceAnswer) -> str:
-    """What was traced, in a line."""
+    """Return one line on what was traced."""
     gpu = answer.gpu if answer.ranks == 1 else f"one of {answer.ranks:,} x {answer.gpu}"
     return f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
 
 
 def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:
-    """What the marked moment is, and where it comes from."""
+    """Return two lines on the marked point: its phase and bytes, and the operator that allocated."""
     used = picture.edges_bytes[-1][picture.peak] / GIB
     phase = picture.phases[picture.phase_of[picture.peak]].name
     peak = answer.peak
@@ -167,10 +166,10 @@ def peak_lines(answer: TraceAnswer, picture: Picture) -> tuple[str, str]:
 
 
 def _marked(answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], totals: npt.NDArray[np.int64]) -> tuple[int, bool]:
-    """The event to mark, and whether it is the run's peak: the one at which each class holds what it holds there.
+    """Return the event to mark, and whether it is the peak of the run.
 
-    The run's peak may lie outside of a steady step, in a first step that sets up more than later ones keep, say; then the
-    step's own maximum is marked.
+    The peak of the run may lie outside the step in steady state, for example in the first step.  Then the maximum of the step is
+    marked.
     """
     parts = np.array([answer.parts.get(name, 0) for name in curve.classes], dtype=np.int64)
     alike = np.flatnonzero((amounts == parts[:, np.newaxis]).all(axis=0))
@@ -178,7 +177,7 @@ def _marked(answer: TraceAnswer, curve: Curve, amounts: npt.NDArray[np.int64], t
 
 
 def _phases(curve: Curve) -> tuple[list[str], list[int], list[float]]:
-    """Names of the phases that have events, the events between which they lie, and the places between which they are drawn."""
+    """Return names of the phases that have events, the events at their bounds, and the positions of their bounds."""
     n_events = len(curve.reserved_bytes)
     phases = [(_START, 0), *curve.phases]
     ends = [*(start for _, start in curve.phases), n_events]
@@ -192,7 +191,7 @@ def _phases(curve: Curve) -> tuple[list[str], list[int], list[float]]:
 def _moments(
     bounds: Sequence[int], edges: Sequence[float], totals: npt.NDArray[np.int64], marked: int
 ) -> tuple[list[int], list[float], list[int]]:
-    """The events that are kept, where each one's stretch begins, and the phase that it belongs to."""
+    """Return the selected events, the start of each one's interval, and its phase."""
     events: list[int] = []
     positions: list[float] = []
     phase_of: list[int] = []

@@ -1,6 +1,6 @@
-"""A trace as one static page: the picture as inline SVG with a read-out by pointer or arrow keys, tables, no other host.
+"""A trace as one static HTML page: an inline SVG chart that shows values under the pointer or by arrow keys, and tables.
 
-It follows the reader's light or dark mode and fits a phone: shapes are stretched to the width, words are set over them.
+The page loads nothing from other hosts.  It follows the reader's light or dark mode and fits a phone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEAR: Final = 0.09
 
 
 def page(answer: TraceAnswer, picture: Picture) -> str:
-    """The page of ``answer``, whose picture is ``picture``."""
+    """Return the page of ``answer`` with its chart ``picture``."""
     heading = escape(title_of(answer))
     style, script = (
         resources.files("gpumemnet.tracing.report").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
@@ -138,12 +138,12 @@ def _batches(answer: TraceAnswer) -> str:
         words.append(f'<span class="line" style="top:{1 - answer.capacity_bytes / top:.2%}">capacity</span>')
     rows, free = [], 1.0 + _NEAR
     for point, x in reversed(list(zip(points, places, strict=True))):
-        kind = "dot" if point.traced else "dot foretold"
+        kind = "dot" if point.traced else "dot interpolated"
         words.append(f'<span class="{kind}" style="left:{x:.2%};top:{1 - point.expected_bytes / top:.2%}"></span>')
         if free - x >= _NEAR:
             words.append(f'<span class="x" style="left:{x:.2%}">{point.batch_size:,}</span>')
             free = x
-        source = "traced" if point.traced else "foretold"
+        source = "traced" if point.traced else "interpolated"
         fits = "yes" if point.fits else "no"
         rows.append(
             f"<tr><td>{point.batch_size:,}</td><td>{_mib(point.expected_bytes)}</td><td>{_mib(point.safe_bytes)}</td>"
@@ -154,7 +154,7 @@ def _batches(answer: TraceAnswer) -> str:
         '<h2>Other batch sizes</h2><div class="together"><div><div class="chart low" role="img" '
         f'aria-label="Memory over batch size; the table says the same">{_svg(shapes)}{"".join(words)}</div>'
         '<p class="quiet">GiB over batch size: line expected, dashes safe; a full dot was traced, '
-        f"a hollow one foretold from two others.</p></div><div>{table}</div></div>"
+        f"a hollow one is interpolated from two others.</p></div><div>{table}</div></div>"
     )
 
 

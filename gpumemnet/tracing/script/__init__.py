@@ -1,1 +1,1 @@
-"""Traces an unmodified training script: it really runs, but on a GPU that is not there, and stops after two optimizer steps."""
+"""Traces an unmodified training script: it really runs, on a simulated GPU, and stops after two optimizer steps."""

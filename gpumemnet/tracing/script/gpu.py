@@ -1,7 +1,7 @@
-"""A GPU that is not there: what a script asks of CUDA is answered, and its tensors on the GPU are meta tensors.
+"""A simulated GPU for scripts: ``torch.cuda`` answers for it, and tensors on it are meta tensors.
 
 Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the exception: PyTorch's own
-layers make theirs as meta tensors from the start, so that a model of any size can be built.
+layers allocate them as meta tensors from the start, so that a model of any size can be built.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ _GPU: Final = torch.device("cuda", 0)
 _META: Final = torch.device("meta")
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _MAX_VALUES: Final = 2**26
-"""Most elements that a copy to the host may have: they are real."""
+"""Largest number of elements of a copy to the host, where copies are real tensors."""
 
 
 class Watcher(Protocol):
-    """Who is told what comes to the GPU."""
+    """Observes what arrives on the simulated GPU."""
 
     streams: Streams
 
     def arrived(self, tensor: Tensor, operator: str) -> None:
-        """A tensor has come to the GPU."""
+        """A tensor has arrived on the GPU."""
         ...
 
     def deferred(self, tensor: Tensor) -> None:
-        """A layer's weight was made on the meta device, because the script says so."""
+        """A layer's weight was allocated on the meta device, because the script requests it."""
         ...
 
     def module_arrived(self, module: nn.Module) -> None:
-        """A module goes to the GPU; its parameters and buffers follow."""
+        """A module is moved to the GPU; its parameters and buffers follow."""
         ...
 
     def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
-        """A parameter or a buffer of ``owner`` has come."""
+        """A parameter or a buffer of ``owner`` has arrived."""
         ...
 
     def live_bytes(self) -> int:
-        """What is allocated now."""
+        """Bytes that are allocated now."""
         ...
 
     def emptied(self) -> None:
@@ -66,7 +66,7 @@ class Watcher(Protocol):
 
 
 class ZeroValues(MissingValues):
-    """Values that are read from the GPU are zero, because scripts print and log them everywhere; each line that does is noted."""
+    """Values that a script reads from the GPU are zero, because scripts print and log them; each such line is noted."""
 
     def __init__(self) -> None:
         self._notes: dict[str, str] = {}
@@ -77,21 +77,25 @@ class ZeroValues(MissingValues):
         return tuple(self._notes.values())
 
     def note(self, what: str) -> None:
-        """Note ``what``, with the script's line that is running, once."""
+        """Note ``what`` with the running line of the script, once."""
         where = running_line()
         sentence = f"{where}: {what}." if where else f"{what}."
         self._notes.setdefault(sentence, sentence)
 
     def note_once(self, sentence: str) -> None:
-        """Note a sentence that belongs to no line."""
+        """Note a sentence that does not belong to a line."""
         self._notes.setdefault(sentence, f"{sentence}.")
 
     def value(self, function: str, tensor: Tensor) -> Any:
-        """Zero, or zeros."""
+        """Return zeros."""
         return self.on_host(function, tensor)
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """Zero where a value is read; what has a shape that depends on values cannot be traced."""
+        """Return zero for a value that is read.
+
+        Raises:
+            UnknownValueError: ``error``, for a shape that depends on values.
+        """
         if schema(operator).name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
             self.note("a value read from the GPU was taken to be 0")
             dtype = args[0].dtype
@@ -105,15 +109,15 @@ class ZeroValues(MissingValues):
         raise error
 
     def on_host(self, function: str, tensor: Tensor) -> Tensor:
-        """A copy of ``tensor`` on the host, all zeros."""
+        """Return a copy of ``tensor`` on the host, all zeros."""
         if tensor.numel() > _MAX_VALUES:
-            raise UnknownValueError(function, f"copies {tensor.numel():,} elements to the host, and here no values are computed")
+            raise UnknownValueError(function, f"copies {tensor.numel():,} elements to the host, but a trace computes no values")
         self.note(f"{function}: values read from the GPU were taken to be 0")
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
 class GpuRequests(TorchFunctionMode):
-    """Puts on the GPU what the script asks for there, and gives it zeros of what it reads back."""
+    """Allocates on the simulated GPU what the script requests there, and returns zeros where it reads values back."""
 
     def __init__(self, watcher: Watcher, zeros: ZeroValues) -> None:
         super().__init__()
@@ -143,7 +147,7 @@ class GpuRequests(TorchFunctionMode):
                     return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
         wanted = named.get("device")
         if func is torch.empty and (wanted is None or is_meta(wanted)) and _called_from(names.LAYERS_FOLDER):
-            named["device"] = _META  # weights: they come to the GPU when their module does
+            named["device"] = _META  # weights: they arrive on the GPU with their module
             result = func(*args, **named)
             if wanted is not None:
                 self._watcher.deferred(result)
@@ -159,7 +163,7 @@ class GpuRequests(TorchFunctionMode):
         return func(*args, **named)
 
     def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """``tensor.device`` and ``tensor.is_cuda`` as the script would see them; PyTorch's own code sees the meta tensor."""
+        """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta device."""
         value = func(*args, **named)
         if _called_from(names.TORCH_FOLDER):
             return value
@@ -169,7 +173,7 @@ class GpuRequests(TorchFunctionMode):
         return {"is_cuda": True, "is_meta": False}.get(name, value)
 
     def _moved(self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-        """``to``, ``cuda`` and ``cpu``: a new tensor when it changes its place or its type."""
+        """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
         if func is Tensor.cpu:
             return self._zeros.on_host("Tensor.cpu", given) if given.is_meta else given
         device, dtype, copies = (_GPU, None, False) if func is Tensor.cuda else _parsed(args, named)
@@ -193,16 +197,16 @@ class GpuRequests(TorchFunctionMode):
 
 
 def move_module(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
-    """Put parameters and buffers of ``module`` on the GPU, in the order of ``Module._apply``, each in its own identity.
+    """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each keeps its identity.
 
     Args:
         module: the module.
         dtype: floating-point type to convert to, if any.
-        moved: told of each tensor that has come, of its module, and whether it is a parameter.
+        moved: called with each tensor that has arrived, its module, and whether it is a parameter.
     """
     for child in module.children():
         move_module(child, dtype, moved)
-    with without_function_modes():  # the script's view of a tensor is another
+    with without_function_modes():  # the script sees a CUDA tensor
         _move_own(module, dtype, moved)
 
 
@@ -227,7 +231,7 @@ def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Ten
 
 
 def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
-    """Make ``tensor``, in its own identity, a meta tensor of that type."""
+    """Turn ``tensor`` into a meta tensor of that type; references to it stay valid."""
     fresh = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device="meta")
     put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
@@ -235,7 +239,7 @@ def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
 
 @contextmanager
 def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: int = 1) -> Iterator[None]:
-    """Context in which ``torch.cuda`` answers for ``count`` of the platform's GPU, and modules go to the first of them."""
+    """Context in which ``torch.cuda`` answers for ``count`` GPUs of the platform, and modules move to the first."""
     device = platform.device
     major, minor = device.compute_capability
 
@@ -264,7 +268,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
                 zeros.note("Module.to(memory_format=torch.channels_last) was left out")
             return module
         if target is not None:
-            zeros.note("Module.to moved a module to the host; it was left where it is")
+            zeros.note("Module.to moved a module to the host; it was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)
             if not args and not kwargs:
@@ -273,7 +277,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
         return moved
 
     def to_empty(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        # From the meta device to a GPU a parameter becomes another one; PyTorch would keep it, for both are meta tensors here.
+        # A parameter changes its identity from the meta device to a GPU; here both are meta, and PyTorch would keep it.
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
@@ -285,7 +289,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
     original_to, original_to_empty = names.MODULE_TO.value(), names.MODULE_TO_EMPTY.value()
 
     def always(value: object) -> Callable[..., object]:
-        return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, know them by identity
+        return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, are keyed by identity
 
     def allocated() -> Callable[..., int]:
         return lambda *args, **kwargs: watcher.live_bytes()
@@ -325,16 +329,16 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
 
 
 def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
-    """A function in place of ``what``, which refuses it and names what to use."""
+    """Return a function that refuses ``what`` and names its successor."""
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise ExtractError(f"{what} is not traced: its successor is, {successor}")
+        raise ExtractError(f"{what} is not supported; use its successor, {successor}")
 
     return refuse
 
 
 def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
-    """Device, type and copy of a call of ``to``."""
+    """Return device, type and copy of a call of ``to``."""
     device: Any = named.get("device")
     dtype: torch.dtype | None = named.get("dtype")
     for value in (*args, named.get("other")):
@@ -355,7 +359,7 @@ def _stands_for_gpu(device: object) -> bool:
 
 
 def _called_from(folder: str) -> bool:
-    """Whether the code that calls PyTorch here lies in ``folder``."""
+    """Whether the code that calls PyTorch here is in ``folder``."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back  # type: ignore[assignment]

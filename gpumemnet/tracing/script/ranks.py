@@ -1,4 +1,4 @@
-"""A script that trains on several GPUs is run as the first of its ranks, as ``torchrun`` would start it."""
+"""Runs a script that trains on several GPUs as its first rank, as ``torchrun`` would start it."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _HOST_GPUS: Final = 8
 
 
 def local_ranks(ranks: int) -> int:
-    """How many of ``ranks`` are on one host, if hosts have eight GPUs."""
+    """Return how many of ``ranks`` are on one host, if hosts have eight GPUs."""
     return min(ranks, _HOST_GPUS)
 
 
 def environment(ranks: int) -> dict[str, str]:
-    """The variables that ``torchrun`` gives the first of ``ranks``."""
+    """Return the environment variables that ``torchrun`` sets for the first of ``ranks``."""
     alone = {"RANK": 0, "LOCAL_RANK": 0, "GROUP_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": local_ranks(ranks)}
     return {**{name: str(value) for name, value in alone.items()}, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
 
 @contextmanager
 def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
-    """Context in which a script may ask for a process group, and is its first rank.
+    """Context in which a script may start a process group, and is its first rank.
 
     Args:
-        ranks: how many GPUs the script is started on.
-        watch: of the script.
-        note: told how many ranks there are.
+        ranks: number of GPUs that the script is started on.
+        watch: observes the script.
+        note: called with a note on the number of ranks.
     """
     stack = ExitStack()
 
@@ -48,10 +48,10 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         wanted = world_size if world_size > 0 else ranks
         if wanted == 1 and world_size != 1:
             raise ExtractError(
-                "the script asks for a process group (torch.distributed.init_process_group): say on how many GPUs, with --ranks"
+                "--ranks: the script starts a process group (torch.distributed.init_process_group); give the number of GPUs"
             )
         if dist.is_initialized():
-            raise ExtractError("the script asks for a second default process group")
+            raise ExtractError("the script starts a second default process group, which is not supported")
         from gpumemnet.tracing.parallel.replicas import replicas_on_meta
         from gpumemnet.tracing.parallel.sharding import sharding_on_meta
 
@@ -66,13 +66,13 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         note(f"the first of {wanted:,} ranks")
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
-        with without_function_modes():  # the script's view of a tensor is another
+        with without_function_modes():  # the script sees a CUDA tensor
             if not tensor.is_meta:
                 swap_for_meta(tensor, tensor.dtype)
             watch.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:
-        """The group lives as long as what it has changed."""
+        """Do nothing: the group is needed until the script ends."""
 
     with stack:
         stack.enter_context(patch.dict(os.environ, environment(ranks) if ranks > 1 else {}))
@@ -83,18 +83,18 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
             yield
         finally:
             if ranks > 1 and not dist.is_initialized():
-                note("the script has asked for no process group: this is its memory on one GPU")
+                note("the script has started no process group; this is its memory on one GPU")
 
 
 class _Ended:
-    """Processes that are started, and have ended."""
+    """Processes that have ended."""
 
     def join(self, *args: object, **kwargs: object) -> bool:
-        """There is nothing to wait for."""
+        """Return at once."""
         return True
 
 
 def _first_alone(function: Callable[..., object], args: tuple[object, ...] = (), *others: object, **kwargs: object) -> _Ended:
-    """``torch.multiprocessing.spawn`` of one process of several, in this one."""
+    """Replace ``torch.multiprocessing.spawn``: run the first of several processes in this one."""
     function(0, *args)
     return _Ended()

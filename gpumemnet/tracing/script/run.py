@@ -1,4 +1,4 @@
-"""Runs a training script up to its second optimizer step, and answers for what it did until then."""
+"""Runs a training script up to its second optimizer step, and returns the memory of that run."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def trace_script(
     ranks: int = 1,
     with_curve: bool = False,
 ) -> TraceAnswer:
-    """The memory that ``script`` takes on the platform's GPU.
+    """Return the memory that ``script`` takes on the platform's GPU.
 
-    The script really runs, in this process: call it in a child process.  It is stopped after two optimizer steps (three where
-    it has several optimizers).
+    The script really runs in this process, so call this in a child process.  It stops after two optimizer steps, three if it has
+    several optimizers.
 
     Args:
-        script: a file with a training loop, as it stands.
-        arguments: what follows the script's name on its command line.
-        platform: the GPU that it finds.
-        settings: of the allocator.
-        ranks: on how many GPUs the script is started; it is traced as the first of them.
-        with_curve: whether the memory over a step is wanted.
+        script: a file with a training loop.
+        arguments: command-line arguments of the script.
+        platform: the GPU that the script sees.
+        settings: settings of the caching allocator.
+        ranks: number of GPUs that the script is started on; it is traced as the first rank.
+        with_curve: whether to include the memory over one step.
 
     Raises:
         ExtractError: names what cannot be traced and the line of the script.
@@ -74,12 +74,14 @@ def trace_script(
         raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
     else:
         raise ExtractError(
-            "the script ended before its second optimizer step: give it arguments that let it train for two steps on the GPU"
+            "the script ended before its second optimizer step; give it arguments with which it trains for two steps on the GPU"
         )
     timeline = watch.recorder.timeline()
     growth = grown_bytes(timeline)
     if growth >= MIB:
-        zeros.note_once(f"what is on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps something")
+        zeros.note_once(
+            f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
+        )
     names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
     return answer_for(
         repeated(timeline),
@@ -95,13 +97,13 @@ def trace_script(
 
 
 def _name(model: nn.Module) -> str:
-    """What a model is called, without what is around it on several GPUs."""
+    """Return the class name of a model without its wrapper for several GPUs."""
     alone = model.module if isinstance(model, DistributedDataParallel) else model
     return type(alone).__name__.removeprefix("FSDP")
 
 
 def grown_bytes(timeline: Timeline) -> int:
-    """By how much more is on the GPU at the end of the last step than at its beginning."""
+    """Return by how many bytes the last step ends with more on the GPU than it began with."""
     grown = 0
     for event in timeline.events[timeline.step_starts[-2] :]:
         if event != EMPTY_CACHE:

@@ -1,4 +1,4 @@
-"""Watches a script train: which modules run, where forward, backward and optimizer begin, and when two steps are done."""
+"""Observes a training script: which modules run, when phases begin, and when two steps are done."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _STEPS: Final = 2
 
 
 class EnoughSteps(BaseException):
-    """Ends the script: what it would go on to do is what it has done."""
+    """Raised to end the script after enough steps."""
 
 
 class ScriptModules(ModulePath):
-    """The modules that a script runs, which nobody knows before: each outermost one is a model, called by its class.
+    """The modules that a script runs: each outermost one is a model, named by its class.
 
     Args:
-        starting: told before an outermost module runs.
+        starting: called before an outermost module runs.
         entered, left: as for :class:`ModulePath`.
     """
 
@@ -47,7 +47,7 @@ class ScriptModules(ModulePath):
         self.models: list[nn.Module] = []
 
     def learn(self, module: nn.Module) -> None:
-        """``module`` is a model, unless it is known already as a part of one."""
+        """Add ``module`` as a model, unless it is part of a known one."""
         if module in self._names:
             return
         self.models.append(module)
@@ -63,10 +63,10 @@ class ScriptModules(ModulePath):
 
 
 class Watch:
-    """What is known of a running script.
+    """The state of a running script.
 
     Args:
-        platform: the GPU that it believes in.
+        platform: the simulated GPU.
     """
 
     def __init__(self, platform: Platform) -> None:
@@ -83,15 +83,15 @@ class Watch:
         self._deferred: dict[int, torch.UntypedStorage] = {}
         self._started = False
 
-    # What the GPU tells; see ``gpu.Watcher``.
+    # Called by the simulated GPU; see ``gpu.Watcher``.
 
     @property
     def models(self) -> list[nn.Module]:
-        """The outermost modules with parameters that ran or went to the GPU."""
+        """The outermost modules with parameters that ran or were moved to the GPU."""
         return [model for model in self.modules.models if next(model.parameters(), None) is not None]
 
     def arrived(self, tensor: Tensor, operator: str) -> None:
-        """An input from the host, or what is made on the GPU."""
+        """An input has arrived from the host, or a tensor was allocated on the GPU."""
         tensor = part_on_rank(tensor)
         if operator == "to" and self.modules.running is None:
             self.recorder.arrived(tensor, "input", "")
@@ -101,35 +101,35 @@ class Watch:
             self.recorder.asked_for(tensor, operator)
 
     def module_arrived(self, module: nn.Module) -> None:
-        """A model, or a part of one, goes to the GPU."""
+        """A model, or a part of one, is moved to the GPU."""
         self.modules.learn(module)
 
     def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
-        """A parameter or a buffer of ``owner`` has come."""
+        """A parameter or a buffer of ``owner`` has arrived."""
         path = self.modules.path_of(owner)
         if isinstance(tensor, nn.Parameter):
             self._know(tensor, path)
         self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", path)
 
     def deferred(self, tensor: Tensor) -> None:
-        """The script makes a weight on the meta device: it is nowhere until it is given a place."""
+        """The script allocates a weight on the meta device: it takes no memory until it is moved."""
         storage = tensor.untyped_storage()
         self._deferred[id_of_storage(storage)] = storage
 
     def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
-        """A parameter or a buffer has come whole, to be split among the ranks at once."""
+        """An unsharded parameter or buffer has arrived, to be split among the ranks at once."""
         if storage_id(tensor) not in self._deferred:
             self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
 
     def live_bytes(self) -> int:
-        """What is allocated now."""
+        """Return the bytes that are allocated now."""
         return self.recorder.live_bytes()
 
     def emptied(self) -> None:
-        """``torch.cuda.empty_cache()``."""
+        """The script calls ``torch.cuda.empty_cache()``."""
         self.recorder.emptied()
 
-    # What PyTorch tells.
+    # Called by PyTorch.
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Watch:
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
-        if self.batch_size is None and not self.modules.depth:  # the batch was made on the GPU
+        if self.batch_size is None and not self.modules.depth:  # the batch was allocated on the GPU
             self.batch_size = next((tensor.shape[0] for tensor in tensors_in(arguments) if tensor.ndim), None)
 
     def _begin(self, phase: str) -> None:
@@ -190,16 +190,16 @@ class Watch:
         self._begin("forward")
 
     def _learn_shards(self, optimizer: Optimizer) -> None:
-        """Parameters that never came to the GPU as a whole are known by their optimizer."""
+        """Learn the parameters that never were on the GPU unsharded from their optimizer."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if self._know(parameter, ""):
                     self.recorder.classify((part_on_rank(parameter),), "parameter", "")
 
     def _know(self, parameter: nn.Parameter, owner: str) -> bool:
-        """``parameter`` is on the GPU; returns whether that is news.
+        """Record that ``parameter`` is on the GPU; return whether it was unknown.
 
-        It is not kept alive, for its script may put another in its place.
+        The parameter is not kept alive, because the script may replace it.
         """
         known = self._parameters.get(id(parameter))
         if known is not None and known[0]() is parameter:

@@ -1,4 +1,4 @@
-"""Other batch sizes are foretold from two traces; where the run is another, they are traced."""
+"""Other batch sizes are interpolated from two traces; if the run differs, they are traced."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_that_changes_with_the_batch_is_traced(platform: Platform) -> None
     assert {5, 24, 65} <= set(trace.asked)
 
 
-def test_foretold_sizes_cost_no_trace(platform: Platform) -> None:
+def test_interpolated_sizes_need_no_trace(platform: Platform) -> None:
     trace = Traces(nn.Linear(64, 64), torch.zeros(16, 64), platform)
     traces = BatchTraces(trace, 16)
     for batch_size in range(2, 200):

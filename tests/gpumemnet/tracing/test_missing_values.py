@@ -72,7 +72,7 @@ def test_the_operator_and_the_line_are_named_and_best_effort_goes_on(
     sentence = refusal(source, how)
     assert place in sentence
     assert operator in sentence
-    assert sentence.endswith("; --best-effort goes on with a guess")
+    assert sentence.endswith("; --best-effort continues with a guess")
     notes = [note for note in traced(source, how, best_effort=True).notes if place in note and guess in note]
     assert len(notes) == 1
     assert operator in notes[0]
@@ -111,7 +111,7 @@ def test_what_goes_to_the_host_is_no_obstacle_but_noted() -> None:
     place = f"values.py line {line_of('values', 'penalty = ')}"
     assert len(answer.notes) == 1
     assert place in answer.notes[0]
-    assert answer.notes[0].endswith("is counted as if it were on the GPU.")
+    assert answer.notes[0].endswith("are counted as if they were on the GPU.")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_what_goes_to_the_host_is_no_obstacle_but_noted() -> None:
         ("per_sample", r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar, not a tensor of shape 6x4: reduce it"),
         ("detached", r"the loss detached \(.*losses\.py line \d+\) does not depend on any parameter"),
         ("wrong", r"the loss fails on inputs of shape 6x8: .*losses\.py line \d+, in wrong: ValueError: Expected"),
-        ("triplet", r"what TripletMarginLoss compares the model's output with is not known"),
+        ("triplet", r"loss: the target of TripletMarginLoss is unknown"),
     ],
 )
 def test_a_loss_that_is_none_is_said_with_its_line(loss: str, sentence: str) -> None:
@@ -138,7 +138,7 @@ def test_losses_of_torch_get_targets() -> None:
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        ("losses:says", "the model's output holds no tensor: give a loss function that makes one of it"),
+        ("losses:says", "loss: the model's output holds no tensor; give a function of the output that returns a scalar"),
         ("losses:fixed", "the model has no parameter that requires a gradient: nothing would be trained"),
         ("losses:frozen", "the model has no parameter that requires a gradient: nothing would be trained"),
         ("factories:mismatched", "the forward pass fails on inputs of shape 4x8, 6x8: "),

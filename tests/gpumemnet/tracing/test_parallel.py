@@ -160,7 +160,7 @@ def test_an_optimizer_of_ones_own_and_weights_that_are_shared(platform: Platform
 def test_a_process_group_of_the_callers_is_in_the_way(platform: Platform) -> None:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     try:
-        with pytest.raises(ExtractError, match="part of a process group"):
+        with pytest.raises(ExtractError, match="this process is in a process group"):
             recorded(Tower(), platform, "ddp", 2)
     finally:
         dist.destroy_process_group()
@@ -170,12 +170,12 @@ def test_a_process_group_of_the_callers_is_in_the_way(platform: Platform) -> Non
     ("options", "said"),
     [
         ({"parallel": "fsdp"}, "fsdp needs at least 2 GPUs"),
-        ({"ranks": 8}, "8 GPUs need a way to be used: say parallel ddp, fsdp, fsdp_zero2"),
+        ({"ranks": 8}, "8 GPUs need a value of parallel: use ddp, fsdp, fsdp_zero2"),
         ({"parallel": "zero9", "ranks": 2}, "must be one of none, ddp, fsdp, fsdp_zero2, not 'zero9'"),
         ({"parallel": "ddp", "ranks": 0}, "must be between 1 and 65536, not 0"),
         ({"parallel": "ddp", "ranks": True}, "must be a whole number, not true"),
-        ({"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"}, "amp_fp16 does not go with sharded parameters"),
-        ({"parallel": "fsdp", "ranks": 2, "extras": ExtraResults(job=True)}, "knows replicas .* and no shards"),
+        ({"parallel": "fsdp", "ranks": 2, "precision": "amp_fp16"}, "amp_fp16 is not supported with sharded parameters"),
+        ({"parallel": "fsdp", "ranks": 2, "extras": ExtraResults(job=True)}, "can describe replicas .*, not shards"),
     ],
 )
 def test_plans_that_cannot_be(options: dict[str, Any], said: str) -> None:
@@ -217,7 +217,7 @@ def test_the_command_line_answers_for_one_gpu_of_many() -> None:
     assert "each of 2 GPUs holds all of the model" in shown.stdout
     wrong = subprocess.run([*command, "--ranks", "2"], capture_output=True, text=True)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "2 GPUs need a way to be used" in wrong.stderr
+    assert "2 GPUs need a value of parallel" in wrong.stderr
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the peaks are those of torch 2.13")
@@ -274,7 +274,7 @@ def test_lists_that_nobody_calls_are_no_blocks(platform: Platform) -> None:
     ("change", "said"),
     [
         (lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(()))), "'scale' is a single number"),
-        (lambda model: setattr(model.head, "weight", nn.Parameter(torch.zeros(WIDTH, 10).T)), "does not lie contiguously"),
+        (lambda model: setattr(model.head, "weight", nn.Parameter(torch.zeros(WIDTH, 10).T)), "is not contiguous"),
     ],
 )
 def test_parameters_that_cannot_be_sharded(platform: Platform, change: Callable[[nn.Module], None], said: str) -> None:

@@ -254,11 +254,11 @@ def test_steps_repeat_as_they_would_run(platform: Platform) -> None:
     model, inputs = perceptron(), inputs_from_example(torch.zeros(4, 8), None)
     short = record(model, inputs, TraceOptions(optimizer="adamw"), platform, steps=2).timeline
     long = record(model, inputs, TraceOptions(optimizer="adamw"), platform, steps=4).timeline
-    foretold = repeated(short, 2)
-    assert foretold.timeline.events == long.events
-    assert foretold.timeline.storages == long.storages
-    assert foretold.timeline.step_starts == long.step_starts
-    assert foretold.timeline.phases == long.phases
+    repeated_run = repeated(short, 2)
+    assert repeated_run.timeline.events == long.events
+    assert repeated_run.timeline.storages == long.storages
+    assert repeated_run.timeline.step_starts == long.step_starts
+    assert repeated_run.timeline.phases == long.phases
 
 
 def test_an_optimizer_of_the_users_own(platform: Platform) -> None:

@@ -54,7 +54,7 @@ def test_two_optimizers() -> None:
 
 def test_what_a_script_keeps_is_said() -> None:
     grows = [note for note in traced("leak")["notes"] if "grows by" in note]
-    assert grows == ["what is on the GPU grows by 4.0 MiB with every step: the script keeps something."]
+    assert grows == ["the memory on the GPU grows by 4.0 MiB with every step: the script keeps tensors of earlier steps."]
     assert not any("grows by" in note for note in traced("leak", "--mended")["notes"])
 
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
         ("raise RuntimeError('no data here')", "line 1: RuntimeError: no data here"),
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
         ("this is no python", "is no valid Python"),
-        ("import torch\ntorch.distributed.init_process_group('nccl')", "say on how many GPUs, with --ranks"),
+        ("import torch\ntorch.distributed.init_process_group('nccl')", "--ranks: the script starts a process group"),
         ("", "ended before its second optimizer step"),
     ],
 )
@@ -174,14 +174,14 @@ for _ in range(3):
         (
             "from torch.distributed.fsdp import FullyShardedDataParallel\n"
             "dist.init_process_group('nccl')\nFullyShardedDataParallel(model)",
-            "its successor is, torch.distributed.fsdp.fully_shard",
+            "use its successor, torch.distributed.fsdp.fully_shard",
         ),
         (
             "from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard\n"
             "dist.init_process_group('nccl')\nfully_shard(model, offload_policy=CPUOffloadPolicy())",
-            "offloaded to the host's memory",
+            "offloading parameters to host memory",
         ),
-        ("nn.DataParallel(model)", "its successor is, DistributedDataParallel"),
+        ("nn.DataParallel(model)", "use its successor, DistributedDataParallel"),
         ("dist.init_process_group('nccl')\ndist.init_process_group('nccl')", "a second default process group"),
     ],
 )
@@ -194,7 +194,7 @@ def test_what_of_several_gpus_is_not_traced(lines: str, sentence: str, tmp_path:
 @pytest.mark.parametrize(
     ("lines", "note"),
     [
-        ("", "the script has asked for no process group: this is its memory on one GPU."),
+        ("", "the script has started no process group; this is its memory on one GPU."),
         ("dist.init_process_group('nccl', world_size=4, rank=0); assert dist.get_backend() == 'nccl'", "the first of 4 ranks."),
         ("torch.UntypedStorage(2**28).resize_(2**29); dist.init_process_group('nccl')", "the first of 2 ranks."),
     ],
