@@ -26,18 +26,21 @@ from .merge import ConflictError, Keep, merge_datasets
 from .recipe.recipe import Recipe, load_recipe
 
 FINDINGS_EXIT_CODE: Final = 3
-"""Of ``validate`` on a dataset that can be read and holds rows that cannot be true."""
+"""Exit code of ``validate`` on a readable dataset with impossible rows."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
-Folder = Annotated[Path, typer.Option("--out", help="Folder of the campaign; the same folder goes on where it stopped.")]
-Workers = Annotated[int, typer.Option(min=1, max=256, help="Most jobs side by side on one GPU.")]
-Budget = Annotated[float | None, typer.Option("--time-budget", min=10, help="Seconds after which it has stopped by itself.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the sample, the weights and the inputs.")]
+Folder = Annotated[Path, typer.Option("--out", help="Folder of the campaign; a campaign continues in its folder.")]
+Workers = Annotated[int, typer.Option(min=1, max=256, help="Largest number of jobs side by side on one GPU.")]
+Budget = Annotated[float | None, typer.Option("--time-budget", min=10, help="Seconds after which the campaign stops.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the sample, the weights and the inputs.")]
 Deadline = Annotated[float, typer.Option(min=1, help="Seconds after which a single job is killed.")]
 History = Annotated[int, typer.Option("--record-history", min=0, help="Record the allocator's events of this many jobs.")]
 Accounting = Annotated[
-    bool, typer.Option("--enable-accounting", help="Switch the driver's accounting on for the campaign (root): exact peaks.")
+    bool,
+    typer.Option(
+        "--enable-accounting", help="Switch on the driver's accounting, which gives exact peaks, for the campaign; needs root."
+    ),
 ]
 
 
@@ -69,17 +72,17 @@ def campaign(
     recipe: Annotated[str, typer.Argument(help="Path of a YAML file, or name of a shipped recipe.")],
     out: Folder,
     time_budget: Budget = 540.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Jobs of the plan; the time budget usually ends it before.")] = 5_000,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Jobs of the plan; the time budget usually ends the campaign earlier.")
+    ] = 5_000,
     workers: Workers = 12,
     seed: Seed = 0,
     deadline: Deadline = 60.0,
     record_history: History = 0,
     enable_accounting: Accounting = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="Where: the GPUs of this machine, or all of a Ray cluster.")
-    ] = EngineName.LOCAL,
+    engine: Annotated[EngineName, typer.Option(help="The GPUs of this machine, or those of a Ray cluster.")] = EngineName.LOCAL,
 ) -> None:
-    """Measure as much of a recipe as a time budget allows; run it again to go on."""
+    """Measure as much of a recipe as a time budget allows; run it again to continue."""
     space = load_recipe(recipe)
     run = RunSettings(space.name, seed, workers, deadline, out)
     _measure(space, jobs, run, time_budget, record_history, engine, enable_accounting)
@@ -138,11 +141,9 @@ def _collect(folder: Path, out: Path) -> None:
 def merge(
     sources: Annotated[list[Path], typer.Argument(help="Parquet files of datasets.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")],
-    keep: Annotated[
-        Keep | None, typer.Option(help="What to keep of rows that contradict each other; refused unless given.")
-    ] = None,
+    keep: Annotated[Keep | None, typer.Option(help="Which of contradicting rows to keep; without it they are an error.")] = None,
 ) -> None:
-    """Join datasets of several GPUs, hosts and campaigns; every job on the same GPU and software stands in the result once."""
+    """Join datasets of several GPUs, hosts and campaigns; each job on one GPU and software occurs once in the result."""
     try:
         merged = merge_datasets(sources, out, keep)
     except ConflictError as error:
@@ -160,7 +161,7 @@ def merge(
 
 @app.command()
 def validate(dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")]) -> None:
-    """Look for rows that cannot be true, one line each; exit code 0 without findings, 3 with, 2 for no readable dataset."""
+    """List impossible rows, one line each; the exit code is 0 without findings, 3 with findings, 2 without a readable dataset."""
     from gpumemnet.data import validation
     from gpumemnet.data.dataset import read_dataset
 
@@ -178,9 +179,9 @@ def split(
     dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     folds: Annotated[int, typer.Option(min=2, max=100, help="How many folds.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed is another split.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
 ) -> None:
-    """Put every architecture into a fold; folds stay as they are when rows are added, and real models belong to none."""
+    """Assign every architecture to a fold; added rows do not change folds, and real models belong to none."""
     from gpumemnet.data.dataset import read_dataset
 
     from .split import split_by_architecture, write_split
@@ -207,7 +208,7 @@ def compare(
     datasets: Annotated[list[Path], typer.Argument(help="Parquet files of datasets, all of one GPU.")],
     rows: Annotated[int | None, typer.Option(min=10, help="Rows of each family, drawn at random; all unless given.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
     """Trace measured jobs, and compare the traces with the measurements and with FakeTensor alone."""

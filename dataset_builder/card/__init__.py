@@ -34,7 +34,7 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
 
     measurements = read_dataset(dataset)
     if not measurements:
-        raise DatasetError(f"{dataset} holds no row: there is nothing to describe")
+        raise DatasetError(f"{dataset} has no rows to describe")
     families = by_family(measurements)
     sampled = {family: kept for family, rows in families.items() if (kept := text.sampled_rows(rows))}
     spreads = {family: coverage.spreads(rows) for family, rows in sampled.items()}

@@ -40,7 +40,7 @@ def chosen_rows(paths: Sequence[Path], count: int | None, seed: int) -> list[Mea
     """
     rows = [row for path in paths for row in read_dataset(path) if row.label_bytes is not None]
     if not rows:
-        raise DatasetError(f"{', '.join(map(str, paths))}: no row that ended 'ok', so there is nothing to compare with")
+        raise DatasetError(f"{', '.join(map(str, paths))}: there is no row with status 'ok' to compare with")
     gpus = sorted({row.gpu for row in rows})
     if len(gpus) > 1:
         raise DatasetError(f"the rows are of several GPUs ({', '.join(gpus)}): compare one GPU at a time")

@@ -136,7 +136,7 @@ def rebuild(family_name: str, architecture: str) -> nn.Module:
     try:
         document = json.loads(architecture)
     except ValueError:
-        raise DatasetError(f"architecture is no JSON: {describe(architecture)}") from None
+        raise DatasetError(f"architecture is not JSON: {describe(architecture)}") from None
     in_zoo = isinstance(document, dict) and "model" in document  # whose rows have the family that a scheduler would see
     members = family("zoo" if in_zoo else family_name)
     return members.build(members.parse(document))

@@ -118,7 +118,7 @@ def parse(document: Mapping[str, Any]) -> MlpArchitecture:
     try:
         return MlpArchitecture(**{**document, "hidden_widths": tuple(document["hidden_widths"])})
     except (TypeError, KeyError) as error:
-        raise DatasetError(f"no MLP: {error}") from None
+        raise DatasetError(f"the architecture is not that of an MLP: {error}") from None
 
 
 def describe_network(architecture: MlpArchitecture) -> Network:

@@ -129,7 +129,7 @@ def run_stage(server: ForkServer, meter: Meter, trust: Trust, stage: str) -> Sta
     reserved_bytes = int(reached["reserved_bytes"])
     if process_bytes is None or process_bytes <= reserved_bytes:
         raise MeasurementError(
-            f"the driver's reading of a process cannot be trusted: {process_bytes} bytes, and it has reserved {reserved_bytes}"
+            f"the driver's reading of a process cannot be trusted: {process_bytes} bytes, with {reserved_bytes} reserved"
         )
     return StageReading(process_bytes, reserved_bytes, result["found"], started["stack"])
 

@@ -109,7 +109,7 @@ class Journal:
             held = document["settings"]
             raise DatasetError(
                 f"{self.folder} holds another campaign (recipe {held['recipe']}, seed {held['seed']}, {held['jobs']} jobs): "
-                "repeat its settings to go on with it, or give another folder"
+                "repeat its settings to continue it, or give another folder"
             )
         return [parse_planned(each) for each in document["planned"]]
 
@@ -137,7 +137,7 @@ def read_journal(folder: Path) -> Iterator[Measurement]:
     """
     path = folder / _JOURNAL
     if not path.is_file():
-        raise DatasetError(f"{folder} holds no campaign: there is no {_JOURNAL} in it")
+        raise DatasetError(f"{folder} holds no campaign: it has no {_JOURNAL}")
     for line, (_, row) in enumerate(_entries(path), start=1):
         try:
             yield measurement_from_dict(row)
@@ -155,7 +155,7 @@ def _entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 document = json.loads(line)
                 yield document["key"], document["row"]
             except (ValueError, KeyError, TypeError):
-                raise DatasetError(f"{path}, line {number} is damaged: take the line out and run again") from None
+                raise DatasetError(f"{path}, line {number} is damaged: remove the line and run again") from None
 
 
 def _whole_lines(path: Path) -> int:

@@ -65,7 +65,7 @@ class RayEngine:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise MeasurementError(
                 f"the Ray cluster cannot be reached ({reason[0][:200]}): RAY_ADDRESS names it, and a cluster with token "
-                "authentication wants its token on this machine too"
+                "authentication needs its token on this machine too"
             ) from None
 
     def _hold_gpus(self, enable_accounting: bool, meters: MeterSource, child: str) -> None:

@@ -79,7 +79,7 @@ def probe(server: ForkServer, meter: Meter) -> Trust:
         )
         if not device_follows:
             raise MeasurementError(
-                f"no reading of {meter.gpu.name} can be trusted: the driver's numbers do not follow what a process allocates"
+                f"no reading of {meter.gpu.name} can be trusted: the driver's numbers do not follow the allocations of a process"
             )
         return Trust("nvml_device_difference", by_pid=False)
     finally:
@@ -128,7 +128,9 @@ def expect(end: socket.socket, event: str, patience_seconds: float = _PATIENCE_S
         MeasurementError: when it says something else, nothing for long, or has died.
     """
     if not select.select([end], [], [], patience_seconds)[0]:
-        raise MeasurementError(f"a probing process on the GPU gave no answer for {patience_seconds:.0f} s: is the GPU hanging?")
+        raise MeasurementError(
+            f"a probing process on the GPU did not answer within {patience_seconds:.0f} s: check that the GPU responds"
+        )
     message = channel.receive(end)
     if message is None or message["event"] != event:
         reason = "it died" if message is None else str(message.get("reason", "unexpected answer"))

@@ -74,7 +74,7 @@ class PublishedCnn:
 
     def __post_init__(self) -> None:
         if self.arch == "dense":
-            raise LeftOutError("a dense network hangs on a random number that its row does not hold")
+            raise LeftOutError("a dense network depends on a random number that its row does not hold")
         if self.arch not in SHAPES:
             raise DatasetError(f"a published CNN's arch must be one of {', '.join(SHAPES)}, not {describe(self.arch)}")
         for name in ("input_channels", "num_classes", "depth", "base_filters", "input_size"):
@@ -112,7 +112,7 @@ def parse(document: Mapping[str, Any]) -> PublishedCnn:
     try:
         return PublishedCnn(**document)
     except TypeError as error:
-        raise DatasetError(f"no published CNN: {error}") from None
+        raise DatasetError(f"the architecture is not that of a published CNN: {error}") from None
 
 
 def filters(architecture: PublishedCnn) -> list[int]:

@@ -84,7 +84,7 @@ def _as_published(layer: Layer) -> Layer:
 def _layers(text: str) -> tuple[Layer, ...]:
     triples = _TRIPLE.findall(text)
     if not triples or text != "[" + ", ".join(f"('{kind}', {size}, {own})" for kind, size, own in triples) + "]":
-        raise DatasetError(f"Activations-Params is no list of (kind, activations, parameters): {describe(text)}")
+        raise DatasetError(f"Activations-Params is not a list of (kind, activations, parameters): {describe(text)}")
     for kind, _, _ in triples:
         if kind not in _KINDS:
             raise DatasetError(f"Activations-Params holds the unknown layer kind {describe(kind)}")

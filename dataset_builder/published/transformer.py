@@ -137,7 +137,7 @@ def parse(document: Mapping[str, Any]) -> PublishedTransformer:
     try:
         return PublishedTransformer(**document)
     except TypeError as error:
-        raise DatasetError(f"no published transformer: {error}") from None
+        raise DatasetError(f"the architecture is not that of a published transformer: {error}") from None
 
 
 def parse_filename(filename: str) -> PublishedTransformer:
@@ -237,7 +237,7 @@ def published_parameters(architecture: PublishedTransformer) -> tuple[int, int]:
 def measurement_of_row(row: Row) -> Measurement:
     """One row of the published table, a mapping from :data:`COLUMNS` to text.
 
-    An OOM row keeps the largest reading beside its status, and says how far it came: the summary's forward pass fitted or not.
+    An OOM row keeps the largest reading, and its reason tells whether the summary's forward pass fitted.
 
     Raises:
         DatasetError: when a column is missing, or contradicts the file name.

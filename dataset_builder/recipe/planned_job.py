@@ -63,7 +63,7 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
     try:
         name, architecture, options = document["family"], document["architecture"], document["options"]
     except (KeyError, TypeError):
-        raise DatasetError("no planned job: it needs family, architecture and options") from None
+        raise DatasetError("a planned job needs family, architecture and options") from None
     return PlannedJob(name, family(name).parse(architecture), parse_options(options))
 
 

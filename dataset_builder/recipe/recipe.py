@@ -129,7 +129,7 @@ def load_recipe(name_or_path: str) -> Recipe:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200]
-        raise InvalidRequestError(f"{path} is no YAML: {problem}", "recipe") from None
+        raise InvalidRequestError(f"{path} is not YAML: {problem}", "recipe") from None
     try:
         return _recipe(document, path.stem, hashlib.sha256(text).hexdigest())
     except InvalidRequestError as error:
@@ -172,7 +172,7 @@ def _mapping(value: object, field: str, known: tuple[str, ...]) -> Mapping[str, 
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
-            raise InvalidRequestError(f"is no known key: {hint}", f"{field}.{str(key)[:40]}" if field else str(key)[:40])
+            raise InvalidRequestError(f"is not a known key: {hint}", f"{field}.{str(key)[:40]}" if field else str(key)[:40])
     return value
 
 
@@ -197,7 +197,7 @@ def _dimension(given: object, feature: Feature, field: str) -> Choices | Range:
 
 def _range(given: Mapping[str, Any], feature: Feature, field: str) -> Range:
     if feature.kind in (str, bool):
-        raise InvalidRequestError("is no number: give choices instead of a range", field)
+        raise InvalidRequestError("is not a number: give choices instead of a range", field)
     low = _value(given["from"], feature, f"{field}.from")
     high = _value(given.get("to"), feature, f"{field}.to")
     scale = given.get("scale", "linear")

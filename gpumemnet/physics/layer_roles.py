@@ -18,41 +18,44 @@ from gpumemnet.job.layers import CODE_OF_KIND, KINDS, LAYER_GROUPS
 from gpumemnet.physics.saved_tensors import ALIASES
 
 IS_COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is the compiled form, which takes arrays; the other takes lists as well, and is quicker with them."""
+"""Whether this module is compiled; the compiled form takes arrays, the other form takes lists too and is faster with them."""
 
 CONSTANT: Final = 1
-"""A product with numbers that no gradient goes to, which keeps nothing: cosines and sines of positions, the scale of scores.
+"""A product with constants, which needs no gradient of them and keeps nothing: cosines and sines of positions, the scale of
+scores.
 
-Rotary positions (RoFormer, arXiv 2104.09864) in halves: a product, the halves exchanged by a concatenation, a product, a sum.
+Rotary positions (RoFormer, arXiv 2104.09864): a product, a concatenation that exchanges the halves, a product, a sum.
 """
 INNER_SUM: Final = 2
-"""A sum within attention, of a rotation or of scores and a mask: it ends no residual block, and has the type that it is given."""
+"""A sum within attention, of a rotation or of scores and a mask: it ends no residual block, and keeps the type of its input."""
 PASSED_ON: Final = 4
-"""An output that only a rotation reads, or only layers further down: nobody keeps it for the layer that follows in the list."""
+"""An output that the next layer of the list does not keep: only a rotation reads it, or only later layers."""
 BLOCK_BEGIN: Final = 8
-"""The first layer of a block as activation checkpointing knows them."""
+"""The first layer of a block that activation checkpointing recomputes."""
 IN_BLOCK: Final = 16
-"""A layer of such a block.  What follows the last residual sum lies outside; without sums, so does the last that begins one."""
+"""A layer of such a block.  Layers after the last residual sum lie outside of all blocks.  Without residual sums, the last layer
+that begins a block lies outside."""
 
 WRITTEN_OUT: Final = 32
-"""An RMS norm in elementary operations, whose weight is a product of its own, and no parameter: it keeps its input in fp32."""
+"""An RMS norm in elementary operations, without a parameter, whose weight is a separate product: it keeps its input in fp32."""
 SIBLING: Final = 64
-"""A projection of what the one before it has had: keys and values, or what a gate lets through.  Autocast casts that anew.
+"""A projection of the same input as the projection before it: keys and values, or the gated half.  Autocast casts the input
+again.
 
-Not told are those with a norm between them (queries and keys of Qwen 3).
+Projections with a norm between them (queries and keys of Qwen 3) are not recognised.
 """
 
 DEPTHWISE: Final = 128
-"""A convolution whose every channel is a group of its own, told by the norm behind it: two parameters for each channel."""
+"""A convolution with one group per channel, recognised by the norm behind it, which has two parameters per channel."""
 
 _ROTATION_REACH: Final = 2
-"""A rotation's first product lies this near before its concatenation: between them is at most the half that changes its sign."""
+"""Largest distance from a rotation's first product to its concatenation; between them is at most the negation of one half."""
 _PROJECTIONS: Final = 2
-"""Beside the first of queries, keys and values; or before the last of them."""
+"""Projections beside the first of queries, keys and values, or before the last of them."""
 _WIDEST_FILTER: Final = 7
-"""Of depthwise convolutions as they are usual (ConvNeXt, arXiv 2201.03545).  To look for wider ones would find dense ones."""
+"""Widest filter of usual depthwise convolutions (ConvNeXt, arXiv 2201.03545); a larger limit would match dense convolutions."""
 
-# The same numbers once more where the compiled form reads them all the time: layer_roles.pxd makes C variables of them.
+# Copies for the compiled form's inner loops: layer_roles.pxd declares them as C variables.
 _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
 _WRITTEN_OUT, _SIBLING, _DEPTHWISE = WRITTEN_OUT, SIBLING, DEPTHWISE
 
@@ -135,9 +138,8 @@ def fill_roles(roles: Places, counts: Codes, kinds: Codes, activations: Numbers,
 
 
 def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, parameters: Numbers, chain: Places, stored: int) -> None:
-    """Constants, the sums within attention, projections of one input, norms that are written out, depthwise convolutions.
-
-    From the end, because a sum is within attention where the one after it is.
+    """Note constants, sums within attention, projections of one input, norms in elementary operations and depthwise convolutions.
+    The loop goes backwards, because a sum is within attention where the sum after it is.
     """
     for at in range(stored - 2, -1, -1):
         layer, next_layer = chain[at], chain[at + 1]
@@ -167,7 +169,7 @@ def _note_neighbours(roles: Places, kinds: Codes, activations: Numbers, paramete
 
 
 def _is_depthwise(parameters: float, channels: float) -> bool:
-    """Whether a convolution to ``channels`` has one square filter for each, with a bias or without."""
+    """Whether a convolution to ``channels`` has one square filter per channel, with or without a bias."""
     if channels < 1.0:
         return False
     for width in range(3, _WIDEST_FILTER + 1, 2):
@@ -177,7 +179,7 @@ def _is_depthwise(parameters: float, channels: float) -> bool:
 
 
 def _note_rotation(roles: Places, kinds: Codes, chain: Places, stored: int, at: int) -> None:
-    """The rotation that exchanges its halves at ``at``, if it is one."""
+    """Note the rotation that exchanges its halves at ``at``, if there is one."""
     if at + 2 >= stored or kinds[chain[at + 1]] != _MULTIPLY or kinds[chain[at + 2]] != _ADD:
         return
     product = at - 1
@@ -197,7 +199,7 @@ def _note_rotation(roles: Places, kinds: Codes, chain: Places, stored: int, at: 
 
 
 def _note_siblings(roles: Places, kinds: Codes, chain: Places, last: int) -> None:
-    """Projections up to ``last`` that share the input of the first."""
+    """Note the projections up to ``last`` that share the input of the first."""
     at = last
     while at > max(0, last - _PROJECTIONS) and kinds[chain[at]] == kinds[chain[at - 1]] == _LINEAR:
         roles[chain[at]] |= _SIBLING
@@ -205,7 +207,7 @@ def _note_siblings(roles: Places, kinds: Codes, chain: Places, last: int) -> Non
 
 
 def _note_blocks(roles: Places, kinds: Codes, chain: Places, stored: int) -> None:
-    """Blocks: stretches up to a residual sum, taken together where attention is followed by stretches without it.
+    """Note blocks: layers up to a residual sum; sections without attention join the section with attention before them.
 
     Without residual sums each linear layer or convolution begins a block.
     """

@@ -44,7 +44,7 @@ def test_without_a_gpu_it_is_one_sentence_and_no_folder(tmp_path: Path, command:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("family: mlp\nfetures: {}\n", "fetures: is no known key: did you mean 'features'?"),
+        ("family: mlp\nfetures: {}\n", "fetures: is not a known key: did you mean 'features'?"),
         (
             (ROOT / "dataset_builder/recipe/recipes/mlp.yaml")
             .read_text()

@@ -71,7 +71,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 class CnnArchitecture:
     """Every parameter of a convolutional network on square images.
 
-    What has no part in a style holds one value there, so that equal networks are equal architectures.
+    Fields that a style does not use hold a fixed value, so that equal networks are equal architectures.
 
     Attributes:
         style: one of :data:`STYLES`.
@@ -165,7 +165,7 @@ class CnnArchitecture:
 
 
 def granule_of(groups: int) -> int:
-    """What every width is a multiple of."""
+    """The number that divides every width."""
     return math.lcm(GRANULE, groups)
 
 
@@ -227,4 +227,4 @@ def parse(document: Mapping[str, Any]) -> CnnArchitecture:
         sizes = {name: tuple(document[name]) for name in ("widths", "depths")}
         return CnnArchitecture(**{**document, **sizes})
     except (TypeError, KeyError) as error:
-        raise DatasetError(f"no CNN: {error}") from None
+        raise DatasetError(f"the architecture is not that of a CNN: {error}") from None

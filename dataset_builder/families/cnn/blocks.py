@@ -50,7 +50,7 @@ def leading_norm_act(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
 
 
 def _ending(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
-    """What a block's branch ends with: gate and dropout."""
+    """The end of a block's branch: gate and dropout."""
     dropout = (Dropout(cnn.block_dropout),) if cnn.block_dropout else ()
     return (*_gate(cnn, channels), *dropout)
 

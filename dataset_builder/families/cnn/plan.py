@@ -132,7 +132,7 @@ class Stack(NamedTuple):
 
 
 class Level(NamedTuple):
-    """One level of an encoder and decoder: the decoder gets the encoder's output joined with what comes back from below.
+    """One level of an encoder and decoder: the decoder takes the encoder's output joined with the output of the deeper levels.
 
     Attributes:
         encoder: runs first.

@@ -1,4 +1,4 @@
-"""Adds up what a planned network executes, without torch: layers, multiply-adds, and whether it can run and train at all."""
+"""Lists the layers of a planned network, counts its multiply-adds, and checks that it can train, without torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NORM_KINDS: Final = {"batch_norm": "batch_norm2d", "group_norm": "group_norm", "
 
 
 class ShapeError(ValueError):
-    """A map that the next part cannot take; the message says why."""
+    """The next part cannot take a map; the message states why."""
 
 
 class Survey:
@@ -162,7 +162,7 @@ class Survey:
         previous: Part | None = None
         first = last = multiply_adds = 0
         for block in part.blocks:
-            if block is previous:  # a block that changes the map is never followed by itself
+            if block is previous:  # a block that changes the map is never repeated
                 self.layers += self.layers[first:last]
                 self.multiply_adds += multiply_adds
                 continue

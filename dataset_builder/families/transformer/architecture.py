@@ -1,7 +1,7 @@
 """Every parameter of a transformer, and how the features of a search space become one.
 
-The corners are networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv 1910.10683), Llama (arXiv 2302.13971) and
-ViT (arXiv 2010.11929) each lie in the space, up to details that move no memory.
+The space contains networks that people train: GPT-2, BERT (arXiv 1810.04805), T5 (arXiv 1910.10683), Llama (arXiv 2302.13971) and
+ViT (arXiv 2010.11929) up to details that do not change memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 class TransformerArchitecture:
     """Every parameter of a transformer.
 
-    What has no part in a style is 0 there, so that equal networks are equal architectures.
+    Fields that a style does not use are 0, so that equal networks are equal architectures.
 
     Attributes:
         style: ``encoder`` (BERT), ``decoder`` (causal, GPT), ``encoder_decoder`` (T5), ``vision`` (ViT).
@@ -193,7 +193,7 @@ _TAKEN_OVER: Final = (
     *("style", "gated", "activation", "norm", "norm_position", "positions", "bias", "fused_projection"),
     *("dropout", "attention_dropout", "attention_kernel"),
 )
-"""Features that are fields of the architecture."""
+"""Features that are fields of the architecture under the same name."""
 
 
 def compose(values: Mapping[str, Any]) -> TransformerArchitecture:
@@ -244,4 +244,4 @@ def parse(document: Mapping[str, Any]) -> TransformerArchitecture:
     try:
         return TransformerArchitecture(**document)
     except TypeError as error:
-        raise DatasetError(f"no transformer: {error}") from None
+        raise DatasetError(f"the architecture is not that of a transformer: {error}") from None

@@ -26,7 +26,7 @@ _ROTARY_BASE: Final = 10_000.0
 
 
 class Attention(nn.Module):
-    """Multi-head attention of a sequence over itself or over a memory, with the architecture's kernel and no other.
+    """Multi-head attention of a sequence over itself or over a memory, with the architecture's kernel only.
 
     The kernel is chosen around each call, not around the training step, so that a block which is recomputed in the backward
     pass takes the same one.  The fused kernels exist on CUDA alone; elsewhere PyTorch chooses in their place.

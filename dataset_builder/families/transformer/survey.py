@@ -1,7 +1,7 @@
-"""Adds up what a transformer executes, without torch: its layers in execution order, and its multiply-adds.
+"""Lists the layers of a transformer in execution order, and counts its multiply-adds, without torch.
 
-Under the math kernel an attention is the four steps that PyTorch computes one by one (scores, softmax, dropout, weighted sum),
-because each leaves a matrix of queries by keys in memory; the other kernels keep no such matrix and are one layer.
+With the math kernel, attention is the four steps that PyTorch computes (scores, softmax, dropout, weighted sum), because each
+keeps a matrix of queries by keys.  With the other kernels, which keep no such matrix, attention is one layer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Survey:
         self._dropout(length)
 
     def _stack(self, depth: int, length: int, memory_length: int = 0) -> None:
-        """``depth`` equal blocks: the first is surveyed, the others are its like."""
+        """``depth`` equal blocks: the layers of the first are repeated."""
         first, before = len(self.layers), self.multiply_adds
         self._branch(length, lambda: self._attention(length, length))
         if memory_length:

@@ -51,7 +51,7 @@ class ZooArchitecture:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or self.model not in CATALOGUE:
-            raise DatasetError(f"{describe(self.model)} is no model of the zoo")
+            raise DatasetError(f"{describe(self.model)} is not a model of the zoo; recipes/zoo.yaml lists them")
         for value in (self.image_size, self.sequence_length):
             if type(value) is not int or value < 0:
                 raise DatasetError(f"a zoo model's sizes must be whole numbers, not {describe(value)}")
@@ -94,7 +94,7 @@ def parse(document: Mapping[str, Any]) -> ZooArchitecture:
     try:
         return ZooArchitecture(**document)
     except TypeError as error:
-        raise DatasetError(f"no model of the zoo: {error}") from None
+        raise DatasetError(f"the architecture is not that of a zoo model: {error}") from None
 
 
 @cache

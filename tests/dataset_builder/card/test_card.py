@@ -139,7 +139,7 @@ def test_a_dataset_without_rows_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert "there is nothing to describe" in done.stderr
+    assert "has no rows to describe" in done.stderr
     assert not (tmp_path / "card").exists()
 
 

@@ -157,5 +157,5 @@ def test_rows_that_cannot_be_compared(rows: list[Measurement], tmp_path: Path) -
     with pytest.raises(DatasetError, match="several GPUs"):
         chosen_rows([tmp_path / "two.parquet"], None, 0)
     write_dataset(tmp_path / "none.parquet", [replace(rows[0], status="oom", peak_process_bytes=None, peak_reserved_bytes=None)])
-    with pytest.raises(DatasetError, match="no row that ended 'ok'"):
+    with pytest.raises(DatasetError, match="no row with status 'ok'"):
         chosen_rows([tmp_path / "none.parquet"], None, 0)

@@ -360,7 +360,7 @@ def test_maps_that_do_not_meet_are_an_obstacle() -> None:
         ({"image_size": 32.5}, "positive whole numbers"),
         ({"head_dropout": 1.0}, "dropout"),
         ({"norm": ["batch_norm"]}, "norm"),
-        ({"colour": "red"}, "no CNN"),
+        ({"colour": "red"}, "not that of a CNN"),
     ],
 )
 def test_a_foreign_architecture_is_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -137,7 +137,7 @@ def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
     ("family_name", "architecture", "sentence"),
     [
         ("mlp", "{", "no JSON"),
-        ("mlp", "{}", "no MLP"),
+        ("mlp", "{}", "not that of an MLP"),
         ("rnn", "{}", "family must be one of mlp"),
         ("mlp", '{"shape": "round", "input_width": 1, "output_width": 2, "hidden_widths": [3], "activation": "relu"}', "shape"),
         ("mlp", '{"shape": "uniform", "input_width": 1, "output_width": 2, "hidden_widths": [], "activation": "relu"}', "hidden"),

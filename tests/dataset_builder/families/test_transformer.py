@@ -392,8 +392,8 @@ def test_recomputation_and_kernels_move_the_estimate_as_they_move_memory() -> No
         ({"heads": 3}, "heads must divide its width into multiples of 8 up to 256, and 3 do not so divide 32"),
         ({"heads": 8, "key_value_heads": 4}, "multiples of 8"),
         ({"key_value_heads": 3}, "3 key-value heads do not divide 4 query heads"),
-        ({"nonsense": 1}, "no transformer"),
-        ({"dropout": "much"}, "no transformer"),
+        ({"nonsense": 1}, "not that of a transformer"),
+        ({"dropout": "much"}, "not that of a transformer"),
     ],
 )
 def test_a_foreign_architecture_is_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -98,14 +98,14 @@ def test_a_row_of_the_zoo_names_its_model_and_is_rebuilt(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({"model": "torchvision/resnet19", "image_size": 64}, "no model of the zoo"),
-        ({"model": 5}, "no model of the zoo"),
+        ({"model": "torchvision/resnet19", "image_size": 64}, "zoo"),
+        ({"model": 5}, "zoo"),
         ({"model": "unet"}, "unet needs an image size and no other size"),
         ({"model": "unet", "image_size": 64, "sequence_length": 8}, "no other size"),
         ({"model": "unet", "image_size": 65}, "multiple of 32"),
         ({"model": "unet", "image_size": "64"}, "whole numbers"),
         ({"model": "transformers/gpt2", "image_size": 64}, "transformers/gpt2 needs a sequence length"),
-        ({"model": "unet", "image_size": 64, "colour": 1}, "no model of the zoo"),
+        ({"model": "unet", "image_size": 64, "colour": 1}, "zoo"),
     ],
 )
 def test_a_foreign_model_is_refused(document: dict[str, Any], sentence: str) -> None:

@@ -94,7 +94,7 @@ def test_rows_that_nobody_can_rebuild_are_counted(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         (("arch:uniform", "arch:denser"), "arch must be one of"),
-        (("arch:uniform", "arch:dense"), "hangs on a random number"),
+        (("arch:uniform", "arch:dense"), "depends on a random number"),
         (("act:relu", "act:sine"), "act must be one of"),
         (("SUCCESSFUL", "LOST"), "Status must be one of"),
         (("base_filters:8", "base_filters:9"), "the network that Filename describes has"),

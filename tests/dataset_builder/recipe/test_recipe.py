@@ -59,7 +59,7 @@ def changed(folder: Path, path: str, value: object) -> str:
         ("work.max_pflop_per_step", "much", "work.max_pflop_per_step", "must be a number"),
         ("family", "rnn", "family", "must be one of mlp"),
         ("name", "No Name", "name", "lower-case"),
-        ("jobs", 5, "jobs", "is no known key"),
+        ("jobs", 5, "jobs", "is not a known key"),
         ("features", 5, "features", "must be a mapping"),
     ],
 )
