@@ -136,7 +136,7 @@ def test_batch_norm_cannot_train_on_single_samples(batch_norm: bool) -> None:
 @pytest.mark.parametrize(
     ("family_name", "architecture", "sentence"),
     [
-        ("mlp", "{", "no JSON"),
+        ("mlp", "{", "not JSON"),
         ("mlp", "{}", "not that of an MLP"),
         ("rnn", "{}", "family must be one of mlp"),
         ("mlp", '{"shape": "round", "input_width": 1, "output_width": 2, "hidden_widths": [3], "activation": "relu"}', "shape"),
