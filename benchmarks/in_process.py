@@ -20,6 +20,7 @@ CORE = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {CORE})
 
 import numpy as np  # noqa: E402 - after the process is pinned
+import orjson  # noqa: E402
 
 from gpumemnet import Layer, Prediction, Predictor, TrainingJob, job_to_json  # noqa: E402
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix  # noqa: E402
@@ -169,8 +170,8 @@ def main() -> None:
     batch = json.dumps({"jobs": [example] * 1000}).encode()
     for name, act in (
         ("1,000 times: job of 5 layers from its JSON", lambda: [job_from_json(text) for _ in range(1000)]),
-        ("1,000 requests, bytes to bytes", lambda: [answerer.predict(one) for _ in range(1000)]),
-        ("one request of 1,000 jobs, bytes to bytes", lambda: answerer.predict_batch(batch)),
+        ("1,000 requests, bytes to bytes", lambda: [orjson.dumps(answerer.predict(one)) for _ in range(1000)]),
+        ("one request of 1,000 jobs, bytes to bytes", lambda: orjson.dumps(answerer.predict_batch(batch))),
     ):
         print(f"{name:44}{milliseconds(act):12.1f}")
     cold = statistics.median(of_fresh_process(COLD, jobs[0]) for _ in range(5))
