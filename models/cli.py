@@ -1,4 +1,4 @@
-"""The command line of training and evaluation; an error that the user can mend is one sentence and exit code 2."""
+"""The command line of training and evaluation; a user's error is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisati
 Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
 DATASETS: Final = Path("dataset_builder/datasets")
 COMMITTED: Final = Path(__file__).resolve().parents[1] / DATASETS
-"""The same from whatever folder a command is run in, as cron does."""
+"""Independent of the folder in which a command runs."""
 DEFAULT_DATASET: Final = DATASETS / "published_mlp_a100.parquet"
 
 
@@ -317,7 +317,7 @@ def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Pat
 
 
 def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
-    """Log what came of a retraining; a failure here is told, and changes neither the champion nor the exit code."""
+    """Log the result of a retraining; a failure here is reported, but changes neither the champion nor the exit code."""
     from .retrain.tracking import track
 
     try:
@@ -404,7 +404,7 @@ def _evaluated_rows(path: Path, data: LabelledJobs, plan: dict[str, object]) -> 
 
 @contextmanager
 def _split_errors(dataset: Path) -> Iterator[None]:
-    """Too few architectures to split are the dataset's fault, and said so."""
+    """Turn too few architectures to split into an error about the dataset."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The requests of the clients and how their answers are read: neither sends anything (the sans-IO pattern)."""
+"""Builds the requests of the clients and reads the answers, without sending anything (the sans-IO pattern)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Device(TypedDict, total=False):
 
 
 class Observed(TypedDict, total=False):
-    """What one run of a job really took; :mod:`gpumemnet.site.observation` says what each may hold.
+    """The memory that one run of a job really took; see :mod:`gpumemnet.site.observation` for the values allowed.
 
     Attributes:
         prediction_id: id of the prediction that the job was scheduled with.
@@ -91,7 +91,7 @@ class Observed(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and how its answer is read.
+    """One request with the function that reads its answer.
 
     Attributes:
         method, path: of the request.
@@ -187,7 +187,7 @@ def _document(document: Any) -> dict[str, Any]:
 
 
 def _given(members: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the service's own choice."""
+    """The options that differ from the service's defaults."""
     return {name: value for name, value in members.items() if value is not None and value is not False}
 
 
@@ -250,7 +250,7 @@ def result_of(call: Call[T], url: str, status: int, content: bytes) -> T:
     """The result of ``call`` from the answer to it.
 
     Raises:
-        ServiceError: when the answer is a problem, or none that a gpumemnet service gives.
+        ServiceError: when the answer is a problem document, or not from a gpumemnet service.
     """
     try:
         document = json.loads(content)

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _ClientCore:
-    """What both clients are made of: the URL, the time-out, the key, and the errors of the transport in words."""
+    """What both clients share: URL, time-out, API key, and sentences for transport errors."""
 
     def __init__(self, url: str | None, timeout_seconds: float, api_key: str | None) -> None:
         key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
@@ -78,7 +78,7 @@ class Client(_ClientCore):
 
     Raises:
         MissingExtraError: when httpx is not installed.
-        InvalidRequestError: on a key that no header can carry.
+        InvalidRequestError: on a key with characters that an HTTP header cannot hold.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Client(_ClientCore):
         fits: bool | Sequence[str] = False,
         devices: Sequence[Device] | None = None,
     ) -> list[ServedPrediction | ServiceError]:
-        """For every job, in order, its estimate or the error that it was refused with; otherwise as :meth:`predict`."""
+        """The estimate of each job, or the error that refused it, in order; otherwise as :meth:`predict`."""
         return self._send(predict_many_call(jobs, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
 
     def batch_sizes(

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, even after a power cut, and a lock between processes that write to one folder."""
+"""Atomic, durable writes of files, and a lock between processes that write to one folder."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 STAGING_PREFIX: Final = ".staging-"
-"""What is not finished yet has a name with this prefix; a writer that was killed leaves it behind."""
+"""Prefix of unfinished files; a killed writer leaves them behind."""
 
 _POLL_SECONDS: Final = 0.02
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write ``content`` to the new file ``path`` and to the disk beneath.
+    """Write ``content`` to the new file ``path`` and flush it to the disk.
 
     Raises:
         OSError: when the file system refuses.
@@ -29,7 +29,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Let ``path`` hold ``content``: a reader sees the old file or the new one, never a part.
+    """Replace ``path`` by ``content`` atomically: a reader sees the old file or the new one.
 
     Raises:
         OSError: when the file system refuses.
@@ -50,7 +50,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in ``folder`` to the disk: without it a rename may be lost though the file is there.
+    """Flush the names in ``folder`` to the disk; without this a power cut may undo a rename.
 
     Raises:
         OSError: when the file system refuses.
@@ -64,7 +64,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, timeout_seconds: float) -> Iterator[None]:
-    """Hold the lock ``path`` against other processes and threads; the system gives it back when its holder dies.
+    """Hold the lock ``path`` against other processes and threads; the system releases it when the holder dies.
 
     Raises:
         TimeoutError: when another holds it for longer than ``timeout_seconds``.

@@ -27,7 +27,7 @@ DATASET_VERSION: Final = 1
 """Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
 VERSION_KEY: Final = b"gpumemnet.dataset_version"
 LATER_COLUMNS: Final = frozenset({"traced_peak_bytes", "ranks"})
-"""Columns that joined version 1 after its first files; a file without one reads as if nothing were said of it."""
+"""Columns added to version 1 after its first files; a file without one has no values there."""
 ROWS_PER_BATCH: Final = 2_000
 
 _STRINGS: Final = frozenset(
@@ -59,7 +59,7 @@ def dataset_schema() -> pa.Schema:
 
 
 def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
-    """Write ``measurements`` to ``path``; whatever happens, ``path`` holds the old file or the whole new one.
+    """Write ``measurements`` to ``path`` atomically.
 
     Returns:
         The number of rows.
@@ -125,7 +125,7 @@ def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[Jo
 
 
 def is_dataset(path: str | Path) -> bool:
-    """Whether the Parquet file at ``path`` calls itself a dataset, of whatever version; else it may be one of plain jobs.
+    """Whether the Parquet file at ``path`` is a dataset of any version, rather than a table of plain jobs.
 
     Raises:
         DatasetError: when the file is missing or no Parquet.

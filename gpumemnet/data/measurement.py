@@ -1,7 +1,7 @@
 """A measurement: one training job, run once on one GPU, with the memory it took and how it ended.
 
 The label is kept in its parts (driver, allocator, context), because reserved bytes travel between GPUs and drivers and
-context bytes do not.  A measurement also keeps what rebuilds the very same network, so a row can be run again years later.
+context bytes do not.  A measurement also keeps what rebuilds the same network, so that a row can be run again years later.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
 """Label sources whose label is ``peak_device_bytes``."""
 SITE_PROCESS_SOURCES: Final = ("slurm_gpumem",)
-"""What schedulers and monitors read of the process every few seconds, so that a short peak may be missed."""
+"""Readings of the process every few seconds, by schedulers and monitors; a short peak may be missed."""
 SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
-"""The same of the whole device, neighbours included: see :data:`gpumemnet.site.observation.SOURCES`."""
+"""The same for the whole device, other processes included: see :data:`gpumemnet.site.observation.SOURCES`."""
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
 """Provenance of what a finished job of a site really used, as its scheduler reported it."""
 PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
-"""On which GPUMemNet measured what it published."""
+"""The GPU of GPUMemNet's published measurements."""
 PROVENANCES: Final = ("measured", "published", TRACED, OBSERVED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 

@@ -1,7 +1,6 @@
-"""Looks for rows of a dataset that cannot be true: labels below the weights, reserved above the process, and their like.
+"""Finds rows of a dataset that cannot be true, such as labels below the weights or reserved bytes above those of the process.
 
-A schema says what a column may hold; this says what the numbers of one row, of rows of the same network, and of rows of the
-same GPU and software imply.
+The schema checks columns; this module compares the numbers of one row, of rows of one network, and of rows of one GPU.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ DEVICE_TOLERANCE_BYTES: Final = 256 * MIB
 CONTEXT_TOLERANCE_BYTES: Final = 256 * MIB
 FLOOR_TOLERANCE_BYTES: Final = 32 * MIB
 MIN_GROUP: Final = 20
-"""Rows of the same GPU and software from which a typical value can be told."""
+"""Rows of the same GPU and software that a typical value needs."""
 
 _PROVENANCE: Final = ("driver", "cuda", "torch", "protocol", "seed", "seconds", "neighbours")
-"""What a measured row names whatever its outcome; ``allocator_settings`` and ``cudnn`` may be empty."""
+"""What every measured row states, whatever its outcome; ``allocator_settings`` and ``cudnn`` may be empty."""
 
 _Numbered = tuple[int, Measurement]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong.
+    """One implausible row.
 
     Attributes:
         row: number of the row, from 1.
@@ -53,7 +52,7 @@ class Finding:
 
 
 def validate(measurements: Sequence[Measurement]) -> list[Finding]:
-    """Everything that is wrong in a dataset, in the order of its rows."""
+    """The findings of a dataset, in the order of its rows."""
     rows = list(enumerate(measurements, start=1))
     checks = (_impossible, _unexplained, _duplicates, _not_monotone, _odd_contexts, _below_floor)
     findings = [finding for check in checks for finding in check(rows)]
@@ -72,7 +71,7 @@ def training_state_bytes(measurement: Measurement) -> tuple[int, int]:
 
 
 def _impossible(rows: Iterable[_Numbered]) -> Iterator[Finding]:
-    """What the numbers of one row rule out."""
+    """Contradictions between the numbers of one row."""
     for row, one in rows:
         label = one.label_bytes
         if label is None:
@@ -110,7 +109,7 @@ def _unexplained(rows: Iterable[_Numbered]) -> Iterator[Finding]:
         if one.status == "oom" and one.capacity_bytes < MIB:
             yield Finding(row, "oom-without-capacity", "the job ran out of memory, and the row does not say out of how much")
         if one.status == "oom" and one.neighbours:
-            yield Finding(row, "oom-in-company", f"called out of memory beside {one.neighbours} other jobs, not alone")
+            yield Finding(row, "oom-with-neighbours", f"called out of memory beside {one.neighbours} other jobs, not alone")
         if one.provenance != "measured" or one.status not in ("ok", "oom"):
             continue
         missing = [name for name in _PROVENANCE if getattr(one, name) is None]
@@ -169,7 +168,7 @@ def _odd_contexts(rows: Iterable[_Numbered]) -> Iterator[Finding]:
 
 
 def _below_floor(rows: Iterable[_Numbered]) -> Iterator[Finding]:
-    """Labels without their parts that leave less for the context than 95 % of alike rows: the peak was missed."""
+    """Labels without parts that leave less for the context than 95 % of similar rows: the peak was missed."""
     for group in _alike((row, one) for row, one in rows if one.context_bytes is None and one.label_bytes is not None):
         rest = np.array([(one.label_bytes or 0) - training_state_bytes(one)[1] for _, one in group])
         floor = float(np.quantile(rest, 0.05))

@@ -1,4 +1,4 @@
-"""What an estimate of memory is worth to a cluster: a trace of jobs, replayed on an inventory of GPUs once for each estimator.
+"""Compares estimators by their effect on a cluster: replays a trace of jobs on an inventory of GPUs once for each estimator.
 
 :func:`read_trace` and :func:`workload` give the jobs, :func:`inventory` the cards, :func:`estimators` what each estimator says,
 and :func:`simulate` replays the trace with one of them; :func:`figures` sums up.  Only memory is simulated: that neighbours slow

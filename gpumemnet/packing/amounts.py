@@ -1,4 +1,4 @@
-"""What each estimator would have a scheduler set aside for every row of a trace, on every kind of card.
+"""The memory that each estimator reserves for every row of a trace, on every kind of GPU.
 
 The exclusive "estimator" gives every job a card; the oracle knows the true peak.  Between them lie the classifiers by their limit
 and by their request, what a trace says, the published formulas, and whatever estimates the trace file itself holds.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpumemnet.predict.predictor import Predictor
 
 NONE: Final = -1
-"""Stands where an estimator has no answer."""
+"""Marks a row without an answer."""
 EXCLUSIVE, ORACLE, LIMIT, REQUEST = "exclusive", "oracle", "limit", "request"
 TRACED_LIMIT, TRACED_REQUEST, TRACED_PEAK = "traced-limit", "traced-request", "traced-peak"
 CLOSED_FORM, NAIVE, HORUS, GIVEN = "closed-form", "naive", "horus", "given"
@@ -47,7 +47,7 @@ TITLES: Final = {
     HORUS: "Horus formula",
     GIVEN: "estimates in the file",
 }
-"""What the estimators are called, in the order in which they are shown."""
+"""Names of the estimators, in the order in which they are shown."""
 _SEGMENTS: Final = FEATURE_NAMES.index("segment_bytes")
 _LARGEST_MIB: Final = 2**40
 
@@ -56,7 +56,7 @@ Mib = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Amounts:
-    """What one estimator sets aside for ``R`` rows on ``K`` kinds of card.
+    """The memory that one estimator reserves for ``R`` rows on ``K`` kinds of GPU.
 
     Attributes:
         key: which estimator.

@@ -1,4 +1,4 @@
-"""The scheduler's view of the cards: what is set aside on each, and where the next job goes."""
+"""The scheduler's view of the GPUs: the memory reserved on each, and where the next job goes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Policy:
 
 
 class Cards:
-    """What is set aside on every card; no true memory is known here."""
+    """The memory reserved on every GPU; the true memory is unknown here."""
 
     def __init__(self, inventory: Inventory, policy: Policy) -> None:
         self.capacity_mib = inventory.capacity_mib
@@ -98,7 +98,7 @@ class Cards:
         return amount_mib
 
     def give_back(self, card: int, amount_mib: int) -> None:
-        """The opposite of :meth:`take`."""
+        """Free what :meth:`take` has reserved."""
         self._forget()
         self.jobs[card] -= 1
         self.free_mib[card] += amount_mib

@@ -1,4 +1,4 @@
-"""Sums up a run: what an operator would ask of a week on this cluster with this estimator."""
+"""Summarises a run: the figures that the operator of a cluster asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader has to know before believing the table: what was drawn, what was left out, and what a model has seen before."""
+"""Limits of the comparison: what was drawn at random, what was left out, and what a model has learnt from."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _queue(policy: Policy) -> Iterator[str]:
         order = f"up to {policy.backfill} jobs behind one that does not fit may go first"
     most = f", at most {policy.most_per_card} jobs a card" if policy.most_per_card else ""
     yield f"{policy.fit} fit, first come first served, {order}{most}"
-    yield "out of memory is whoever was placed last, and runs again on a card of its own"
+    yield "the job that was placed last runs out of memory, and runs again on a card of its own"
     if policy.slowdown:
         yield f"neighbours: with k jobs on a card each runs 1 + {policy.slowdown:g} · (k − 1) times as long"
     else:

@@ -50,7 +50,7 @@ class TraceRow:
         place: file and line or row.
         job: what the scheduler could have known.
         peak_mib: the memory that the job really took, CUDA context included, rounded up.
-        is_traced: whether that is a trace's answer, and nobody measured it.
+        is_traced: whether that comes from a trace and not from a measurement.
         gpu: the GPU that it was measured on, where that is known.
         arrival_seconds, duration_seconds: where they are known.
         estimates_mib: what others expected, by their name.
@@ -115,7 +115,7 @@ def read_trace(paths: Sequence[Path]) -> Trace:
 
 
 def _rows_of(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | str]:
-    """The rows of one file; of a row without known memory the reason."""
+    """The rows of one file, or for a row without known memory the reason."""
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, ignored)
         return
@@ -184,7 +184,7 @@ def _csv_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _cell(name: str, text: str) -> Any:
-    """What a cell says; what is no number where one should stand stays text and is refused with the job."""
+    """The value of a cell; text in a column of numbers stays text, and is refused with the job."""
     if name == "job" or name == "layers":
         return text if name == "job" else _loaded(text)
     if name in _FLAGS or name == "oom":
@@ -265,7 +265,7 @@ def _job(given: Mapping[str, Any], place: str) -> TrainingJob:
 
 
 def _whole(value: Any) -> Any:
-    """A column of whole numbers with gaps comes as floats from many tools."""
+    """Many tools write a column of integers with missing values as floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -24,7 +24,7 @@ FORMAT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of one trace on one inventory.
+    """The result of one trace on one inventory.
 
     Attributes:
         jobs: how many jobs there were.

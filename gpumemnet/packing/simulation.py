@@ -1,4 +1,4 @@
-"""Replays a workload on cards with one estimator: who runs where and when, and who runs out of memory.
+"""Replays a workload on GPUs with one estimator: where and when each job runs, and which run out of memory.
 
 The scheduler sees amounts only.  A job takes its true peak a little after its start; when the card's true memory would then
 exceed its capacity, this job, which was placed last, dies, and goes to the head of the queue to be run on a card of its own, as

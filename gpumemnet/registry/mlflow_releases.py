@@ -40,7 +40,7 @@ _BY: Final = "gpumemnet registry pull"
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a pull has found and done: the alias's version, the registry's release of it, and a sentence."""
+    """Result of a pull: the alias's version, the release in the registry, and a sentence."""
 
     version: str
     release: str | None
@@ -87,7 +87,7 @@ def push(registry: Registry, store: MlflowStore, runs: Mapping[str, str] | None 
 def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPION) -> Pulled:
     """Let ``role`` in ``registry`` be the release that ``alias`` points to in ``store``, if that has moved since the last pull.
 
-    Every bundle is checked before the registry hears of it.
+    Every bundle is checked before the registry changes.
 
     Args:
         registry: whose folder a service reads.
@@ -136,7 +136,7 @@ def pull(registry: Registry, store: MlflowStore, alias: str, role: str = CHAMPIO
 
 
 def _without_challenger(registry: Registry, store: MlflowStore, alias: str) -> Pulled:
-    """What was pulled as challenger is one no longer when nothing is in MLflow."""
+    """Remove a pulled challenger that MLflow no longer has."""
     last = _last_pulls(registry).get(CHALLENGER)
     challenger = registry.aliases().challenger
     if last is None or challenger is None or last["release"] != challenger:

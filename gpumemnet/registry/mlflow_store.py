@@ -156,7 +156,7 @@ class MlflowStore:
             return str(self.client.create_run(experiment, run_name=name, tags=tags).info.run_id), False
 
     def finish(self, run: str) -> None:
-        """Say that ``run`` is whole."""
+        """Mark ``run`` as finished."""
         with self.calls("does not end a run"):
             self.client.set_terminated(run, "FINISHED")
 
@@ -185,6 +185,6 @@ class MlflowStore:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error that is somebody else's, without credentials."""
+    """The first line of a foreign error, without credentials."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"//[^/@\s]+@", "//", lines[0])[:300]

@@ -1,4 +1,4 @@
-"""A registry of bundles in a folder: which models there are, which of them answer, and which did so before.
+"""A registry of bundles in a folder: the models, the release that answers, and the earlier ones.
 
 ::
 
@@ -35,10 +35,10 @@ SHIPPED: Final = "shipped"
 ALIASES_FILE: Final = "aliases.json"
 LOCK_SECONDS: Final = 30.0
 MAX_HISTORY: Final = 1000
-"""So many champions are remembered; the oldest are forgotten first."""
+"""Number of past champions in the history."""
 
 PRUNE_GRACE_SECONDS: Final = 3600.0
-"""Bundles younger than this are not pruned: their release may be about to be written."""
+"""Bundles younger than this are not pruned, as their release may not be written yet."""
 
 NAME_RULE: Final = "use up to 64 lower-case letters, digits, dots, dashes and underscores, beginning with a letter or a digit"
 
@@ -81,7 +81,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aliases:
-    """Which release is what, and every champion so far, the oldest first."""
+    """Champion, challenger, and every champion so far, the oldest first."""
 
     champion: str = SHIPPED
     challenger: str | None = None
@@ -111,13 +111,13 @@ class Registry:
 
     @property
     def aliases_file(self) -> Path:
-        """The file whose change tells that the champion or the challenger may be another."""
+        """The file that changes whenever the champion or the challenger changes."""
         return self.folder / ALIASES_FILE
 
     # reading
 
     def aliases(self) -> Aliases:
-        """Champion and challenger; the shipped release is champion of a registry in which nobody has chosen one.
+        """Champion and challenger; the shipped release is champion until another is chosen.
 
         Raises:
             RegistryError: when the file is damaged.
@@ -213,7 +213,7 @@ class Registry:
         """Copy the bundle in the folder ``source`` into the registry; one that is there already stays as it is.
 
         Raises:
-            BundleError: when it is no whole bundle.
+            BundleError: when it is not a complete bundle.
             RegistryError: when it cannot be written.
         """
         with self._writing():
@@ -269,7 +269,7 @@ class Registry:
             return release
 
     def set_champion(self, name: str, *, by: str, reason: str, instead_of: str | None = None) -> Aliases:
-        """Let the release ``name`` answer from now on; one that was the challenger is that no longer.
+        """Make the release ``name`` champion; if it was the challenger, there is none afterwards.
 
         Args:
             name: the release.
@@ -289,7 +289,7 @@ class Registry:
             return aliases if aliases.champion == name else self._appoint(aliases, name, by, reason)
 
     def set_challenger(self, name: str | None) -> Aliases:
-        """Let the release ``name`` be asked beside the champion; ``None`` ends that.
+        """Make the release ``name`` challenger, which is asked beside the champion; ``None`` removes the challenger.
 
         Raises:
             UnknownReleaseError: when there is no such release.
@@ -305,7 +305,7 @@ class Registry:
             return self._write(Aliases(champion=aliases.champion, challenger=name, history=aliases.history))
 
     def rollback(self, *, by: str, reason: str) -> Aliases:
-        """Let the champion before this one answer again.
+        """Make the previous champion champion again.
 
         Raises:
             RegistryError: when there was none before.
@@ -319,7 +319,7 @@ class Registry:
             return self._appoint(aliases, aliases.previous, by, reason, is_rollback=True)
 
     def prune(self, keep_releases: int | None = None, grace_seconds: float = PRUNE_GRACE_SECONDS) -> tuple[str, ...]:
-        """Delete what killed writers left behind, and bundles of no release; returns what was deleted.
+        """Delete unfinished files of killed writers, and bundles that no release holds; returns what was deleted.
 
         Args:
             keep_releases: delete releases too, but for so many of the newest, champion, challenger and previous champion.
@@ -340,7 +340,7 @@ class Registry:
             pruned = [folder for folder in _entries(self.folder / "bundles") if folder.name not in kept]
             pruned = [folder for folder in pruned if time.time() - folder.stat().st_mtime >= grace_seconds]
             for folder in pruned:
-                # first out of sight, so that nobody finds half a bundle under its name
+                # first under another name, so that no reader finds half a bundle
                 shutil.rmtree(folder.rename(folder.with_name(STAGING_PREFIX + folder.name)))
             return *sorted(gone), *sorted(folder.name for folder in pruned)
 

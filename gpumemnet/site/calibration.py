@@ -1,4 +1,4 @@
-"""Calibration to a site: from a handful of probes or some fifty observations to another context and bounds, without retraining.
+"""Calibrates models to a site without retraining: the CUDA context and the bounds, from a few probes or some fifty observations.
 
 A site differs from the machine that a model learnt on mostly by the CUDA context, which no job describes, and by how far its own
 jobs scatter.  A third of a model's jobs give the shift, a weighted median; the others give the bounds, by split conformal
@@ -38,9 +38,9 @@ Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 MIN_JOBS: Final = 20
-"""Different jobs from which a model's own shift and bounds are told; about fifty are better."""
+"""Different jobs that a model's own shift and bounds need; about fifty are better."""
 MIN_READINGS: Final = 3
-"""Probes that read the context itself, from which it is told without them."""
+"""Probes that are enough to know the context without observations."""
 MAX_FIT_JOBS: Final = 50
 """More jobs hardly move a median: the others say more about the bounds."""
 FOLDS: Final = 10
@@ -57,7 +57,7 @@ class CoverageFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a model's answers were worth for ``jobs`` jobs that did not run out of memory.
+    """Accuracy of a model's answers for ``jobs`` jobs that did not run out of memory.
 
     Attributes:
         jobs: number of them.
@@ -102,7 +102,7 @@ class ModelCalibration:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a site's rows say of one GPU.
+    """What a site's rows tell about one GPU.
 
     Attributes:
         gpu, label_source: of the rows.
@@ -212,7 +212,7 @@ def calibrate(
 
 
 def _one_kind(found: SiteRows, gpu: str | None, label_source: str | None) -> tuple[list[SiteRow], dict[str, int]]:
-    """The rows of one GPU and one source that say what a job took; and how many others there are, by reason."""
+    """The rows of one GPU and one source with a known peak; and the number of other rows by reason."""
     left_out = dict(found.left_out)
     rows = [row for row in found.rows if row.gpu is not None and (row.label_bytes is not None or row.is_oom)]
     _count(left_out, "without what the job took, and on which GPU", len(found.rows) - len(rows))
@@ -251,7 +251,7 @@ def _is_impossible(row: SiteRow) -> bool:
 
 
 def _different(rows: Sequence[SiteRow]) -> list[SiteRow]:
-    """One row a job: runs of one job are no different jobs.  The largest reading stands for all, or that it ran out of memory.
+    """One row for each job: the run with the largest reading, or the one that ran out of memory.
 
     They come in an order that has nothing to do with what they took, nor with the order of the files.
     """
@@ -369,7 +369,7 @@ def _calibrated(
 
 
 def _context_without(parts: Mapping[str, Mapping[tuple[str, str], _Part]], fold: int, is_read: bool) -> Centre | None:
-    """The context as the jobs of the other folds give it; ``None`` where there are none."""
+    """The context by the jobs of the other folds; ``None`` if there are none."""
     if is_read:
         known = [part.reading[part.fold != fold] for of in parts.values() for part in of.values()]
         readings = np.concatenate(known) if known else np.empty(0)

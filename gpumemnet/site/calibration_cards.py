@@ -1,4 +1,4 @@
-"""What a site's calibration leaves behind: cards of bundles, the GPU's profile, a document for programs."""
+"""The results of a site's calibration: cards of bundles, the GPU's profile, and a JSON document."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHOD: Final = (
 
 
 def calibrated_cards(calibration: Calibration) -> list[tuple[Bundle, dict[str, Any]]]:
-    """Each bundle with the card that it has once calibrated; its graph stays.
+    """Each bundle with its calibrated card and the same graph.
 
     The version gets the first digits of a hash over files and calibration; golden answers of a card are left out, as they are
     those of the model as it was.

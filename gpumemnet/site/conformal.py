@@ -1,4 +1,4 @@
-"""Split conformal bounds and a robust centre with its interval: what a handful of a site's jobs can carry, and no more.
+"""Split conformal bounds, and a robust centre with its confidence interval, for the few jobs of a site.
 
 The bound at a coverage is the score of rank ``ceil((n + 1) coverage)`` among ``n`` scores that were not fitted to (Vovk et al.,
 *Algorithmic Learning in a Random World*, 2005; Lei et al., JASA 2018).  Where that rank is above ``n`` there is no bound.
@@ -29,12 +29,12 @@ def conformal_rank(count: int, coverage: float) -> int | None:
 
 
 def rows_needed(coverage: float) -> int:
-    """The fewest scores that carry a bound at ``coverage``."""
+    """The smallest number of scores for a bound at ``coverage``."""
     return math.ceil(coverage / (1.0 - coverage) - _ROUNDING)
 
 
 def conformal_quantiles(scores: Array, coverages: Sequence[float]) -> tuple[float | None, ...]:
-    """The bound at each coverage, from scores of shape ``[n]``; ``None`` where ``n``, or an infinite score, does not carry it."""
+    """The bound at each coverage, from scores of shape ``[n]``; ``None`` with too few scores, or an infinite one."""
     ordered = np.sort(scores)
     ranks = [conformal_rank(len(ordered), coverage) for coverage in coverages]
     found = [math.inf if rank is None else float(ordered[rank - 1]) for rank in ranks]

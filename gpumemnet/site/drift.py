@@ -1,6 +1,6 @@
-"""Drift: are recent jobs like those that the models learnt from, and do they still take what was predicted?
+"""Detects drift: recent jobs that differ from the training data, or that take more or less memory than predicted.
 
-Four things are tested for every family and GPU with jobs enough: the error, the coverage of the safe bytes, the share of jobs
+Four things are tested for every family and GPU with enough jobs: the error, the coverage of the safe bytes, the share of jobs
 outside the support, and the distribution of every feature and option.  Something counts as drift when it is both too unlikely
 to be chance, corrected for the number of tests, and large enough to matter: among many jobs some test always finds a difference.
 """
@@ -31,11 +31,11 @@ ALPHA: Final = 0.01
 WINDOW: Final = 200
 MIN_JOBS: Final = 20
 ERROR_MATTERS: Final = 0.05
-"""A median that is off by this share; errors below it are within what the models' own spread explains."""
+"""Smallest relative error of the median that counts; the models' own spread explains less."""
 TOLERATED_OUTSIDE: Final = 0.05
-"""So many jobs outside the support are ordinary: there are always odd ones."""
+"""Share of jobs outside the support that is normal."""
 DISTANCE_MATTERS: Final = 0.1
-"""Ten jobs of a hundred lie elsewhere."""
+"""Smallest distance of two distributions that counts: ten jobs of a hundred have other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """What was tested, and what came of it.
+    """The tests of one run and their results.
 
     Attributes:
         findings: every test: drift first, then in the order of :data:`KINDS`, the least likely first.
         notes: what could not be tested, and why.
         alpha: probability with which a run errs at all, if nothing has drifted.
-        kinds: those that start a retraining; ``None`` for all, but features only where nobody knows what the jobs took.
+        kinds: those that start a retraining; ``None`` for all, but features only if the memory of the jobs is unknown.
     """
 
     findings: tuple[Finding, ...]
@@ -105,7 +105,7 @@ class DriftReport:
     def rule(self) -> str:
         """The rule that starts a retraining."""
         which = ", ".join(self.kinds or KINDS[:3])
-        alone = "" if self.kinds else ", or of features where nobody knows what the jobs took,"
+        alone = "" if self.kinds else ", or of features where the memory of the jobs is unknown,"
         return (
             f"Retrain when a test of {which}{alone} fails: its probability is below {self.alpha:g} after Holm's "
             "correction for all tests of the run, and its effect matters: a median "
@@ -131,11 +131,11 @@ def find_drift(
         predictor: what predicts now.
         references: family → the jobs that it shall be compared with; unless given, those in the card of the model that answers
             for most of the group.
-        window: so many of the newest rows of each group; the last ones where nothing says when they ended.
+        window: number of newest rows of each group; the last rows of the files if no row has a time.
         alpha: probability with which a run may err at all.
         coverage: of the safe bytes.
-        kinds: the kinds of tests that start a retraining, the others are shown; unless given all, but features only where nobody
-            knows what the jobs took: other jobs, of which the models are right, need no other models.
+        kinds: the kinds of tests that start a retraining, the others are shown; by default all, but features only if the
+            memory of the jobs is unknown: other jobs do not need other models as long as the predictions are right.
 
     Raises:
         InvalidRequestError: on a window, an alpha, kinds or a coverage that cannot be.
@@ -225,7 +225,7 @@ def _finding(kind: str, name: str, jobs: int, effect: float, matters: float, pro
 
 
 def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator[Finding]:
-    """A sign test: as many jobs should take more than expected as less."""
+    """Sign test: about half of the jobs should take more than expected."""
     ratios = np.array(
         [
             math.log(row.label_bytes / estimate.expected_bytes)
@@ -242,7 +242,7 @@ def _error(rows: Sequence[SiteRow], estimates: Sequence[Prediction]) -> Iterator
 
 
 def _coverage(rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage: float) -> Iterator[Finding]:
-    """An exact binomial test: no more jobs should exceed their safe bytes than was promised."""
+    """Exact binomial test: no more jobs should exceed their safe bytes than the coverage allows."""
     kept = [
         one
         for row, estimate in zip(rows, estimates, strict=True)
@@ -257,7 +257,7 @@ def _coverage(rows: Sequence[SiteRow], estimates: Sequence[Prediction], coverage
 
 
 def _is_within(row: SiteRow, safe_bytes: int) -> bool | None:
-    """Whether the job stayed within; ``None`` where nobody knows, as it ran out of less."""
+    """Whether the job stayed within its safe bytes; ``None`` if it ran out of a smaller limit, so that it is unknown."""
     if row.label_bytes is not None:
         return row.label_bytes <= safe_bytes
     if not row.is_oom or (row.limit_bytes is not None and row.limit_bytes < safe_bytes):
@@ -275,7 +275,7 @@ def _support(estimates: Sequence[Prediction]) -> Finding:
 
 
 def _features(rows: Sequence[SiteRow], reference: TrainingReference) -> Iterator[Finding]:
-    """Kolmogorov and Smirnov's test of amounts, Fisher's of the share of each option and layer kind."""
+    """Kolmogorov-Smirnov test of each amount, and Fisher's exact test of the share of each option and layer kind."""
     jobs = [row.job for row in rows]
     for name, values in job_amounts(jobs).items():
         quantiles = np.array(reference.quantiles[name])

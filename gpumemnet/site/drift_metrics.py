@@ -1,7 +1,7 @@
 """Drift as metrics, per family and GPU: a file in Prometheus' text format, for the textfile collector of ``node_exporter``.
 
-``gpumemnet drift`` runs from cron and is gone before anybody could ask it, so it leaves what it found where the exporter of its
-machine looks.  The time of the run is among them, because a file that nobody renews says the same for ever.
+``gpumemnet drift`` runs from cron and ends before Prometheus can ask it, so it writes a file that the machine's exporter reads.
+The file holds the time of the run, so that an alert can notice when it is no longer renewed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumemnet.site.drift import DriftReport, Finding
 
 
 def write_drift_metrics(path: Path, report: DriftReport) -> None:
-    """Let ``path`` hold the metrics of ``report``; the collector sees the old file or the new one, never a part.
+    """Write the metrics of ``report`` to ``path`` atomically: the collector sees the old file or the new one.
 
     Raises:
         InvalidRequestError: when the file cannot be written.
@@ -29,7 +29,7 @@ def write_drift_metrics(path: Path, report: DriftReport) -> None:
 
 
 def drift_metrics(report: DriftReport, now: float) -> str:
-    """The text: one line for each family, GPU and kind of test, of which the gravest test speaks.
+    """The text: one line for each family, GPU and kind of test, with the result of the most significant test.
 
     Args:
         report: of the run.

@@ -1,4 +1,4 @@
-"""An observation: what a finished job really used, as a scheduler reports it.
+"""An observation: the memory that a finished job really used, as a scheduler reports it.
 
 It names the job by the id of the prediction that it was scheduled with, or holds the job itself.  A job that ran out of GPU
 memory is a censored observation: it needed more than it had.  The service stores observations, ``gpumemnet import-sacct`` makes
@@ -41,7 +41,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "dcgm": "DCGM's framebuffer in use (DCGM_FI_DEV_FB_USED), the job alone on the GPU: the highest reading",
     "prometheus": "another exporter's series of a GPU's memory, the job alone on it: the highest sample",
 }
-"""Where a peak may come from.  Not among them: the allocator's own maximum (``torch.cuda.max_memory_reserved``), which lacks the
+"""Where a peak may come from.  Not accepted: the allocator's own maximum (``torch.cuda.max_memory_reserved``), which lacks the
 CUDA context, and a trace, which is a prediction itself."""
 
 PROCESS_OBSERVATIONS: Final = (*(source for source in PROCESS_SOURCES if source != TRACED), *SITE_PROCESS_SOURCES)
@@ -49,12 +49,12 @@ PROCESS_OBSERVATIONS: Final = (*(source for source in PROCESS_SOURCES if source 
 
 MIN_BYTES: Final = MIB
 MAX_BYTES: Final = 1024 * GIB
-"""No process on a GPU takes less than the one or more than the other: outside, the unit is wrong."""
+"""Smallest and largest memory of a process on a GPU; a value outside has the wrong unit."""
 MAX_KEY_LENGTH: Final = 200
 MAX_TEXT_LENGTH: Final = 100
 EARLIEST: Final = datetime(2010, 1, 1, tzinfo=UTC)
 CLOCK_SKEW: Final = timedelta(days=1)
-"""How far in the future an observation may lie: clocks differ, and so do ideas of the time zone."""
+"""How far in the future an observation may lie, as clocks and time zones differ."""
 
 OBSERVATION_FIELDS: Final = (
     *("prediction_id", "job", "gpu", "peak_mib", "peak_bytes", "source", "oom", "limit_mib", "limit_bytes"),
@@ -69,7 +69,7 @@ assert set(PROCESS_OBSERVATIONS) == set(SOURCES) - set(DEVICE_SOURCES) - set(SIT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one run of a job used.
+    """The memory that one run of a job used.
 
     Attributes:
         source: where the peak comes from, one of :data:`SOURCES`; of an ``oom``, who noticed.
@@ -80,7 +80,7 @@ class Observation:
         oom: whether it ran out of GPU memory: it needed more than ``peak_bytes`` and ``limit_bytes``.
         limit_bytes: the memory that it could have had, its limit or the whole GPU.
         observed_at: when it ended.
-        idempotency_key: the reporter's name for this observation, which is then stored once however often it is sent.
+        idempotency_key: the reporter's name for this observation; an observation sent again under its key is stored once.
         driver, cuda, torch: versions of the software.
     """
 
@@ -168,7 +168,7 @@ def content_hash(observation: Observation) -> str:
 
 
 def check_capacity(observation: Observation, gpu: str) -> None:
-    """Refuse a peak that the GPU called ``gpu`` cannot have held, where the catalogue knows it.
+    """Refuse a peak above the memory of the GPU ``gpu``, if the catalogue has it.
 
     Raises:
         InvalidRequestError: says both amounts.

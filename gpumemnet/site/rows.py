@@ -1,6 +1,6 @@
-"""Reads what a site knows of its jobs: a dataset of ``dataset_builder`` or of exported observations, observations or jobs a line.
+"""Reads the jobs of a site: datasets, exported observations, or JSON Lines of observations or jobs.
 
-All become rows of one form.  What cannot be one is counted with the reason, never guessed.
+All become rows of one form.  A row that cannot be read is counted with the reason; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SiteRows:
 
     Attributes:
         rows: in the order of the files.
-        left_out: reason → number of rows that are none.
+        left_out: reason → number of rows that are not used.
         files: name of each file → its SHA-256.
     """
 
@@ -157,7 +157,7 @@ def _observed(one: Observation, job: TrainingJob) -> SiteRow:
 
 
 def _observed_at(options: str) -> float | None:
-    """When an exported observation ended, which stands among the options of its row."""
+    """When an exported observation ended, from the options of its row."""
     with contextlib.suppress(ValueError, TypeError, AttributeError, OverflowError):
         value: Any = json.loads(options).get("observed_at")
         if isinstance(value, int | float) and not isinstance(value, bool):

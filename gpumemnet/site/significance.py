@@ -1,7 +1,9 @@
-"""Exact tests and bounds that drift is told by: binomial, Fisher's, Kolmogorov and Smirnov's, and Holm's correction.
+"""Statistical tests for drift: binomial, Fisher's, Kolmogorov-Smirnov, and Holm's correction.
 
-All are exact or conservative: where many values are equal, or a distribution is known at some quantiles only, a probability may
-come out too large and never too small (Kolmogorov's series, with Stephens' correction, is good to a per cent from 20 values on).
+They use numpy alone, because ``gpumemnet drift`` runs where SciPy is not installed.
+
+All are exact or conservative: with ties, or with a distribution known at a few quantiles only, a probability may be too large but
+never too small.  Kolmogorov's series with Stephens' correction is accurate to a per cent from 20 values on.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ def binomial_tail(count: int, trials: int, probability: float) -> float:
 
 
 def sign_test(above: int, below: int) -> float:
-    """Two-sided probability that so many values, or more, lie on one side of a median; equal values do not count."""
+    """Two-sided probability of at least so many values on one side of a median; values equal to it do not count."""
     return min(1.0, 2.0 * binomial_tail(max(above, below), above + below, 0.5))
 
 
 def fisher_test(first: int, of_first: int, second: int, of_second: int) -> float:
-    """Two-sided probability of two shares so far apart, or farther, if both are drawn from one population."""
+    """Two-sided probability of two shares at least this far apart, if both are drawn from one population."""
     total, hits = of_first + of_second, first + second
     numbers = np.arange(max(0, hits - of_second), min(of_first, hits) + 1)
     logs = _log_choose(of_first, numbers) + _log_choose(of_second, hits - numbers) - _log_choose(total, np.array([hits]))
@@ -46,7 +48,7 @@ def fisher_test(first: int, of_first: int, second: int, of_second: int) -> float
 
 
 def ks_distance(values: Array, quantiles: Array) -> float:
-    """The least distance that the distribution of ``values`` can have to one with these evenly spaced quantiles.
+    """Smallest possible distance between the distribution of ``values`` and one with these evenly spaced quantiles.
 
     Args:
         values: shape ``[n]``.
@@ -59,7 +61,7 @@ def ks_distance(values: Array, quantiles: Array) -> float:
     for side in ("right", "left"):  # at a point, and just below it
         share = np.searchsorted(ordered, points, side=side) / len(ordered)
         reached = np.searchsorted(quantiles, points, side=side)
-        # Between two quantiles the reference's share lies between theirs, and nobody knows where.
+        # Between two quantiles the reference's share lies between theirs; the exact value is unknown.
         low = np.maximum(reached - 1, 0) / steps
         high = np.where(reached == 0, 0.0, np.minimum(reached, steps) / steps)
         distance = max(distance, float(np.maximum(low - share, share - high).max()))
@@ -67,7 +69,7 @@ def ks_distance(values: Array, quantiles: Array) -> float:
 
 
 def ks_probability(distance: float, count: int, reference_count: int) -> float:
-    """Probability of such a distance, or a larger one, between samples of one distribution."""
+    """Probability of at least this distance between two samples of one distribution."""
     root = math.sqrt(count * reference_count / (count + reference_count))
     scaled = (root + 0.12 + 0.11 / root) * distance
     if scaled < 0.2:  # the series does not converge, and the probability is one to ten digits

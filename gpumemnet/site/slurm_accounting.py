@@ -1,4 +1,4 @@
-"""Reads Slurm's accounting: what GPU memory finished jobs took, as observations.
+"""Reads the GPU memory of finished jobs from Slurm's accounting, as observations.
 
 Slurm accounts ``gres/gpumem`` where ``AccountingStorageTRES`` names it and ``gres.conf`` detects GPUs by NVML: the memory of the
 job's processes, read every ``JobAcctGatherFrequency`` (30 seconds by default).  ``TRESUsageInMax`` is the highest reading of any
@@ -40,12 +40,12 @@ _PREDICTION: Final = re.compile(r"gpumemnet:([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What was not made into an observation, and why.
+    """A job that gave no observation, with the reason.
 
     Attributes:
         place: line, or number of the job, in the file.
         job_id: Slurm's, where it could be read.
-        reason: in a sentence.
+        reason: one sentence.
         text: the line itself, where it could not be read.
     """
 
@@ -57,7 +57,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a mapping file says of a Slurm job: its prediction, or the job itself with the GPU."""
+    """An entry of a mapping file: the prediction of a Slurm job, or the job itself with its GPU."""
 
     prediction_id: str | None = None
     job: TrainingJob | None = None
@@ -96,7 +96,7 @@ class SlurmJob:
 def read_sacct(
     path: Path, known: Mapping[str, Known] | None = None, gpus: Mapping[str, str] | None = None, min_seconds: int = MIN_SECONDS
 ) -> Iterator[Observation | Skipped]:
-    """The observations in ``path``, and what is none; text is read a job at a time.
+    """The observations in ``path``, and the jobs that gave none; text is read one job at a time.
 
     Args:
         path: output of ``sacct -P`` with its header, or of ``sacct --json``.
@@ -171,7 +171,7 @@ def parse_amount(text: str) -> int:
     """Bytes of an amount such as ``38888M``, ``1.5G`` or ``40777023488``; units are powers of 1024.
 
     Raises:
-        ValueError: when it is none.
+        ValueError: when it is not an amount.
     """
     found = _AMOUNT.match(text.strip())
     if found is None:

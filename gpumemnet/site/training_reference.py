@@ -1,4 +1,4 @@
-"""A compact picture of the jobs that a model was trained on, beside which drift sees recent ones: some 10 KB in a card.
+"""A summary of the jobs that a model was trained on, with which drift detection compares recent jobs: some 10 KB in a card.
 
 Amounts are kept as evenly spaced quantiles, options and layer kinds as counts.
 """
@@ -33,7 +33,7 @@ QUANTILES: Final = 65
 
 @dataclass(frozen=True, slots=True)
 class TrainingReference:
-    """What is kept of the jobs of one family.
+    """Summary of the jobs of one family.
 
     Attributes:
         rows, rows_with_layers: number of jobs, and of those with a layer list.
@@ -50,7 +50,7 @@ class TrainingReference:
 
 
 def training_reference(jobs: Sequence[TrainingJob]) -> TrainingReference:
-    """The picture of ``jobs``, at least one."""
+    """The summary of ``jobs``, at least one."""
     columns = job_amounts(jobs)
     steps = np.linspace(0.0, 1.0, QUANTILES)
     quantiles = {name: np.quantile(values, steps, method="inverted_cdf") for name, values in columns.items()}
@@ -70,7 +70,7 @@ def job_amounts(jobs: Sequence[TrainingJob]) -> dict[str, NDArray[np.float64]]:
 
 
 def reference_document(reference: TrainingReference) -> dict[str, Any]:
-    """The reference as it stands in a card under ``reference``."""
+    """The reference as the JSON object under ``reference`` in a card."""
     return {
         "rows": reference.rows,
         "rows_with_layers": reference.rows_with_layers,
@@ -81,7 +81,7 @@ def reference_document(reference: TrainingReference) -> dict[str, Any]:
 
 
 def reference_from_card(document: Any) -> TrainingReference | None:
-    """The reference in a card; ``None`` where it has none, or one that this version cannot use: only drift needs it."""
+    """The reference in a card; ``None`` if it has none, or one that this version cannot use.  Only drift detection needs it."""
     try:
         reference = TrainingReference(
             rows=_count(document["rows"]),

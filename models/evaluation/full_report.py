@@ -1,6 +1,6 @@
-"""The whole report: every candidate on every dataset of a folder, the real models apart, and what each part of ours is worth.
+"""The full report: every candidate on every dataset of a folder, on real models, and the worth of each part of our classifiers.
 
-Datasets are told apart by what stands in their rows: measured and published rows give tables of accuracy, traced rows tables of
+The rows of a dataset decide what is reported: measured and published rows give tables of accuracy, traced rows give tables of
 agreement with the trace, and real models are for testing only.
 """
 

@@ -1,6 +1,6 @@
-"""Finds rows in which batch and input have changed places: the first layer's weights fit the one where they should fit the other.
+"""Finds rows with batch size and input size swapped: the first layer's weights fit the batch size instead of the input size.
 
-To the closed form such a row is nearly the same job, so that its memory looks right, and a model learns to expect such jobs.
+The closed form gives nearly the same memory for such a row, so that no other check notices it.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ from gpumemnet.units import GIB
 Array = NDArray[np.float64]
 
 SUPERIOR: Final = ("error", "waste", "above safe")
-"""Measures of which one must be shown to be better."""
+"""Measures, at least one of which must be significantly better."""
 MEASURES: Final = (*SUPERIOR, "wrong bin", "bin too low")
-"""Measures of which none may be worse."""
+"""Measures, none of which may be worse."""
 MOST_ERROR: Final = 0.2
-"""An error of more log-bytes is as bad as this: else a few jobs that no model knows would outweigh all others."""
+"""Largest error in log-bytes that counts, so that a few outliers do not outweigh all other jobs."""
 MOST_WASTE: Final = 1.0
-"""Safe bytes of more than twice the memory are as bad as that."""
+"""Largest waste that counts: safe bytes of twice the memory."""
 _SHARES: Final = ("above safe", "wrong bin", "bin too low")
 
 
@@ -136,7 +136,7 @@ class Verdict:
     parts: tuple[PartVerdict, ...]
 
     def document(self) -> dict[str, Any]:
-        """The verdict as JSON has it."""
+        """The verdict as a JSON-ready object."""
         return asdict(self)
 
 
@@ -233,7 +233,7 @@ def _is_better(measure: str, found: Comparison, level: float, keeps: Sequence[bo
 
 
 def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
-    """What stands against the candidate in one measure: a loss beyond what is allowed, that is not likely luck."""
+    """The objection to the candidate in one measure: a loss above the limit that chance does not explain."""
     if measure in _SHARES:
         allowed = rule.most_share
         words = f"{measure} {found.candidate:.1%} of the jobs, the champion {found.champion:.1%}"
@@ -248,7 +248,7 @@ def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
 
 
 def _chance(above: Array, rule: Rule) -> float:
-    """Chance of so many jobs above their safe bytes, or more, when the promise holds: exact binomial test."""
+    """Probability of at least this many jobs above their safe bytes if the coverage holds: exact binomial test."""
     return binomial_tail(int(above.sum()), len(above), 1.0 - rule.coverage)
 
 

@@ -1,4 +1,4 @@
-"""Which rows no retraining ever learns from: architectures by the hash of their key, and the newest observations.
+"""Rows that no retraining learns from: architectures chosen by the hash of their key, and the newest observations.
 
 The hash says for ever, and on every machine, on which side an architecture lies: a champion of an earlier retraining has not seen
 the rows on which its successor is judged.
@@ -21,7 +21,7 @@ NEWEST_SHARE: Final = 0.2
 
 
 def is_held_out(architecture_key: str) -> bool:
-    """Whether an architecture is for judging only."""
+    """Whether an architecture is held out, for judging only."""
     digest = hashlib.sha256(f"held-out/1 {architecture_key}".encode()).digest()
     return int.from_bytes(digest[:8]) < HELD_OUT_SHARE * 2**64
 

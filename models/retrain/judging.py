@@ -1,8 +1,8 @@
-"""What champion and candidate answer for jobs that neither has learnt from, as the service would: whole releases are asked.
+"""Answers of champion and candidate for jobs that neither has learnt from; whole releases answer, as in the service.
 
-A champion of an earlier retraining has left the held-out architectures out, and is asked itself.  One that has learnt from all
-rows of its dataset, as the shipped bundles have, would be asked what it knows by heart: for those architectures a stand-in
-answers, the champion's plan trained again on the rows that are not held out.  For all others every champion is asked itself.
+A champion of an earlier retraining has not learnt from the held-out architectures, so it answers itself.  A shipped bundle has
+learnt from all rows of its dataset, which would be data leakage.  For held-out architectures a stand-in answers in its place: the
+champion's plan, trained again without them.  For all other architectures every champion answers itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ StandIn = Callable[[Bundle], Bundle]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Rows to be judged on, on one GPU.
+    """Rows on which candidates are judged, of one GPU.
 
     Attributes:
         name: in words.
@@ -148,7 +148,7 @@ def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) 
 
 
 def _predictions(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> PredictionTable:
-    """The networks' own answers, whatever a trace has found."""
+    """The networks' own answers, without traced peaks."""
     table = JobTable.from_jobs([replace(row.measurement.job, traced_peak_bytes=None) for row in rows])
     with np.errstate(over="ignore"):
         return predictor.predict_table(table, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)

@@ -18,7 +18,7 @@ NOTHING_BETTER: Final = 10
 
 
 class RetrainingError(Exception):
-    """A failure that is nobody's input: its text is one sentence.  The champion is as it was."""
+    """A failure that no input caused, in one sentence; the champion is unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Leave what is not done undone."""
+        """Cancel what is not done."""
 
 
 def engine(name: str, asked: Question, workers: int | None) -> Engine:

@@ -37,7 +37,7 @@ OBJECTIVE: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """What plans are compared on.
+    """The rows on which plans are compared.
 
     Attributes:
         data: the rows of one family, less those that a retraining judges by.

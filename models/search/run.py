@@ -28,14 +28,14 @@ from .space import SPACES, Between, suggested, values_of
 
 Progress = Callable[[str, float], None]
 FIRST_UNPRUNED: Final = 4
-"""So many trials are trained on all folds before one can be worse than their median."""
+"""Number of trials that are trained on all folds before pruning begins."""
 DRAWN_FIRST: Final = 8
-"""So many trials are drawn at random before Optuna's model of them says where to look."""
+"""Number of random trials before Optuna's model chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         plan: the best plan; its seed is the search's.

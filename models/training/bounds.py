@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 FEWEST_SCORES: Final = 60
-"""Scores that a group needs to be calibrated apart."""
+"""Scores that a group needs for a calibration of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,7 +46,7 @@ RANGE_COLUMNS: Final = (
 LONGEST_EXAMPLE: Final = 7
 """Layers of the longest sequence that a graph is exported with."""
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
-"""Scale of a logistic whose central 99 % reach from half to double: nobody has measured how the closed form errs there."""
+"""Scale of a logistic whose central 99 % reach from half to double: the error of the closed form there is unknown."""
 
 PUBLISHED_FILES: Final = {"mlp": "mlp_data_step2.csv", "cnn": "cnn_data_step1.csv", "transformer": "transformer_data.csv"}
 """Where its readings of each family stand, below ``Datasets/``."""

@@ -1,4 +1,4 @@
-"""Which plan a dataset is trained with: wide option spaces get wider networks, and learn in fewer passes."""
+"""Chooses the training plan for a dataset: more options need wider networks and fewer epochs."""
 
 from __future__ import annotations
 

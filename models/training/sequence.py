@@ -36,7 +36,7 @@ from .mlp import (
 from .splits import pieces
 
 HELD_OUT: Final = 6
-"""One in so many architectures chooses the epoch and calibrates."""
+"""One architecture in this many is held out, to choose the epoch and to calibrate."""
 CHUNK: Final = 8
 """Batches are made of jobs of like length, out of so many batches at a time, so that little of them is padding."""
 
@@ -186,7 +186,7 @@ def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Te
 
 
 def _errors(network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
-    """Of the jobs held out."""
+    """Scores of the held-out jobs."""
     parts = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]

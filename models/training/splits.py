@@ -1,4 +1,4 @@
-"""Splits by architecture: jobs of one network never stand on both sides, or a test would ask what was learnt by heart."""
+"""Splits by architecture: all jobs of one network are on the same side, which prevents data leakage."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_sound_dataset_has_no_finding(measurement: Measurement, oom: Measureme
         ({"phases": (), "context_bytes": None}, "missing-provenance", "without context_bytes, phases"),
         ({"status": "oom", "reason": None}, "no-reason", "the status is oom"),
         ({"status": "oom", "reason": "full", "capacity_bytes": 0}, "oom-without-capacity", "out of how much"),
-        ({"status": "oom", "reason": "full", "neighbours": 3}, "oom-in-company", "beside 3 other jobs"),
+        ({"status": "oom", "reason": "full", "neighbours": 3}, "oom-with-neighbours", "beside 3 other jobs"),
     ],
 )
 def test_an_impossible_row_is_found(measurement: Measurement, changes: dict[str, object], rule: str, sentence: str) -> None:

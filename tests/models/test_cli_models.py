@@ -1,4 +1,4 @@
-"""``python -m models`` as a person runs it, on the published measurements where they are at hand."""
+"""``python -m models`` as a person runs it, on the published measurements where they are available."""
 
 import json
 import re

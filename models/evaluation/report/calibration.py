@@ -1,4 +1,4 @@
-"""Whether a candidate knows how sure it is: its bins' probabilities against hits, and its bounds' coverage against jobs.
+"""Calibration of a candidate: the probabilities of its bins against hits, and the coverage of its bounds.
 
 The expected calibration error is that of Guo et al. (ICML 2017): the mean distance of confidence and accuracy over ten equal
 intervals of confidence, weighted by jobs.

@@ -1,6 +1,6 @@
 """Pictures of calibration: the reliability diagram of a candidate's bins, and the coverage of its bounds.
 
-A point on the dashed line keeps its promise; below it the candidate is too sure of itself.
+A point on the dashed line is calibrated; below the line the candidate is overconfident.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registry: what is in it is whole, whoever is killed and however many write; champion, challenger and the way back."""
+"""The registry: always complete, with killed and with parallel writers; champion, challenger and rollback."""
 
 import json
 import os

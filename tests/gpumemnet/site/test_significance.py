@@ -1,10 +1,11 @@
-"""The tests that drift is told by, against numbers known otherwise and against simulation."""
+"""Statistical tests for drift, against published numbers, SciPy and simulation."""
 
 import math
 from itertools import product
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,13 @@ def test_holm_corrects_upwards_and_keeps_the_order(found: list[float]) -> None:
 
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.floats(0.001, 0.999))
+def test_binomial_and_sign_test_are_scipys(above: int, below: int, probability: float) -> None:
+    trials = above + below
+    assert binomial_tail(above, trials, probability) == pytest.approx(
+        scipy.stats.binom.sf(above - 1, trials, probability), rel=1e-9
+    )
+    if trials:
+        assert sign_test(above, below) == pytest.approx(scipy.stats.binomtest(above, trials, 0.5).pvalue, rel=1e-9)

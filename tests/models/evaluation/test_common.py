@@ -100,7 +100,7 @@ def test_bounds_hold_in_every_family(folder: Path, data: LabelledJobs) -> None:
     predictor = Predictor.load(folder)
     test = data.take(folds(data.groups, 3, seed=1)[0][1])
     test = test.take(np.flatnonzero(~np.isnan(test.label_bytes)))
-    estimates = predictor.predict_many(test.jobs, coverage=0.9)  # the only model, so nobody has to ask for it
+    estimates = predictor.predict_many(test.jobs, coverage=0.9)  # the only model, so it need not be asked for
     for family, error in (("mlp", 30 * MIB), ("cnn", 120 * MIB)):
         rows = test.rows_of(family).tolist()
         own = [(float(test.label_bytes[row]), estimates[row]) for row in rows]

@@ -1,4 +1,4 @@
-"""What the champion has learnt must be at hand, and a step's hash must know all that its result depends on."""
+"""The champion's training data must be available, and a step's hash covers everything that its result depends on."""
 
 from __future__ import annotations
 

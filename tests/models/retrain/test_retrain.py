@@ -45,7 +45,7 @@ def promotion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Promotion]:
 
 @pytest.fixture
 def site(promotion: Promotion, tmp_path: Path) -> Site:
-    """A site whose champion nobody has challenged."""
+    """A site whose champion has no challenger."""
     return promotion.before(tmp_path)
 
 
