@@ -10,7 +10,6 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
-from operator import itemgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -31,18 +30,18 @@ from gpumemnet.job.training_job import (
     TrainingJob,
     check_options,
     check_schema_version,
-    settle_numbers,
 )
 from gpumemnet.job.training_options import OPTION_SWITCHES
 
 _JOB_FIELDS: Final = frozenset(JOB_FIELDS)
 _REQUIRED_FIELDS: Final = frozenset(REQUIRED_FIELDS)
-_SWITCHES: Final = tuple(map(OPTION_FIELDS.index, OPTION_SWITCHES))
 _LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
-_OPTION_DEFAULTS: Final = tuple(map(FIELD_DEFAULTS.get, OPTION_FIELDS))
-_NUMBER_DEFAULTS: Final = tuple(map(FIELD_DEFAULTS.get, NUMBER_FIELDS))
+_DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else value for name, value in FIELD_DEFAULTS.items()}
+"""What stands where a document says nothing; of a field that it must state, what no check lets pass."""
+_FEW: Final = 8
+"""Up to so many documents are read one by one where one of them is not valid."""
 
 
 class ReadJobs(NamedTuple):
@@ -59,14 +58,6 @@ class ReadJobs(NamedTuple):
     errors: dict[int, FieldError]
 
 
-class _Row(NamedTuple):
-    """One job as a document states it: its counts, its set of options, and its layers."""
-
-    numbers: Sequence[Any]
-    options: tuple[Any, ...]
-    layers: Sequence[Any]
-
-
 def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> ReadJobs:
     """The jobs of many JSON objects, as a table.
 
@@ -75,44 +66,56 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
             objects or of ``[kind, activations, parameters]`` lists.
         max_layers: the most layers that a job may have.
     """
-    stated: dict[int, _Row] = {}
+    table = _table(documents, max_layers)
+    if table is not None:
+        return ReadJobs(table, np.arange(len(documents)), {})
+    half = len(documents) // 2
+    if half > _FEW:  # most of them are valid: close in on those that are not
+        first, second = (read_jobs(some, max_layers) for some in (documents[:half], documents[half:]))
+        return merge_reads([(np.arange(half), first), (np.arange(half, len(documents)), second)])
+    jobs: dict[int, TrainingJob] = {}
     errors: dict[int, FieldError] = {}
     for place, document in enumerate(documents):
         try:
-            stated[place] = _row(document, max_layers)
+            jobs[place] = job_from_dict(document, max_layers)
         except InvalidJobError as error:
             errors[place] = error
-    table = _table(list(stated.values()))
-    if table is None:  # some of them break a rule
-        checked: dict[int, _Row] = {}
-        for place, row in stated.items():
-            try:
-                checked[place] = _checked(row)
-            except InvalidJobError as error:
-                errors[place] = error
-        stated, table = checked, _table(list(checked.values()))
-        assert table is not None
-    return ReadJobs(table, np.array(list(stated), dtype=np.int64), errors)
+    return ReadJobs(JobTable.from_jobs(list(jobs.values())), np.array(list(jobs), dtype=np.int64), errors)
 
 
-def _table(rows: Sequence[_Row]) -> JobTable | None:
-    """The table of the rows, checked as columns; ``None`` where one breaks a rule or holds numbers other than ``int``."""
-    if not rows:
+def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
+    """The table of valid documents, read a column at a time.
+
+    ``None`` where :func:`job_from_dict` refuses one of them, or where some write layers in another way than others.
+    """
+    if not documents:
         return JobTable.from_jobs(())
-    stated, options, layers = zip(*rows, strict=True)
-    columns = _plain_columns([*chain.from_iterable(layers)])
-    is_plain = set(map(type, chain.from_iterable(stated))) <= {int, NoneType} and all(
-        set(map(type, map(itemgetter(place), options))) == {bool} for place in _SWITCHES
-    )
-    if columns is None or not is_plain:
+    names = set().union(*documents) if set(map(type, documents)) == {dict} else set()
+    if not _REQUIRED_FIELDS <= names <= _JOB_FIELDS:
         return None
+    values = {name: list(map(dict.get, documents, repeat(name), repeat(_DEFAULTS[name]))) for name in names}
+    count, lists = len(documents), [layers or () for layers in values.get("layers", ())]
+    is_plain = (
+        all(set(map(type, values[name])) <= {int, NoneType} for name in NUMBER_FIELDS if name in names)
+        and all(set(map(type, values[name])) == {bool} for name in OPTION_SWITCHES if name in names)
+        and set(map(type, values.get("schema_version", ()))) <= {int}
+        and set(values.get("schema_version", ())) <= {SCHEMA_VERSION}
+        and set(map(type, values.get("layers", ()))) <= {list, tuple, NoneType}
+        and max(map(len, lists), default=0) <= max_layers
+    )
+    columns = _plain_columns([*chain.from_iterable(lists)]) if is_plain else None
+    if columns is None:
+        return None
+    numbers = np.empty((len(NUMBER_FIELDS), count))
+    options = list(zip(*(values.get(name) or repeat(_DEFAULTS[name], count) for name in OPTION_FIELDS), strict=True))
     try:
         for option_set in set(options):
             check_options(option_set)
-        numbers = np.array(stated, dtype=np.float64).T.copy()
+        for place, name in enumerate(NUMBER_FIELDS):
+            numbers[place] = np.array(values.get(name, _DEFAULTS[name]), dtype=np.float64)
     except (InvalidJobError, TypeError, OverflowError):  # TypeError: a value that cannot be hashed is no option
         return None
-    counts = np.array(list(map(len, layers)), dtype=np.int64)
+    counts = np.array(list(map(len, lists)) or [0] * count, dtype=np.int64)
     table = JobTable.from_columns(numbers, options, counts, *columns)
     breaks = settle_columns(table.numbers, counts, table.layer_activations, table.layer_parameters)
     return None if breaks.any() else table
@@ -128,51 +131,30 @@ def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
     return ReadJobs(table, rows, errors) if is_ordered else ReadJobs(table.take(order), rows[order], errors)
 
 
-def job_from_dict(document: object) -> TrainingJob:
+def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob:
     """A job from its JSON object, as :func:`read_jobs` takes it.
 
     Raises:
         InvalidJobError: names the field (``layers[3].parameters``) and says what it must be.
     """
-    row = _checked(_row(document, MAX_LAYERS))
-    values = dict(zip((*NUMBER_FIELDS, *OPTION_FIELDS), (*row.numbers, *row.options), strict=True))
-    return TrainingJob(layers=tuple(row.layers), **values)
-
-
-def _row(document: object, max_layers: int) -> _Row:
-    """One job as the document states it."""
-    if type(document) is not dict and not isinstance(document, Mapping):
+    if not isinstance(document, Mapping):
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
-    get = document.get
-    version = get("schema_version", SCHEMA_VERSION)
     if not _JOB_FIELDS.issuperset(document):
-        check_schema_version(version)  # a newer schema explains unknown fields better
+        check_schema_version(document.get("schema_version", SCHEMA_VERSION))  # a newer schema explains unknown fields better
         _refuse_unknown(document, JOB_FIELDS, "")
-    if not document.keys() >= _REQUIRED_FIELDS:
-        missing = next(name for name in REQUIRED_FIELDS if name not in document)
-        raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), missing)
-    layers = get("layers")
+    for name in REQUIRED_FIELDS:
+        if name not in document:
+            raise InvalidJobError("is missing: a job needs " + ", ".join(REQUIRED_FIELDS), name)
+    layers = document.get("layers")
     if layers is None:
         layers = ()
-    elif not isinstance(layers, list | tuple):
+    if not isinstance(layers, list | tuple):
         raise InvalidJobError(f"must be a list of layers, not {describe(layers)}", "layers")
     if len(layers) > max_layers:
         raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(layers)}", "layers")
-    check_schema_version(version)
-    return _Row(tuple(map(get, NUMBER_FIELDS, _NUMBER_DEFAULTS)), tuple(map(get, OPTION_FIELDS, _OPTION_DEFAULTS)), layers)
-
-
-def _checked(row: _Row) -> _Row:
-    """The same job with its layers as :class:`~gpumemnet.job.layers.Layer` and its totals settled.
-
-    Raises:
-        InvalidJobError: names the field and says what it must be.
-    """
-    columns = _plain_columns(row.layers)
-    layers = _checked_layers(row.layers) if columns is None else list(map(Layer, *columns))
-    check_options(row.options)
-    numbers = settle_numbers(row.numbers, [layer.activations for layer in layers], [layer.parameters for layer in layers])
-    return _Row(numbers, row.options, layers)
+    columns = _plain_columns(layers)
+    checked = _checked_layers(layers) if columns is None else map(Layer, *columns)
+    return TrainingJob(**{**document, "layers": tuple(checked)})
 
 
 def job_from_json(text: str | bytes) -> TrainingJob:
@@ -191,7 +173,9 @@ def parse_json(text: str | bytes) -> Any:
         InvalidJobError: says what is wrong and at which line and column.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
+        if isinstance(text, bytes | bytearray):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise InvalidJobError(f"no valid JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
     except UnicodeDecodeError:
@@ -291,3 +275,6 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidJobError("appears twice", _printable(twice))
     return document
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
