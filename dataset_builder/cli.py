@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
+from gpumemnet.cli.arguments import AsJson
 from gpumemnet.cli.running import command_of, run
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import format_bytes
@@ -69,7 +71,7 @@ def measure(
 
 @app.command()
 def campaign(
-    recipe: Annotated[str, typer.Argument(help="Path of a YAML file, or name of a shipped recipe.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe.")],
     out: Folder,
     time_budget: Budget = 540.0,
     jobs: Annotated[
@@ -120,7 +122,7 @@ def _measure(
 
 @app.command()
 def collect(
-    folder: Annotated[Path, typer.Argument(help="Folder of a campaign, running or not.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a campaign, running or not.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
 ) -> None:
     """Write the finished measurements of a campaign as a dataset."""
@@ -139,7 +141,7 @@ def _collect(folder: Path, out: Path) -> None:
 
 @app.command()
 def merge(
-    sources: Annotated[list[Path], typer.Argument(help="Parquet files of datasets.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")],
     keep: Annotated[Keep | None, typer.Option(help="Which of contradicting rows to keep; without it they are an error.")] = None,
 ) -> None:
@@ -160,23 +162,28 @@ def merge(
 
 
 @app.command()
-def validate(dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")]) -> None:
-    """List impossible rows, one line each; the exit code is 0 without findings, 3 with findings, 2 without a readable dataset."""
+def validate(
+    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")], as_json: AsJson = False
+) -> None:
+    """List impossible rows, one a line. Exit code 0 without findings, 3 with findings, 2 when the dataset cannot be read."""
     from gpumemnet.data import validation
     from gpumemnet.data.dataset import read_dataset
 
     measurements = read_dataset(dataset)
     findings = validation.validate(measurements)
-    for finding in findings:
-        print(finding)
-    print(f"{len(measurements):,} rows, {len(findings):,} findings")
+    if as_json:
+        print(json.dumps({"rows": len(measurements), "findings": [str(finding) for finding in findings]}, indent=2))
+    else:
+        for finding in findings:
+            print(finding)
+        print(f"{len(measurements):,} rows, {len(findings):,} findings")
     if findings:
         raise typer.Exit(FINDINGS_EXIT_CODE)
 
 
 @app.command()
 def split(
-    dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
+    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     folds: Annotated[int, typer.Option(min=2, max=100, help="How many folds.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
@@ -193,7 +200,7 @@ def split(
 
 @app.command()
 def card(
-    dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
+    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the card and its pictures.")],
 ) -> None:
     """Write the data card of a dataset, in Markdown with pictures, from the file alone."""
@@ -205,7 +212,7 @@ def card(
 
 @app.command()
 def compare(
-    datasets: Annotated[list[Path], typer.Argument(help="Parquet files of datasets, all of one GPU.")],
+    datasets: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets, all of one GPU.")],
     rows: Annotated[int | None, typer.Option(min=10, help="Rows of each family, drawn at random; all unless given.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
@@ -219,7 +226,7 @@ def compare(
 
 @app.command("trace-recipe")
 def trace_recipe(
-    recipe: Annotated[str, typer.Argument(help="Path of a YAML file, or name of a shipped recipe.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe.")],
     out: Folder,
     gpu: Annotated[str, typer.Option(help="GPU to trace for.")] = "H200",
     jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 1_000,
@@ -235,7 +242,7 @@ def trace_recipe(
 
 @app.command("add-traces")
 def add_traces(
-    dataset: Annotated[Path, typer.Argument(help="Parquet file of a dataset.")],
+    dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
 ) -> None:
@@ -268,7 +275,10 @@ def probe_gpu(
 @app.command("import-published")
 def import_published(
     source: Annotated[
-        Path, typer.Argument(help="mlp_data_step2.csv, cnn_data_step1.csv or transformer_data.csv of GPUMemNet (CC BY 4.0).")
+        Path,
+        typer.Argument(
+            metavar="FILE.csv", help="mlp_data_step2.csv, cnn_data_step1.csv or transformer_data.csv of GPUMemNet (CC BY 4.0)."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
 ) -> None:

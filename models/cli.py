@@ -30,9 +30,9 @@ PUBLISHED_HINT: Final = (
     "and run  gpumemnet build import-published mlp_data_step2.csv --out"
 )
 
-Dataset = Annotated[Path, typer.Option("--dataset", help="Parquet dataset, as gpumemnet build writes it.")]
+Dataset = Annotated[Path, typer.Option("--dataset", metavar="FILE", help="Parquet dataset, as gpumemnet build writes it.")]
 Family = Annotated[str, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of folds, initialisation and order.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of folds, initialisation and order.")]
 Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")]
 DATASETS: Final = Path("dataset_builder/datasets")
 COMMITTED: Final = Path(__file__).resolve().parents[1] / DATASETS
@@ -50,7 +50,11 @@ def train(
     out: Annotated[Path, typer.Option("--out", help="Bundle folder to write; an existing bundle there is replaced.")],
     dataset: Annotated[
         list[Path] | None,
-        typer.Option("--dataset", help=f"Parquet dataset; {DEFAULT_DATASET} unless given; several for the common classifier."),
+        typer.Option(
+            "--dataset",
+            metavar="FILE",
+            help=f"Parquet dataset; {DEFAULT_DATASET} unless given; several for the common classifier.",
+        ),
     ] = None,
     family: Annotated[
         str | None, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}; mlp unless given. The common one has them all.")
@@ -60,13 +64,16 @@ def train(
     metrics: Annotated[
         Path | None, typer.Option("--metrics", help="evaluation.json of the same dataset, to be copied into the card.")
     ] = None,
-    encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Which classifier.")] = "mlp",
+    encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Classifier to train.")] = "mlp",
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Plan that gpumemnet search has found; the project's own unless given.")
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Plan that gpumemnet search has found; the project's own unless given."),
     ] = None,
     traces: Annotated[
         list[Path] | None,
-        typer.Option("--traces", help="Measured rows with traced peaks, for jobs that send one; else the dataset's."),
+        typer.Option(
+            "--traces", metavar="FILE", help="Measured rows with traced peaks, for jobs that send one; else the dataset's."
+        ),
     ] = None,
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
@@ -171,11 +178,12 @@ def retrain(
         Path | None, typer.Option("--registry", envvar="GPUMEMNET_REGISTRY", help="The registry's folder; a dry run needs none.")
     ] = None,
     dataset: Annotated[
-        list[Path] | None, typer.Option("--dataset", help="Parquet dataset to learn from, beside the committed ones.")
+        list[Path] | None,
+        typer.Option("--dataset", metavar="FILE", help="Parquet dataset to learn from, beside the committed ones."),
     ] = None,
     observations: Annotated[
         list[Path] | None,
-        typer.Option("--observations", help="Observations, as gpumemnet observations export writes them."),
+        typer.Option("--observations", metavar="FILE", help="Observations, as gpumemnet observations export writes them."),
     ] = None,
     committed: Annotated[
         bool, typer.Option("--committed/--without-committed", help="Whether to learn from the datasets of the repository.")
@@ -191,10 +199,10 @@ def retrain(
     ] = None,
     plan: Annotated[
         list[Path] | None,
-        typer.Option("--plan", help="Plan that gpumemnet search has found; the project's own unless given."),
+        typer.Option("--plan", metavar="FILE", help="Plan that gpumemnet search has found; the project's own unless given."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, and leave the registry alone.")] = False,
-    challenger: Annotated[bool, typer.Option("--challenger", help="What is better becomes challenger, not champion.")] = False,
+    challenger: Annotated[bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")] = False,
     tracking: Annotated[
         str | None, typer.Option("--tracking", metavar="mlflow", help="Log the run and register the release in MLflow, too.")
     ] = None,
@@ -212,7 +220,7 @@ def retrain(
 ) -> None:
     """Train on new data, and promote what is better than the champion.
 
-    Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 for what you can mend, 1 for a failure.
+    Exit codes: 0 something was promoted (or would have been), 10 nothing is better, 2 a mistake in command or data, 1 a failure.
     """
     from .retrain.pipeline import retrain as run_retraining
     from .retrain.request import FAILED, RETRAINED, Request, RetrainingError
@@ -261,7 +269,7 @@ def search(
         str, typer.Option("--storage", metavar="URL", help="SQLite file of the trials; the same again goes on where it was.")
     ] = "sqlite:///search.db",
     family: Family = "mlp",
-    encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Which classifier.")] = "mlp",
+    encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Classifier to train.")] = "mlp",
     dataset: Dataset = DEFAULT_DATASET,
     folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="Folds, split by architecture.")] = 3,
     seed: Seed = 0,

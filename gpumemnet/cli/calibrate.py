@@ -35,7 +35,8 @@ def calibrate(
         ),
     ],
     bundle: Annotated[
-        list[Path] | None, typer.Option("--bundle", help="Bundle folder to calibrate instead of the shipped ones.")
+        list[Path] | None,
+        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder to calibrate instead of the shipped ones."),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU to calibrate for, where the files hold rows of several.")] = None,
     label_source: Annotated[

@@ -37,16 +37,21 @@ def drift(
     ],
     reference: Annotated[
         list[Path] | None,
-        typer.Option(help="Dataset of training jobs to compare features with, where the model's card holds no picture of them."),
+        typer.Option(
+            metavar="FILE",
+            help="Dataset of training jobs to compare features with, where the model's card holds no picture of them.",
+        ),
     ] = None,
-    bundle: Annotated[list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones.")] = None,
+    bundle: Annotated[
+        list[Path] | None, typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones.")
+    ] = None,
     registry: Annotated[
         Path | None, typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry.")
     ] = None,
     release: Annotated[str | None, typer.Option(help="Which; the champion unless given.")] = None,
     window: Annotated[int | None, typer.Option(help="The newest jobs of each family and GPU that are looked at; 200.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Probability of a false alarm in one run; 0.01.")] = None,
-    coverage: Annotated[float, typer.Option(help="Coverage of the safe bytes.")] = DEFAULT_COVERAGE,
+    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
     on: Annotated[
         list[str] | None,
         typer.Option(

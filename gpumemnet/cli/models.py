@@ -14,7 +14,9 @@ from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 
 
 def models(
-    bundle: Annotated[list[Path] | None, typer.Argument(help="Bundle folders; the shipped ones unless given.")] = None,
+    bundle: Annotated[
+        list[Path] | None, typer.Argument(metavar="FOLDER...", help="Bundle folders; the shipped ones unless given.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")] = False,
 ) -> None:
     """List the bundles that answer, and check their checksums."""

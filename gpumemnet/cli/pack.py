@@ -34,27 +34,33 @@ def pack(
         ),
     ],
     gpus: Annotated[str, typer.Option(metavar="NAME:COUNT,…", help="The cluster, such as A100:8,H200:4 or A100/3g.20gb:16.")],
-    jobs: Annotated[int | None, typer.Option(help="Draw so many jobs from the rows; each row once unless given.")] = None,
-    load: Annotated[float, typer.Option(help="Of drawn arrivals: jobs a GPU that would run if none ever waited.")] = 2.0,
-    median_seconds: Annotated[float, typer.Option(help="Median of drawn durations, which are log-normal.")] = 3600.0,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
-    fit: Annotated[str, typer.Option(metavar="best|first|spread", help="Which of the cards that hold a job gets it.")] = "best",
-    backfill: Annotated[int, typer.Option(help="So many jobs behind one that does not fit may go first.")] = 0,
-    most_per_card: Annotated[int | None, typer.Option(help="Most jobs on a card at once; as many as fit unless given.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of jobs to draw from the rows; each row once unless given.")] = None,
+    load: Annotated[
+        float, typer.Option(help="Jobs per GPU that would run if none had to wait; sets the rate of drawn arrivals.")
+    ] = 2.0,
+    median_seconds: Annotated[float, typer.Option(help="Median of the drawn durations, which are log-normal.")] = 3600.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
+    fit: Annotated[
+        str, typer.Option(metavar="best|first|spread", help="Which of the GPUs that can hold a job gets it.")
+    ] = "best",
+    backfill: Annotated[int, typer.Option(help="How many waiting jobs may overtake one that does not fit.")] = 0,
+    most_per_card: Annotated[int | None, typer.Option(help="Most jobs on a GPU at once; as many as fit unless given.")] = None,
     slowdown: Annotated[
-        float, typer.Option(help="With k jobs on a card each runs 1 + SLOWDOWN·(k − 1) times as long; 0 leaves compute out.")
+        float, typer.Option(help="With k jobs on a GPU each runs 1 + SLOWDOWN·(k − 1) times as long; 0 leaves compute out.")
     ] = 0.0,
     ramp_seconds: Annotated[float, typer.Option(help="Time from a job's start to its peak.")] = 60.0,
     unknown_mib: Annotated[
-        int | None, typer.Option(help="Set aside where an estimator has no answer (CARMA: 40000); a whole card unless given.")
+        int | None,
+        typer.Option(help="Memory set aside where an estimator has no answer (CARMA: 40000); a whole GPU unless given."),
     ] = None,
     headroom_mib: Annotated[int, typer.Option(help="Added to every estimate but the oracle's (CARMA: 2048).")] = 0,
     estimator: Annotated[
-        list[str] | None, typer.Option(help="Only this one, once for each; all that have an answer unless given.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this one, once for each; all that have an answer unless given.")
     ] = None,
-    coverage: Annotated[float, typer.Option(help="Share of jobs that the limit shall cover.")] = DEFAULT_COVERAGE,
+    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
     bundle: Annotated[
-        list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
+        list[Path] | None,
+        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones; once per family."),
     ] = None,
     encoder: Annotated[
         str | None, typer.Option(metavar="mlp|transformer", help="Which classifier answers, where there are two.")

@@ -46,20 +46,23 @@ def predict(
         ),
     ],
     bundle: Annotated[
-        list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
+        list[Path] | None,
+        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones; once per family."),
     ] = None,
-    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes shall cover.")] = DEFAULT_COVERAGE,
+    coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
     bin_width: Annotated[
         int | None, typer.Option("--bin-width", metavar="MIB", help="Width of a bin; 1024 unless given.")
     ] = None,
-    bins: Annotated[str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU to answer for; the one that the model learnt from unless given.")] = None,
+    bins: Annotated[
+        str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead of a width.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU to answer for; the one of the model's training data unless given.")] = None,
     encoder: Annotated[
         str | None,
         typer.Option(metavar="mlp|transformer|common", help="Which classifier answers; common is one model for all families."),
     ] = None,
     fits: Annotated[
-        bool, typer.Option("--fits", help="Say of every known GPU and MIG profile whether it holds the job.")
+        bool, typer.Option("--fits", help="Also say which GPUs and MIG profiles of the catalogue the job fits.")
     ] = False,
     largest_batch: Annotated[
         str | None, typer.Option(metavar="GPU", help="Find the largest batch that fits it, such as A100 or A100/3g.20gb.")

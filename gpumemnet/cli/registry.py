@@ -33,7 +33,7 @@ def _registry() -> None:
 @registry.command("add")
 def add(
     release: Name,
-    bundle: Annotated[list[Path], typer.Argument(help="Bundle folders.")],
+    bundle: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Bundle folders.")],
     registry: Folder,
     parent: Annotated[
         str, typer.Option(help="The release whose bundles the given ones join, or replace where they answer for the same.")

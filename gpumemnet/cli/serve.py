@@ -27,7 +27,8 @@ def serve(
         int | None, typer.Option(help="Processes that answer; GPUMEMNET_WORKERS or 1 unless given.", min=1)
     ] = None,
     bundle: Annotated[
-        list[Path] | None, typer.Option("--bundle", help="Bundle folder instead of the shipped ones; once per family.")
+        list[Path] | None,
+        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones; once per family."),
     ] = None,
     registry: Annotated[Path | None, typer.Option(help="Model registry to answer from; GPUMEMNET_REGISTRY unless given.")] = None,
     database_url: Annotated[
