@@ -28,8 +28,9 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
+from gpumemnet.site.significance import binomial_tail
 from gpumemnet.units import MIB
-from models.retrain.gate import binomial_tail, losses
+from models.retrain.gate import losses
 from models.retrain.pipeline import retrain
 from models.retrain.request import Request
 from models.retrain.steps import JUDGING_CODE, TRAINING_CODE, code_hash

@@ -1,4 +1,4 @@
-"""What every candidate answers in an evaluation: expected bytes, a bound, and bins; and the candidates that are not networks.
+"""The answers of candidates (expected bytes, a bound, bins), and the candidates that are not networks.
 
 The bound of a regression is its answer plus the conformal quantile of its errors on rows that it was not fitted to.  Commonest
 bin and calibrated physics are the baselines of the table; ExtraTrees is the strongest regression of scikit-learn on this data.

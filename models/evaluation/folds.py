@@ -1,4 +1,4 @@
-"""Evaluation: every candidate on the same folds, split by architecture, trained anew in each fold.
+"""Evaluates every candidate on the same folds, split by architecture; candidates are trained anew in each fold.
 
 The classifier is judged as it is served: each fold's model is exported to a bundle and asked through
 :class:`gpumemnet.predict.predictor.Predictor`.  Figures are pooled over the folds' held-out jobs.

@@ -1,4 +1,4 @@
-"""What the MLP-based classifier gains from more rows and from each kind of feature, on one split of a dataset."""
+"""Learning curves and feature importances of the MLP-based classifier, on one split of a dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEATURE_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "largest tensors": tuple(name for name in FEATURE_NAMES if name.startswith("largest_") or name == "logits_bytes"),
     "closed form in whole segments": ("segment_bytes", "small_slack_bytes", "medium_slack_bytes", "spare_medium_segments"),
 }
-"""What is permuted together, because its columns say much the same."""
+"""Groups of columns that are permuted together, because they are strongly correlated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ err alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.site.significance import binomial_tail
 from gpumemnet.units import GIB
 
 Array = NDArray[np.float64]
@@ -73,7 +73,7 @@ RULE: Final = Rule()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """What champion and candidate answered for ``B`` jobs.
+    """The answers of champion and candidate for ``B`` jobs.
 
     Attributes:
         name: of the part, such as ``held-out architectures``.
@@ -106,7 +106,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PartVerdict:
-    """What the gate finds on one part.
+    """The gate's findings on one part.
 
     Attributes:
         name, decides, rows, architectures: of the part.
@@ -250,21 +250,6 @@ def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
 def _chance(above: Array, rule: Rule) -> float:
     """Probability of at least this many jobs above their safe bytes if the coverage holds: exact binomial test."""
     return binomial_tail(int(above.sum()), len(above), 1.0 - rule.coverage)
-
-
-def binomial_tail(count: int, trials: int, chance: float) -> float:
-    """Chance of ``count`` or more among ``trials``."""
-    if count == 0:
-        return 1.0
-    logs = [
-        math.lgamma(trials + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(trials - k + 1)
-        + k * math.log(chance)
-        + (trials - k) * math.log1p(-chance)
-        for k in range(count)
-    ]
-    return max(0.0, 1.0 - math.fsum(map(math.exp, logs)))
 
 
 def _bootstrap(differences: Array, architectures: NDArray[np.str_], rule: Rule) -> Array:

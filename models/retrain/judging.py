@@ -32,7 +32,7 @@ NEWEST: Final = "newest observations"
 COVERAGE: Final = 0.99
 
 Learnt = Callable[[Bundle], Collection[str]]
-"""Architectures, by their keys, among the held-out ones that a bundle of the champion has learnt from all the same."""
+"""Keys of held-out architectures that a bundle of the champion has nevertheless learnt from."""
 StandIn = Callable[[Bundle], Bundle]
 """Gives the bundle to ask in a champion's place about held-out architectures."""
 
@@ -57,7 +57,7 @@ class Part:
 
 
 def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file_names: dict[str, str], rule: Rule) -> list[Part]:
-    """The track's own held-out and newest rows, which decide, and what no candidate may spoil.
+    """The track's own held-out and newest rows, which decide, and rows on which no candidate may be worse.
 
     The latter are the same rows file by file, and the rows of the family's other tracks.  Rows that were read where the track
     borrows from are moved as those that it learnt from.

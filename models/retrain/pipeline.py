@@ -1,4 +1,4 @@
-"""The retraining from end to end: collect, train, judge, report, release; every step's result is kept and found again.
+"""Runs a retraining from end to end: collect, train, judge, report, release.  The result of each step is stored and reused.
 
 A killed run leaves whole results or none, and the next one goes on from there.  The registry is written to at the very end: first
 the bundles, then the release, then the alias, each of them whole or not at all.
@@ -142,7 +142,7 @@ def _sha256(path: Path) -> str:
 
 @contextmanager
 def _alone(work: Path) -> Iterator[None]:
-    """Hold the work folder; what a killed run has left unfinished is swept away."""
+    """Lock the work folder, and delete unfinished files of a killed run."""
     try:
         with locked(work / ".lock", 0.0):
             for name in ("candidates", "stand-ins"):

@@ -1,4 +1,4 @@
-"""Puts what the gate let through into the registry: bundles, release with its lineage, alias; and says what came of it.
+"""Puts accepted models into the registry: bundles, release with its lineage, alias; and reports the result.
 
 The release's name comes from the hash of the run, so a run that was killed between two of these steps finds what it made.
 """
@@ -82,13 +82,13 @@ def _taken_back(registry: Registry, aliases: Aliases, document: dict[str, Any], 
 
 
 def _data(document: Mapping[str, Any]) -> list[Any]:
-    """What was asked for, but for the code: files, and what was chosen."""
+    """The inputs of a retraining without the code: files and options."""
     files = sorted(file["sha256"] for file in document["files"])
     return [files, *(document.get(name) for name in ("seed", "epochs", "encoders", "plans"))]
 
 
 def lineage(document: dict[str, Any]) -> dict[str, Any]:
-    """What a release says of its making: data, code, seed, and the figures by which it was let through."""
+    """The lineage of a release: data, code, seed, and the figures that the gate accepted."""
     return {
         "made_by": BY,
         **{

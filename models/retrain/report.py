@@ -13,7 +13,7 @@ _HEADINGS: Final = ("part", "jobs", *MEASURES)
 
 
 def write_report(path: Path, document: dict[str, Any]) -> Path:
-    """Write the Markdown of ``document`` to ``path``, unless it stands there already."""
+    """Write the Markdown of ``document`` to ``path``, unless the file has it already."""
     content = markdown(document).encode()
     if not path.is_file() or path.read_bytes() != content:
         replace_file(path, content)

@@ -1,4 +1,4 @@
-"""What a retraining is asked to do, and what came of it."""
+"""The request and the result of a retraining."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it.
+    """The result of a retraining.
 
     Attributes:
         exit_code: of the command.

@@ -1,4 +1,4 @@
-"""Steps that are done once: their results lie under the hash of all that they depend on, whole or not at all."""
+"""Caches the results of steps under the hash of everything they depend on; writes are atomic."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def packages() -> dict[str, str]:
 
 
 def code_version() -> dict[str, Any]:
-    """What a lineage says of the code: package version, commit where there is one, hashes of the code itself."""
+    """The code in a lineage: package version, commit if there is one, and hashes of the code itself."""
     try:
         version = metadata.version("gpumemnet")
     except metadata.PackageNotFoundError:
@@ -111,7 +111,7 @@ def _commit() -> str | None:
 
 
 def cached_bundle(folder: Path, make: Callable[[Path], Bundle]) -> tuple[Bundle, bool]:
-    """The bundle in ``folder``, made first where there is no whole one; and whether it was there."""
+    """The bundle in ``folder``, made if it is not there, and whether it was there."""
     try:
         return load_bundle(folder), True
     except BundleError:
@@ -122,7 +122,7 @@ def cached_bundle(folder: Path, make: Callable[[Path], Bundle]) -> tuple[Bundle,
 def cached_document(
     path: Path, make: Callable[[], dict[str, Any]], still_holds: Callable[[dict[str, Any]], bool] = lambda found: True
 ) -> tuple[dict[str, Any], bool]:
-    """The JSON object in ``path``, made first where there is none that still holds; and whether it was there."""
+    """The JSON object in ``path``, made if it is missing or outdated, and whether it was there."""
     try:
         found = json.loads(path.read_bytes())
         if isinstance(found, dict) and still_holds(found):

@@ -1,4 +1,4 @@
-"""Tells an MLflow store what a retraining has done, after it is done: a run with figures and files, versions, aliases.
+"""Logs a finished retraining to an MLflow store: a run with figures and files, model versions, aliases.
 
 The registry in the folder is the truth, and the verdict has fallen before this is called: nothing here promotes anything.  What
 could not be logged waits in the work folder for the next run; aliases are moved by that, too, or by ``gpumemnet registry push``.
@@ -80,7 +80,7 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
 
 
 def _came(request: Request, outcome: Outcome) -> dict[str, Any]:
-    """What came of a retraining this time; all else stands in its report."""
+    """The result of this retraining; its report has everything else."""
     is_made = outcome.exit_code == PROMOTED and not request.is_dry_run
     return {
         "report": str(outcome.report.relative_to(request.work)),
@@ -108,7 +108,7 @@ class _ReportError(TrackingError):
 
 
 def _log_run(store: MlflowStore, work: Path, came: dict[str, Any], report: Path, document: dict[str, Any]) -> str:
-    """The run of a retraining, whole; a run that was begun and not finished goes on."""
+    """The complete run of a retraining; an unfinished run is continued."""
     run, was_there = store.run({**_KIND, KEY_TAG: document["run"]}, document["release"])
     if not was_there:
         _log(store, run, "params", dict(_params(document)))

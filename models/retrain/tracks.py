@@ -1,4 +1,4 @@
-"""Tracks: what is trained apart, because one bundle answers for it: a family, a provenance, a GPU and a way of reading memory.
+"""Tracks: groups of rows for which one bundle is trained, by family, provenance, GPU and way of reading memory.
 
 Observations are a track of their own.  It borrows the family's other rows, moved by the difference of the contexts: reserved
 bytes travel between drivers and ways of reading, the CUDA context does not.
@@ -36,7 +36,7 @@ MOST_COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The rows of one track by what they are for.
+    """The rows of one track by their purpose.
 
     Attributes:
         family, provenance, gpu, label_source: what it is.
@@ -70,7 +70,7 @@ class Track:
 
 
 def find_tracks(rows: Sequence[Row], champion_until: dict[str, float]) -> tuple[list[Track], list[str]]:
-    """The tracks, the most trusted last, and in sentences which rows are in none.
+    """The tracks, the most trusted last, and sentences about the rows that are in none.
 
     Args:
         rows: all rows.
@@ -137,7 +137,7 @@ class TrainingData:
 
 
 def too_few(track: Track) -> str | None:
-    """Why nothing can be learnt from a track; ``None`` when something can."""
+    """Why a track has too few rows to train on; ``None`` if it has enough."""
     labelled = [row.measurement for row in track.training if row.measurement.label_bytes is not None]
     if track.borrowed and len(labelled) < FEWEST_MOVING:
         return f"{len(labelled)} observed rows to learn from are too few: {FEWEST_MOVING} are needed"

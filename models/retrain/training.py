@@ -1,4 +1,4 @@
-"""Trains a candidate on a track, and the stand-in of a champion that has seen what it would be judged on."""
+"""Trains a candidate on a track, and a stand-in for a champion that has learnt from held-out rows."""
 
 from __future__ import annotations
 

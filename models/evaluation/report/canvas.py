@@ -48,7 +48,7 @@ def png(figure: Figure) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write ``content`` to ``path`` so that no reader ever sees half of it."""
+    """Write ``content`` to ``path`` atomically."""
     replace_file(path, content)
     return path
 

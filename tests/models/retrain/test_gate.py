@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from math import comb
-
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpumemnet.units import GIB
-from models.retrain.gate import Judged, binomial_tail, judge, losses
+from models.retrain.gate import Judged, judge, losses
 
 JOBS = 200
 
@@ -109,9 +104,3 @@ def test_luck_seldom_promotes() -> None:
         answers = [np.stack((labels * np.exp(generator.normal(0.0, 0.03, 60)), labels * 1.1)) for _ in range(2)]
         promoted += judge([Judged("held-out", True, labels, np.arange(60).astype(str), *answers)]).promote
     assert promoted <= 6
-
-
-@given(st.integers(0, 12), st.integers(12, 80), st.floats(0.001, 0.2))
-def test_the_binomial_tail_is_exact(count: int, trials: int, chance: float) -> None:
-    exact = sum(comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(count, trials + 1))
-    assert binomial_tail(count, trials, chance) == pytest.approx(exact, abs=1e-9)
