@@ -108,7 +108,9 @@ def _outside_of_code(markdown: str, change: Any) -> str:
 
 def command_line() -> str:
     """Reference of ``gpumemnet``: every command with its arguments and options, from the commands themselves."""
-    group = commands()
+    from gpumemnet.cli.commands import application
+
+    group = application()
     lines = [
         "# Command line\n",
         "This page is generated from the commands. `gpumemnet COMMAND --help` prints the same.\n",
@@ -118,19 +120,6 @@ def command_line() -> str:
     for path, command in _walk("gpumemnet", group):
         lines += [f"## {path}\n", _sentences(command.help or ""), *_parameters(path, command)]
     return "\n".join(lines)
-
-
-def commands() -> Any:
-    """The command ``gpumemnet`` with all commands below it."""
-    try:
-        from gpumemnet.cli.commands import application
-    except ModuleNotFoundError:
-        import typer.main
-
-        from gpumemnet import cli
-
-        return typer.main.get_command(cli._application())
-    return application()
 
 
 def _walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:

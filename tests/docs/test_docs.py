@@ -1,6 +1,5 @@
 """The documents are true: they build without a broken link, show what the commands print, and name what exists."""
 
-import importlib.util
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import gpumemnet
+from gpumemnet.cli.commands import application
 from tests.docs.documents import PAGES, ROOT, Marked, marked, shell_commands, text_of, without_frame
 
 BIN = Path(sys.executable).parent
@@ -154,30 +154,14 @@ def options_of_commands() -> dict[tuple[str, ...], set[str]]:
         for name, child in getattr(command, "commands", {}).items():
             walk((*path, name), child)
 
-    walk((), generate().commands())
+    walk((), application())
     return found
-
-
-def generate() -> Any:
-    """The module ``docs/generate.py``."""
-    specification = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert specification
-    assert specification.loader
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-_COMING = {"build", "train", "evaluate", "report", "search", "retrain", "keys", "observations"}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_and_options_of_a_page_exist(page: str) -> None:
     known = options_of_commands()
-    coming = _COMING - {path[0] for path in known if path}
     for words in shell_commands(page):
-        if words and words[0] in coming:
-            continue
         path = max((words[:length] for length in range(len(words) + 1) if tuple(words[:length]) in known), key=len)
         rest = words[len(path) :]
         has_children = any(len(each) > len(path) and each[: len(path)] == tuple(path) for each in known)
