@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator as a simulator: what a job reserves, from what it allocates and frees."""
+"""A simulation of PyTorch's CUDA caching allocator: computes reserved memory from allocations and releases."""
 
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from gpumemnet.allocator.limit import smallest_limit

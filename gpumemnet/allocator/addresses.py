@@ -1,7 +1,7 @@
-"""Where new segments lie.
+"""Addresses of new segments.
 
-PyTorch breaks ties between free blocks of one size by address, so the place of a segment can decide which block is taken.
-The driver's own choice is not documented.  The simulator's rule: the lowest free range that is large enough, on 2 MiB.
+PyTorch breaks ties between free blocks of one size by address, so the address of a segment can decide which block is used.
+The driver's choice is not documented.  The simulation uses the lowest free range that is large enough, aligned to 2 MiB.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ ALIGNMENT_BYTES: Final = 2 * 2**20
 
 
 class AddressSpace(Protocol):
-    """Hands out address ranges for segments."""
+    """Assigns address ranges to segments."""
 
     def take(self, size_bytes: int) -> int:
-        """Address of a range of ``size_bytes`` that overlaps no other taken range."""
+        """Return the address of a range of ``size_bytes`` that overlaps no other used range."""
 
     def give_back(self, address: int, size_bytes: int) -> None:
-        """Return a range as it was taken."""
+        """Release a range from :meth:`take`."""
 
 
 class LowestFreeAddress:
@@ -34,7 +34,7 @@ class LowestFreeAddress:
         self._holes: list[tuple[int, int]] = []  # (address, size) below the end, sorted, never adjacent
 
     def take(self, size_bytes: int) -> int:
-        """The lowest free address with room for ``size_bytes``."""
+        """Return the lowest free address with room for ``size_bytes``."""
         size = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         for index, (address, room) in enumerate(self._holes):
             if room >= size:

@@ -1,7 +1,7 @@
-"""Blocks, and the pool of those that are free.
+"""Blocks of memory, and the pools of free blocks.
 
-A block's neighbours in its segment hang on it as a linked list; a pool keeps its free blocks sorted by size, then address.
-To find the best fit with one bisection, both are packed into one integer, the block's key.
+The blocks of a segment form a linked list.  A pool keeps its free blocks sorted by size, then by address.  Both are packed into
+one integer, the key of the block, so that one bisection finds the best fit.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from bisect import bisect_left, insort
 from typing import Final
 
 ADDRESS_BITS: Final = 56
-"""Room for an address in a key; CUDA's addresses have at most 49 bits on the machines of today."""
+"""Room for an address in a key; CUDA addresses have at most 49 bits on current machines."""
 IN_USE: Final = 0
 """Key of a block that is allocated or not mapped."""
 GONE: Final = -1
-"""Key of a block that has become part of its neighbour, or has gone back to the driver."""
+"""Key of a block that was merged into its neighbour, or returned to the driver."""
 
 
 class Block:
     """A piece of a segment; also the handle of an allocation.
 
     Attributes:
-        address: where it begins.
-        size: in bytes.
-        requested_bytes: what was asked for, while it is allocated.
+        address: its first byte.
+        size: its bytes.
+        requested_bytes: requested bytes, while it is allocated.
         key: ``size << ADDRESS_BITS | address`` while it is free; :data:`IN_USE` or :data:`GONE` otherwise.
         previous, next: neighbours in the segment, or the allocator's edge.  Only a block that is a whole segment has the same
             on both sides.
         pool: the pool that it returns to.
-        mapped: whether memory lies behind it; false only in expandable segments.
-        born: the count of searches for large blocks when it was freed, for garbage collection.
+        mapped: whether it has physical memory; false only in expandable segments.
+        born: number of searches for large blocks when it was freed, for garbage collection.
     """
 
     __slots__ = ("address", "born", "key", "mapped", "next", "pool", "previous", "requested_bytes", "size")
@@ -51,8 +51,8 @@ class Pool:
     """The free blocks of one stream, either the small or the large ones.
 
     Attributes:
-        is_small: whether requests up to 1 MiB come here.
-        least_rest: a found block is split where at least this many bytes are left over.
+        is_small: whether it serves requests up to 1 MiB.
+        least_rest: a block is split if at least this many bytes remain.
         split_below: only requests below this size split a block.
         keys: keys of the free blocks, sorted.
         blocks: the free blocks by key.
@@ -73,21 +73,21 @@ class Pool:
         self.unmapped: list[Block] = []
 
     def add(self, block: Block) -> None:
-        """Take a block up among the free ones."""
+        """Add a block to the free ones."""
         key = block.size << ADDRESS_BITS | block.address
         block.key = key
         insort(self.keys, key)
         self.blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        """Take a free block out."""
+        """Remove a free block."""
         del self.keys[bisect_left(self.keys, block.key)]
         del self.blocks[block.key]
         block.key = IN_USE
 
 
 def edge_block() -> Block:
-    """A block that stands before the first and behind the last of a segment: never free, so that nothing is joined with it."""
+    """Return the block before the first and after the last one of a segment: it is never free, so nothing is merged with it."""
     edge = Block.__new__(Block)
     edge.key, edge.size, edge.mapped, edge.previous, edge.next = IN_USE, 0, True, edge, edge
     return edge
@@ -102,7 +102,7 @@ def link(block: Block, previous: Block, following: Block) -> None:
 
 
 def absorb_next(block: Block) -> None:
-    """Join ``block`` with the block behind it, which must be in no list."""
+    """Merge ``block`` with the next block, which must be in no list."""
     absorbed = block.next
     block.size += absorbed.size
     block.next = absorbed.next

@@ -1,8 +1,8 @@
 """PyTorch's CUDA caching allocator without a GPU: the same blocks, segments and statistics for the same requests.
 
-A model of ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.13).  Not modelled, because a single
-training process without them behaves the same: private pools (CUDA graphs, ``MemPool``), blocks that wait for another stream
-after ``record_stream``, a change of settings while it runs, and the fragmentation of physical memory below the driver.
+It follows ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.13).  Left out are private pools (CUDA
+graphs, ``MemPool``), blocks that wait for another stream after ``record_stream``, changes of settings at run time, and
+fragmentation of physical memory in the driver.  A training process that uses none of these behaves the same.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _UNLIMITED = 1 << 62
 
 
 class OutOfMemory(GpumemnetError):
-    """A request does not fit, not even after the cache has been released.
+    """A request does not fit, even after the cache was released.
 
     Attributes:
-        requested_bytes: what was asked for.
-        reserved_bytes: what all segments hold.
-        allocated_bytes: what all allocated blocks hold.
+        requested_bytes: size of the request.
+        reserved_bytes: size of all segments.
+        allocated_bytes: size of all allocated blocks.
         event: in a replay, the index of the event that failed.
     """
 
@@ -51,15 +51,15 @@ class CachingAllocator:
 
     Args:
         settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
-        capacity_bytes: how much memory the driver has for segments, or ``None`` without a limit.
-        device_bytes: total memory of the device, of which ``per_process_memory_fraction`` is taken; by default the capacity.
-        addresses: where segments lie, see :mod:`gpumemnet.allocator.addresses`.
+        capacity_bytes: memory that the driver has for segments; ``None`` for no limit.
+        device_bytes: total memory of the device, to which ``per_process_memory_fraction`` applies; by default the capacity.
+        addresses: assigns addresses to segments, see :mod:`gpumemnet.allocator.addresses`.
 
     Attributes:
-        allocated_bytes, requested_bytes, reserved_bytes: block sizes; what was asked for; segment sizes.
+        allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of segments.
         peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima since the last :meth:`reset_peaks`.
-        alloc_retries: how often the whole cache was released because a segment did not fit.
-        ooms: how often a request failed.
+        alloc_retries: number of times that the whole cache was released because a segment did not fit.
+        ooms: number of failed requests.
 
     Raises:
         InvalidRequestError: a memory fraction without a device of known size.
@@ -112,13 +112,13 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
         self.alloc_retries = self.ooms = 0
 
-    # malloc and free run for every event of a trace: what Pool.add, Pool.remove and absorb_next do is written out in them.
+    # malloc and free run for every event of a trace: they inline Pool.add, Pool.remove and absorb_next for speed.
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block | None:
-        """Allocate; ``None`` for a request of zero bytes, which PyTorch answers without a block.
+        """Allocate a block; return ``None`` for zero bytes, for which PyTorch uses no block.
 
         Raises:
-            OutOfMemory: capacity or memory fraction do not suffice.
+            OutOfMemory: the capacity or the memory fraction is too small.
         """
         if size_bytes <= 0:
             if size_bytes < 0:
@@ -166,7 +166,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block | None) -> None:
-        """Give an allocation back; ``None`` (of zero bytes) is nothing to give back.
+        """Free a block; ``None`` (zero bytes) has no effect.
 
         Raises:
             ValueError: the block is not allocated.
@@ -222,7 +222,7 @@ class CachingAllocator:
                         self._release(block)
 
     def reset_peaks(self) -> None:
-        """Let every peak begin anew at the present value."""
+        """Reset every peak to the current value."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_requested_bytes = self.requested_bytes
         self.peak_reserved_bytes = self.reserved_bytes
@@ -230,7 +230,7 @@ class CachingAllocator:
             self._peak_inactive_split_bytes = self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes
 
     def statistics(self) -> Statistics:
-        """All counters."""
+        """Return all counters."""
         expandable = self._expandable is not None
         return Statistics(
             allocated_bytes=self.allocated_bytes,
@@ -249,11 +249,11 @@ class CachingAllocator:
         )
 
     def segments(self) -> list[Segment]:
-        """All reserved memory with its blocks, by address; of an expandable segment, each contiguous mapped piece."""
+        """Return all segments with their blocks, by address; expandable segments as their contiguous mapped pieces."""
         return segments_of((pool for pools in self._pools.values() for pool in pools), self._edge)
 
     def _open_pools(self, stream: int) -> tuple[Pool, Pool]:
-        # Only large blocks outside of expandable segments keep slack of up to 1 MiB, and heed the largest size to split.
+        # Only large blocks outside of expandable segments keep slack of up to 1 MiB, and obey the largest size to split.
         least_rest, split_below = (
             (SMALL_BYTES + 1, self._max_split) if self._expandable is None else (MINIMUM_BLOCK_BYTES, _UNLIMITED)
         )
@@ -262,7 +262,7 @@ class CachingAllocator:
         return pools
 
     def _choose(self, pool: Pool, size: int, position: int) -> int:
-        """Where in ``pool.keys`` the block for ``size`` is, from the best fit at ``position``; their number if there is none."""
+        """Return the index in ``pool.keys`` of the block for ``size``, starting at the best fit; their number if none fits."""
         if not pool.is_small:
             self._searches += 1
         keys, blocks = pool.keys, pool.blocks
@@ -270,7 +270,7 @@ class CachingAllocator:
         if position == none:
             return none
         block = blocks[keys[position]]
-        if self._expandable:  # the last block of a segment counts as large as it could grow
+        if self._expandable:  # the last block of a segment counts with the size that it could grow to
             while position + 1 < none:
                 larger = blocks[keys[position + 1]]
                 if _expandable_size(larger) >= _expandable_size(block):
@@ -284,7 +284,7 @@ class CachingAllocator:
         return position
 
     def _new_block(self, pool: Pool, size: int, requested_bytes: int) -> Block:
-        """A block from new memory, in no list; PyTorch's order of attempts."""
+        """Return a block from new memory, in no list; attempts are in PyTorch's order."""
         if self._collect_above_bytes is not None:
             self._collect_garbage(self._collect_above_bytes)
         bytes_needed = segment_size(size, self._large_segment_bytes)
@@ -326,7 +326,7 @@ class CachingAllocator:
         return block
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """Release cached blocks of ``max_split_size`` and more, as many as the request needs; whether they were enough."""
+        """Release cached blocks of at least ``max_split_size`` until the request fits; return whether they suffice."""
         if self._max_split == _UNLIMITED or self._expandable:
             return False
         wanted = max(size, self._max_split)
@@ -344,7 +344,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _collect_garbage(self, threshold_bytes: int) -> None:
-        """Release old cached segments of the large pools until no more than the threshold is reserved, if they suffice."""
+        """Release old cached segments of the large pools until the reserved memory is below the threshold."""
         if self.reserved_bytes <= threshold_bytes:
             return
         wanted = self.reserved_bytes - threshold_bytes

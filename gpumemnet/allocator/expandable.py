@@ -1,7 +1,7 @@
-"""Expandable segments: one address range per stream and pool, into which memory is mapped page by page as it is needed.
+"""Expandable segments: one address range per stream and pool, with memory mapped page by page on demand.
 
-After ``find_expandable_block``, ``map_block``, ``unmap_block`` and ``ExpandableSegment`` in PyTorch's
-``c10/cuda/CUDACachingAllocator.cpp``.  A range is as large as 9/8 of the device's memory, so a stream rarely needs a second.
+Follows ``find_expandable_block``, ``map_block``, ``unmap_block`` and ``ExpandableSegment`` in PyTorch's
+``c10/cuda/CUDACachingAllocator.cpp``.  A range is 9/8 of the device's memory, so a stream rarely needs a second one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpumemnet.allocator.blocks import Block, Pool, absorb_next, link
 from gpumemnet.allocator.sizes import SMALL_SEGMENT_BYTES
 
 UNLIMITED_RANGE_BYTES: Final = 2**42
-"""Range where the device's memory is not known: more than any GPU has."""
+"""Size of a range if the device's memory is unknown: more than any GPU has."""
 
 _address = attrgetter("address")
 
@@ -24,9 +24,9 @@ class ExpandableSegments:
     """Maps and unmaps the pages of all expandable segments of one device.
 
     Args:
-        addresses: where the ranges come from.
-        edge: the block that stands before the first and behind the last of a segment.
-        device_bytes: total memory of the device, or ``None`` where it is not known.
+        addresses: assigns the ranges.
+        edge: the block before the first and after the last one of a segment.
+        device_bytes: total memory of the device; ``None`` if unknown.
         large_page_bytes: page of the large pools; the small pools' is 2 MiB.
     """
 
@@ -37,15 +37,15 @@ class ExpandableSegments:
         self._range_bytes = UNLIMITED_RANGE_BYTES if device_bytes is None else device_bytes + device_bytes // 8
 
     def take(self, pool: Pool, size: int, room_bytes: int | None) -> tuple[Block | None, int]:
-        """A block of at least ``size`` bytes at the lowest address where pages can be added.
+        """Return a block of at least ``size`` bytes at the lowest address where pages can be added.
 
         Args:
             pool: the pool of the request.
             size: the rounded request.
-            room_bytes: how much memory may be mapped, or ``None`` without a limit.
+            room_bytes: memory that may be mapped; ``None`` for no limit.
 
         Returns:
-            The block, in no list, or ``None`` where the room does not suffice; and the bytes that were mapped, also then.
+            the block, in no list, or ``None`` if the room is too small; and the bytes that were mapped, even then.
         """
         block = self._lowest_place(pool, size)
         if block is None:
@@ -63,10 +63,10 @@ class ExpandableSegments:
         return block, mapped
 
     def release(self, pool: Pool) -> int:
-        """Unmap all pages of ``pool`` that no allocation touches.
+        """Unmap all pages of ``pool`` that hold no allocation.
 
         Returns:
-            The bytes that were unmapped.
+            the bytes that were unmapped.
         """
         released = 0
         for key in pool.keys.copy():

@@ -1,7 +1,7 @@
-"""The smallest memory limit under which a stream of allocations still runs.
+"""The smallest memory limit under which a stream of allocations still succeeds.
 
-What PyTorch reserves when nothing limits it includes cache that it gives back under pressure, so a job may run on less.  How
-much less only the same events under a limit can tell.
+Without a limit, PyTorch reserves cache that it would release under pressure, so a job may succeed with less.  A replay of the
+same events under a limit finds how much less.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ def smallest_limit(
     streams: Sequence[int] | None = None,
     step_bytes: int = 2 * MIB,
 ) -> int:
-    """The least capacity, in whole steps, under which ``events`` run, found by bisection; 0 if they need no memory.
+    """Return the smallest capacity, in whole steps, under which ``events`` succeed; 0 if they need no memory.
 
-    The stream runs under the answer and fails under one step less.  More memory can lead the allocator to other blocks, so below
-    the answer single capacities may exist that happen to work again; they are not looked for.
+    Bisection finds it: the stream succeeds with the answer and fails with one step less.  Smaller capacities may happen to work
+    too, because the allocator then uses other blocks; they are not searched.
 
     Args:
         events, sizes, settings, device_bytes, prefix, streams: as for :func:`~gpumemnet.allocator.replay.replay`.
         step_bytes: precision of the answer; the driver maps memory in pages of 2 MiB.
 
     Raises:
-        OutOfMemory: the memory fraction of the settings does not suffice, whatever the capacity.
+        OutOfMemory: the memory fraction of the settings is too small for any capacity.
         ValueError: the stream is malformed.
     """
 
@@ -47,7 +47,7 @@ def smallest_limit(
 
     unlimited = replay(events, sizes, settings, device_bytes=device_bytes, prefix=prefix, streams=streams)
     works = -(-unlimited.peak_reserved_bytes // step_bytes)
-    fails = -(-unlimited.peak_requested_bytes // step_bytes) - 1  # what is asked for at one moment must be reserved
+    fails = -(-unlimited.peak_requested_bytes // step_bytes) - 1  # all requests alive at one moment must be reserved
     while works and not runs(works):  # the range of an expandable segment ends with the device, and may be full of holes
         fails, works = works, 2 * works
     while works - fails > 1:

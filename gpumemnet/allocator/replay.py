@@ -1,8 +1,8 @@
 """Replays a stream of allocations and frees through the simulated allocator.
 
-A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees storage ``~e``.  The sizes of
-the storages stand beside it, because the same stream is replayed with the sizes of many batch sizes.  One more event,
-:data:`EMPTY_CACHE`, is no storage's.
+A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees storage ``~e``, and
+:data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate, because one stream is replayed with the sizes of
+many batch sizes.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 
 EMPTY_CACHE: Final = -(2**62)
-"""The event that stands for ``torch.cuda.empty_cache()``."""
+"""The event of ``torch.cuda.empty_cache()``."""
 
 Integers = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What the allocator held.
+    """The result of a replay.
 
     Attributes:
-        allocated_bytes, requested_bytes, reserved_bytes: after the last event: block sizes; what was asked for; segment sizes.
+        allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of segments after the last event.
         peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima.
         peak_inactive_split_bytes: maximum of the free bytes in segments that are partly in use.
         peak_allocated_event, peak_reserved_event: index of the event that first reached the maximum; -1 for the prefix.
         segments: segments after the last event.
-        alloc_retries: how often the cache had to be released to make room.
-        allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape ``[n_events]``, if asked for.
+        alloc_retries: number of times that the cache was released to make room.
+        allocated_curve_bytes, reserved_curve_bytes: the values after every event, shape ``[n_events]``, on request.
     """
 
     allocated_bytes: int
@@ -64,21 +64,21 @@ def replay(
     streams: Sequence[int] | None = None,
     with_curves: bool = False,
 ) -> Replay:
-    """Run ``events`` through a fresh allocator.
+    """Run ``events`` through a new allocator.
 
     Args:
         events: the stream; every storage is freed at most once between two of its allocations.
         sizes: bytes of every storage, by its number.
         settings: as ``PYTORCH_CUDA_ALLOC_CONF`` would set them.
-        capacity_bytes: memory for segments, or ``None`` without a limit.
+        capacity_bytes: memory for segments; ``None`` for no limit.
         device_bytes: total memory of the device; by default the capacity.
         prefix: bytes of allocations that are made before the first event and kept, such as library workspaces.
-        streams: the CUDA stream on which each storage is allocated, by the storage's number; the default stream, 0, unless given.
-            A block goes back to the pool of its stream as soon as it is freed.
-        with_curves: whether to keep the values after every event.
+        streams: the CUDA stream on which each storage is allocated, by the storage's number; stream 0 by default.
+            A freed block returns to the pool of its stream at once.
+        with_curves: whether to return the values after every event.
 
     Raises:
-        OutOfMemory: the stream does not fit; its ``event`` says where (-1 in the prefix).
+        OutOfMemory: the stream does not fit; its ``event`` is the index, -1 in the prefix.
         ValueError: an event allocates a storage that is allocated, or frees one that is not.
     """
     allocator = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes)
@@ -143,7 +143,7 @@ def _plain(numbers: Integers) -> Sequence[int]:
 
 
 def _absent() -> Block:
-    """Stands for a storage that is not allocated: freeing it raises."""
+    """Placeholder for a storage that is not allocated: freeing it raises."""
     block = Block.__new__(Block)
     block.key = GONE
     return block

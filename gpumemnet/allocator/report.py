@@ -1,4 +1,4 @@
-"""What the allocator holds, for people and tests: segments with their blocks, and the counters."""
+"""The state of the allocator: segments with their blocks, and counters."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What ``torch.cuda.memory_stats`` calls by the same names; expandable segments count neither as segments nor as split.
+    """The counters of ``torch.cuda.memory_stats`` of the same names.
 
-    ``active_bytes`` equal ``allocated_bytes`` as long as no block waits for another stream.
+    Expandable segments count neither as segments nor as split.  ``active_bytes`` equals ``allocated_bytes``, because no block
+    waits for another stream.
     """
 
     allocated_bytes: int
@@ -52,7 +53,7 @@ class Statistics:
 
 
 def segments_of(pools: Iterable[Pool], edge: Block) -> list[Segment]:
-    """All reserved memory of ``pools`` by address; of an expandable segment, each contiguous mapped piece."""
+    """Return all segments of ``pools`` by address; expandable segments as their contiguous mapped pieces."""
     found = []
     for pool in pools:
         for first in pool.segments.values():

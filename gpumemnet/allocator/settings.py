@@ -1,7 +1,7 @@
-"""What ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``) says, as far as it changes how much memory PyTorch takes.
+"""The options of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``) that change how much memory PyTorch uses.
 
 Options, defaults and bounds are those of ``c10/core/AllocatorConfig`` and ``c10/cuda/CUDAAllocatorConfig`` in PyTorch 2.13.
-PyTorch reads ``PYTORCH_CUDA_ALLOC_CONF`` and, only where that is not set, ``PYTORCH_ALLOC_CONF``.  Its "MB" are MiB.
+PyTorch reads ``PYTORCH_CUDA_ALLOC_CONF``, and ``PYTORCH_ALLOC_CONF`` only if that is not set.  Its "MB" are MiB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 DIVISION_INTERVALS: Final = 16
-"""``roundup_power2_divisions`` knows this many intervals of sizes: below 2 MiB, 2–4 MiB, …, from 32 GiB."""
+"""Number of size intervals of ``roundup_power2_divisions``: below 2 MiB, 2–4 MiB, …, from 32 GiB."""
 
 NEUTRAL_OPTIONS: Final = frozenset(
     {
@@ -34,7 +34,7 @@ NEUTRAL_OPTIONS: Final = frozenset(
         "release_lock_on_hipmalloc",
     }
 )
-"""Options of PyTorch's that change neither sizes nor segments on the GPU (host memory, locks, graph capture)."""
+"""Options of PyTorch that change neither sizes nor segments on the GPU (host memory, locks, graph capture)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +42,20 @@ class AllocatorSettings:
     """Settings of the caching allocator; the defaults are PyTorch's.
 
     Attributes:
-        expandable_segments: grow one segment per stream and pool instead of making many.
-        max_split_bytes: blocks of this size and larger are never split; ``None`` for no such limit.
+        expandable_segments: whether one segment per stream and pool grows, instead of many segments.
+        max_split_bytes: blocks of this size and larger are never split; ``None`` for no limit.
         max_non_split_rounding_bytes: how much larger than the request a block may be that must not be split; ``None`` for
             ``large_segment_bytes``.
         roundup_power2_divisions: for each of the 16 intervals of sizes, into how many parts the room between two powers of two
             is divided when a size is rounded up; 0 or 1 for multiples of 512 bytes.
         garbage_collection_threshold: fraction of the allowed memory above which old cached segments are released before a new
-            one is made; 0 for never.  PyTorch heeds it only where ``per_process_memory_fraction`` is below 1.
+            one is made; 0 for never.  PyTorch uses it only if ``per_process_memory_fraction`` is below 1.
         large_segment_bytes: segment for requests above 1 MiB and below 10 MiB, and the page of large expandable segments.
         per_process_memory_fraction: fraction of the device's memory that the allocator may reserve.
-        throw_on_cudamalloc_oom: give up at once where that fraction would be exceeded, without releasing the cache first.
+        throw_on_cudamalloc_oom: whether to fail at once if that fraction would be exceeded, without releasing the cache first.
 
     Raises:
-        InvalidRequestError: PyTorch would refuse the value; the field is its option's name.
+        InvalidRequestError: PyTorch rejects the value; the field is the name of its option.
     """
 
     expandable_segments: bool = False
@@ -95,13 +95,13 @@ _DECIMAL: Final = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """The settings that a text such as ``max_split_size_mb:128,roundup_power2_divisions:[256:4,>:1]`` stands for.
+    """Return the settings of a text such as ``max_split_size_mb:128,roundup_power2_divisions:[256:4,>:1]``.
 
     Raises:
-        InvalidRequestError: an option is unknown, is written in another form than ``name:value``, or has a value that PyTorch
-            refuses.
+        InvalidRequestError: an option is unknown, has another form than ``name:value``, or has a value that PyTorch
+            rejects.
     """
-    bare = "".join(text.split())  # PyTorch drops blanks everywhere
+    bare = "".join(text.split())  # PyTorch ignores all white space
     values: dict[str, Any] = {}
     position = 0
     while position < len(bare):
@@ -147,13 +147,13 @@ def _decimal(option: str, value: str) -> float:
 
 def _threshold(option: str, value: str) -> float:
     threshold = _decimal(option, value)
-    if threshold == 0:  # off by default, but PyTorch refuses it when it is written
+    if threshold == 0:  # 0 is the default, but PyTorch rejects it in the text
         raise InvalidRequestError("must lie above 0 and below 1", option)
     return threshold
 
 
 def _divisions(option: str, value: str) -> tuple[int, ...]:
-    """One number for all intervals, or ``[bound:number,…,>:number]`` with bounds in MiB."""
+    """Parse one number for all intervals, or ``[bound:number,…,>:number]`` with bounds in MiB."""
     if not value.startswith("["):
         number = _power_of_two(option, value)
         return (number,) * DIVISION_INTERVALS
@@ -167,7 +167,7 @@ def _divisions(option: str, value: str) -> tuple[int, ...]:
             table[last + 1 :] = [number] * (DIVISION_INTERVALS - last - 1)
             continue
         last = min(_power_of_two(option, bound).bit_length() - 1, DIVISION_INTERVALS - 1)
-        if first:  # the smallest bound speaks for everything below it
+        if first:  # the smallest bound also covers all smaller sizes
             table[:last] = [number] * last
             first = False
         table[last] = number

@@ -1,4 +1,4 @@
-"""How many bytes PyTorch takes for a request: the rounded block, and the segment that it asks the driver for.
+"""Sizes that PyTorch uses for a request: the rounded block, and the segment that it requests from the driver.
 
 Constants and rules of ``c10/core/AllocatorConfig.h`` and ``c10/cuda/CUDACachingAllocator.cpp`` (``round_size``,
 ``roundup_power2_next_division``, ``get_allocation_size``).
@@ -16,16 +16,16 @@ SMALL_BYTES: Final = MIB
 """Largest rounded size that is served from the small pool."""
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
 MINIMUM_LARGE_BYTES: Final = 10 * MIB
-"""Requests from here on get a segment of their own size."""
+"""Requests of at least this size get a segment of their own size."""
 LARGE_SEGMENT_BYTES: Final = 20 * MIB
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
 
 
 def round_size(size_bytes: int, divisions: Sequence[int]) -> int:
-    """The block that serves ``size_bytes``, at least 1, before any slack of the block that is found.
+    """Return the block size for ``size_bytes``, at least 1, without slack of the block that is found.
 
     Args:
-        size_bytes: what a tensor's storage asks for.
+        size_bytes: bytes of a tensor's storage.
         divisions: ``AllocatorSettings.roundup_power2_divisions``.
     """
     if size_bytes < MINIMUM_BLOCK_BYTES:
@@ -38,7 +38,7 @@ def round_size(size_bytes: int, divisions: Sequence[int]) -> int:
 
 
 def segment_size(block_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTES) -> int:
-    """The segment that is made for a block of ``block_bytes`` (a rounded size)."""
+    """Return the segment size for a block of ``block_bytes``, a rounded size."""
     if block_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < MINIMUM_LARGE_BYTES:

@@ -1,7 +1,7 @@
-"""What PyTorch's allocator did on a real GPU, and whether the simulator does the same.
+"""Compares the simulation with the history of PyTorch's allocator on a real GPU.
 
-Reads the history that ``torch.cuda.memory._record_memory_history`` keeps: out of ``torch.cuda.memory._snapshot()``, or out of
-the file that the dataset builder writes for a job (``--record-history``).
+The history is what ``torch.cuda.memory._record_memory_history`` records.  It comes from ``torch.cuda.memory._snapshot()``, or
+from the file that the dataset builder writes for a job (``--record-history``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HISTORY_VERSION: Final = 1
 _NEW_MEMORY: Final = frozenset({"segment_alloc", "segment_map"})
 _LESS_MEMORY: Final = frozenset({"segment_free", "segment_unmap"})
 _ABOVE_ALL_GPUS: Final = 1 << 55
-"""No GPU address lies here: for segments that the simulator makes and the GPU did not."""
+"""An address above all GPU addresses, for segments that only the simulation makes."""
 
 
 class HistoryEvent(NamedTuple):
-    """One entry of the history; the size of ``alloc`` and ``free_completed`` is what was asked for."""
+    """One entry of the history; the size of ``alloc`` and ``free_completed`` is the requested size."""
 
     action: str
     address: int
@@ -38,16 +38,16 @@ class HistoryEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The simulator beside the GPU, over one history.
+    """The simulation compared with the GPU over one history.
 
     Attributes:
         reserved_bytes, recorded_reserved_bytes: segments after the last event, simulated and on the GPU.
         peak_reserved_bytes, recorded_peak_reserved_bytes: their maxima.
         peak_allocated_bytes: maximum of the simulated block sizes.
-        first_difference: index of the first allocation that lies elsewhere on the GPU, or ``None``.  Up to there, segments are
-            where the driver put them.
-        different_addresses: how many allocations lie elsewhere.
-        unknown_frees: frees of memory from before the recording; with any, reserved bytes are incomplete.
+        first_difference: index of the first allocation with another address on the GPU, or ``None``.  Segments have the driver's
+            addresses until then.
+        different_addresses: number of allocations with other addresses.
+        unknown_frees: frees of memory from before the recording; if there are any, reserved bytes are incomplete.
     """
 
     reserved_bytes: int
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def read_history(path: Path) -> tuple[HistoryEvent, ...]:
-    """The events of a history file of the dataset builder (gzipped JSON).
+    """Read the events of a history file of the dataset builder (gzipped JSON).
 
     Raises:
         DatasetError: the file is missing, damaged, or of another version.
@@ -82,7 +82,7 @@ def read_history(path: Path) -> tuple[HistoryEvent, ...]:
 
 
 def snapshot_history(snapshot: Mapping[str, Any], device: int = 0) -> tuple[HistoryEvent, ...]:
-    """The events of one device in what ``torch.cuda.memory._snapshot()`` returned.
+    """Return the events of one device from the result of ``torch.cuda.memory._snapshot()``.
 
     Raises:
         DatasetError: the snapshot has no history of this device.
@@ -118,9 +118,9 @@ def event_stream(history: Sequence[HistoryEvent]) -> tuple[list[int], list[int]]
 
 
 def compare(history: Sequence[HistoryEvent], settings: AllocatorSettings = DEFAULT_SETTINGS) -> Comparison:
-    """Do what the history says in the simulator, with segments where the driver put them, and compare.
+    """Replay the history in the simulation, with segments at the driver's addresses, and compare.
 
-    Memory that the GPU's allocator gave back to the driver is given back by :meth:`CachingAllocator.empty_cache`.
+    Where the GPU's allocator returned memory to the driver, :meth:`CachingAllocator.empty_cache` is called.
     """
     places = _RecordedPlaces()
     allocator = CachingAllocator(settings, addresses=places)
@@ -159,10 +159,10 @@ def compare(history: Sequence[HistoryEvent], settings: AllocatorSettings = DEFAU
 
 
 class _RecordedPlaces:
-    """Puts a segment where the GPU's lies, if that got memory for the same allocation.
+    """Assigns a segment the address that it has on the GPU, if the GPU got memory for the same allocation.
 
     Attributes:
-        offered: the memory that the GPU's allocator got for the allocation to come.
+        offered: the memory that the GPU's allocator got for the next allocation.
     """
 
     def __init__(self) -> None:
@@ -170,14 +170,14 @@ class _RecordedPlaces:
         self._elsewhere = LowestFreeAddress(_ABOVE_ALL_GPUS)
 
     def take(self, size_bytes: int) -> int:
-        """Address of the offered memory; the first page of an expandable segment says where the segment begins."""
+        """Return the address of the offered memory; the first page of an expandable segment gives the segment's address."""
         offered, self.offered = self.offered, None
         if offered is not None and (offered.size_bytes == size_bytes or offered.action == "segment_map"):
             return offered.address
         return self._elsewhere.take(size_bytes)
 
     def give_back(self, address: int, size_bytes: int) -> None:
-        """The driver decides what becomes of its own."""
+        """Do nothing: the history decides which addresses are used."""
         if address >= _ABOVE_ALL_GPUS:
             self._elsewhere.give_back(address, size_bytes)
 

@@ -1,4 +1,4 @@
-"""Fields of a job that follow from what the model executed: family, main activation function, sequence length."""
+"""Derives fields of a job from the layers of its model: family, main activation function, sequence length."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 _NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {"softmax", "log_softmax", "identity"}
 _GATED: Final = {"silu": "swiglu", "gelu": "geglu"}
 _LOOK_AHEAD: Final = 3
-"""Layers within which a softmax meets its values, or a gate its other half."""
+"""Number of layers to look ahead for the values of a softmax, or the other half of a gate."""
 
 
 def family_of(calls: Sequence[Call]) -> str:
-    """``transformer`` where the model attends, else ``cnn`` where it convolves, else ``mlp``."""
+    """Return ``transformer`` for a model with attention, else ``cnn`` for one with convolutions, else ``mlp``."""
     if attention_length(calls) is not None:
         return "transformer"
     return "cnn" if any(GROUP_OF_KIND.get(call.kind) == "conv" for call in calls) else "mlp"
 
 
 def attention_length(calls: Sequence[Call]) -> int | None:
-    """The longest sequence that attends, by a fused kernel or by a softmax whose output is multiplied with values."""
+    """Return the longest query sequence of attention: a fused kernel, or a softmax whose output multiplies values."""
     lengths = []
     for index, call in enumerate(calls):
         following = calls[index + 1 : index + 1 + _LOOK_AHEAD]
@@ -40,7 +40,7 @@ def attention_length(calls: Sequence[Call]) -> int | None:
 
 
 def sequence_length_of(calls: Sequence[Call], inputs: Sequence[Tensor]) -> int | None:
-    """Tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention or recurrent layer."""
+    """Return tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention or recurrent layer."""
     for tensor in inputs:
         if tensor.ndim == 2 and not tensor.is_floating_point() and tensor.shape[1] > 1:
             return tensor.shape[1]
@@ -48,7 +48,7 @@ def sequence_length_of(calls: Sequence[Call], inputs: Sequence[Tensor]) -> int |
 
 
 def activation_function_of(calls: Sequence[Call]) -> str | None:
-    """The non-linearity that is executed most often; ``other`` for one that a job cannot name."""
+    """Return the most frequent non-linearity; ``other`` for one that a job cannot name."""
     counts: Counter[str] = Counter()
     for index, call in enumerate(calls):
         if call.kind not in _NON_LINEARITIES:

@@ -1,4 +1,4 @@
-"""Says in one sentence what went wrong in a user's code, and where: the innermost line that is theirs, not a library's."""
+"""Describes an error in a user's code in one sentence, with the innermost line of their code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UnknownValueError(RuntimeError):
 
     Attributes:
         operator: name of the operator that needs it.
-        reason: what it needs.
+        reason: why it needs it.
     """
 
     def __init__(self, operator: str, reason: str) -> None:
@@ -31,7 +31,7 @@ class UnknownValueError(RuntimeError):
 
 
 def fault_sentence(error: BaseException) -> str:
-    """``error`` as ``file.py line 12, in forward: ValueError: its first words``."""
+    """Return ``error`` as ``file.py line 12, in forward: ValueError: its first words``."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{_short_path(error.filename)} line {error.lineno}: {type(error).__name__}: {error.msg}"
     text = " ".join(str(error).split())
@@ -44,17 +44,17 @@ def fault_sentence(error: BaseException) -> str:
 
 
 def user_location(error: BaseException) -> str:
-    """``file.py line 12, in forward`` for the innermost frame of the user's code, or an empty text."""
+    """Return ``file.py line 12, in forward`` for the innermost frame of the user's code; empty if there is none."""
     return _innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
 
 
 def running_line() -> str:
-    """As :func:`user_location`, for the code that runs now."""
+    """Return the location of the user's code that runs now, as :func:`user_location` does."""
     return _innermost(traceback.walk_stack(None))
 
 
 def definition(function: object) -> str:
-    """`` (file.py line 12)`` for a function of the user's code, or an empty text."""
+    """Return `` (file.py line 12)`` for a function of the user's code; empty for others."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or _is_library(code.co_filename):
         return ""

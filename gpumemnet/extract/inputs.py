@@ -1,7 +1,7 @@
-"""A model's inputs: how they are written on the command line, and how they become meta tensors of the job's batch size.
+"""A model's inputs: their form on the command line, and meta tensors with the job's batch size.
 
-An input is written without its batch dimension, ``3x224x224`` or ``1024:int64``, with ``name=`` before it where the model
-takes it as a keyword.  Inputs that a factory returns stand with their batch dimension first.
+On the command line an input has no batch dimension: ``3x224x224`` or ``1024:int64``, with ``name=`` first for a keyword argument.
+Inputs that a factory returns are ``[batch, …]``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the model is called with: meta tensors, and whatever else the factory gave, unchanged.
+    """What the model is called with: meta tensors, and other arguments of the factory, unchanged.
 
     Attributes:
         args, kwargs: arguments of the call.
@@ -67,11 +67,11 @@ class ModelInputs:
 
     @property
     def elements_per_sample(self) -> int:
-        """Elements of all inputs per sample, at least 1."""
+        """Number of elements of all inputs per sample, at least 1."""
         return max(1, round(sum(tensor.numel() for tensor in self.tensors) / self.batch_size))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
-        """The same inputs with ``change`` applied to every tensor."""
+        """Return the inputs with ``change`` applied to every tensor."""
         return ModelInputs(
             tuple(_map_tensors(value, change) for value in self.args),
             {name: _map_tensors(value, change) for name, value in self.kwargs.items()},
@@ -80,7 +80,7 @@ class ModelInputs:
         )
 
     def resized(self, batch_size: int) -> ModelInputs:
-        """The same inputs with ``batch_size`` samples; tensors that do not start with the batch dimension stay as they are."""
+        """Return the inputs with ``batch_size`` samples; tensors without a batch dimension are unchanged."""
         if batch_size == self.batch_size:
             return self
 
@@ -93,7 +93,7 @@ class ModelInputs:
 
 
 def parse_input(text: str) -> InputSpec:
-    """An input from ``[name=]D1xD2x…[:dtype]``.
+    """Parse an input of the form ``[name=]D1xD2x…[:dtype]``.
 
     Raises:
         InvalidRequestError: shows the form, or lists the dtypes.
@@ -114,7 +114,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int) -> ModelInputs:
-    """Meta tensors ``[batch_size, *shape]`` for ``specs``."""
+    """Return meta tensors ``[batch_size, *shape]`` for ``specs``."""
     import torch
 
     tensors = [torch.empty(batch_size, *s.shape, dtype=getattr(torch, s.dtype), device="meta") for s in specs]
@@ -124,13 +124,17 @@ def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int) -> ModelInput
 
 
 def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
-    """Meta tensors shaped as ``example``: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+    """Return meta tensors with the shapes of ``example``.
 
-    The first dimension of the first tensor is the batch dimension.  Where ``batch_size`` is another number, every tensor whose
-    first dimension is the example's batch size gets ``batch_size`` there, the others stay, and the note says which is which.
+    The first dimension of the first tensor is the batch size.  For another ``batch_size``, every tensor whose first dimension
+    equals the example's batch size is resized; the others are unchanged, and the note lists both.
+
+    Args:
+        example: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+        batch_size: samples per batch; that of the example by default.
 
     Raises:
-        ExtractError: when the example holds no tensor with a batch dimension.
+        ExtractError: the example holds no tensor with a batch dimension.
     """
     import torch
 
@@ -139,11 +143,11 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
     named = [(name, tensor) for name, tensor in _named_tensors(kwargs or args) if tensor.ndim > 0]
     if not named:
         raise ExtractError(
-            "the inputs hold no tensor with a batch dimension: give a tensor, a tuple of tensors or a dict of keyword tensors"
+            "inputs: no tensor has a batch dimension; give a tensor, a tuple of tensors or a dict of keyword tensors"
         )
     example_batch = named[0][1].shape[0]
     if example_batch == 0:
-        raise ExtractError("the inputs hold an empty batch: their first dimension must be at least 1")
+        raise ExtractError("inputs: the batch is empty; the first dimension must be at least 1")
     wanted = example_batch if batch_size is None else batch_size
 
     def to_meta(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which layer kind a PyTorch module or function is, in the vocabulary of :mod:`gpumemnet.job.layers`.
+"""The layer kind of a PyTorch module or function, in the vocabulary of :mod:`gpumemnet.job.layers`.
 
 Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives from; the small norm, activation
 and drop-path modules that every repository writes anew, by their class name; functions by their name without underscores,
@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 NOT_A_LAYER: Final = "not_a_layer"
-"""What outputs its input, a view or a copy of it, or no activation at all."""
+"""Kind of calls that return their input, a view or a copy of it, or no activation."""
 
 LOSS: Final = "loss"
-"""A loss computed inside a model: part of the training step, not of the network."""
+"""Kind of a loss inside a model: part of the training step, not of the network."""
 
 
 def _inverted(names_of_kind: dict[str, str]) -> dict[str, str]:
@@ -171,7 +171,7 @@ _FUNCTIONS: Final = _inverted(
 
 
 def kind_of_module(module: nn.Module) -> str | None:
-    """The kind of a module that is one layer whatever it holds inside; ``None`` for one that must be looked into."""
+    """Return the kind of a module that is one layer; ``None`` for a module to look into."""
     if isinstance(module, torch.jit.ScriptModule):
         return "other"
     for cls in type(module).__mro__:
@@ -184,7 +184,7 @@ def kind_of_module(module: nn.Module) -> str | None:
 
 
 def kind_of_function(name: str, output_dimensions: int) -> str | None:
-    """The kind of a PyTorch function by its ``__name__``; ``None`` for one without a kind.
+    """Return the kind of a PyTorch function by its ``__name__``; ``None`` if it has none.
 
     Args:
         name: such as ``relu_`` or ``__rsub__``.

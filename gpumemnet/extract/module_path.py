@@ -1,6 +1,6 @@
-"""Which module of a model is running: the one walk that the extractor and the trace share.
+"""Tells which module of a model is running; extraction and tracing share it.
 
-Global module hooks also see scripted modules, which take none of their own.
+Global module hooks also see scripted modules, which have no hooks of their own.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import nn
 
 
 class ModulePath:
-    """Context in which the modules of ``model`` that run are known.
+    """Context that follows which module of ``model`` runs.
 
     Args:
         model: the model.
-        entered: told of each module of the model before its forward pass.
-        left: told of each module after its forward pass, with its arguments and its output.
+        entered: called with each module before its forward pass.
+        left: called with each module after its forward pass, with its arguments and its output.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class ModulePath:
 
     @property
     def depth(self) -> int:
-        """How many modules are running inside each other."""
+        """Number of nested running modules."""
         return len(self._stack)
 
     def path_of(self, module: nn.Module) -> str:
-        """Dotted path of ``module``; empty for one that is no part of the model."""
+        """Return the dotted path of ``module``; empty if it is not part of the model."""
         return self._names.get(module, "")
 
     def forget(self) -> None:
-        """No module is running any more: one that raised, with nobody of the model to go on, has left its entry behind."""
+        """Forget all running modules: a module that raised has left its entry."""
         self._stack.clear()
 
     def __enter__(self) -> ModulePath:
@@ -77,7 +77,7 @@ class ModulePath:
     def _leave(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         if module not in self._names:
             return
-        while self._stack.pop() is not module:  # one that raised, and whose caller went on, has left its entry behind
+        while self._stack.pop() is not module:  # a module that raised, and whose caller continued, has left its entry
             pass
         if self._left is not None:
             self._left(module, (args, kwargs), output)

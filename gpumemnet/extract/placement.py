@@ -1,10 +1,9 @@
-"""Runs PyTorch code so that nothing large is allocated: large tensors are meta tensors, small constants stay real.
+"""Runs PyTorch code without large allocations: large tensors are meta tensors, small constants stay real.
 
-Building under ``torch.device("meta")`` alone breaks every model that reads a value while it is built, such as
-``[x.item() for x in torch.linspace(0, rate, depth)]``, or that names a device.  Here a tensor is a meta tensor if it has more
-than :data:`REAL_ELEMENTS` elements (:data:`REAL_WHOLE_ELEMENTS` of whole numbers: positions and masks, which models look into)
-or was computed from a meta tensor, and real on the CPU otherwise; requests for a device are ignored; where a real and a meta
-tensor meet, the real one joins as a meta tensor.
+Building under ``torch.device("meta")`` alone breaks models that name a device, or that read a value while they are built, such as
+``[x.item() for x in torch.linspace(0, rate, depth)]``.  Here a tensor is a meta tensor if it was computed from one, or if it has
+more than :data:`REAL_ELEMENTS` elements (:data:`REAL_WHOLE_ELEMENTS` for integers: models read positions and masks).  All other
+tensors are real, on the CPU.  Requests for a device are ignored.  An operator on real and meta tensors runs on the meta device.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from gpumemnet.tracing.torch_private.operators import DispatchMode, schema, tree
 from gpumemnet.tracing.torch_private.tensors import id_of_storage, storage_id
 
 REAL_ELEMENTS: Final = 2**14
-"""Largest tensor that is really allocated: above the usual tables of constants, below the usual weights."""
+"""Largest number of elements of a real tensor: above usual tables of constants, below usual weights."""
 REAL_WHOLE_ELEMENTS: Final = 2**20
-"""Largest tensor of whole numbers or truth values that is: above the positions of all tokens of a batch."""
+"""The same for integers and booleans: above the positions of all tokens of a batch."""
 
 _Tensor = torch.Tensor
 _STAYS: Final = frozenset({_Tensor.cuda, _Tensor.cpu, _Tensor.pin_memory})
@@ -43,23 +42,23 @@ _READS_VALUE_BELOW: Final = frozenset({"aten::_local_scalar_dense", "aten::is_no
 
 
 OnGpu = Callable[[torch.Tensor, str], None]
-"""Told of a tensor that comes to the GPU, and of the operator that brings it."""
+"""Called with a tensor that arrives on the GPU, and the operator that moves it."""
 
 _CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
-"""Functions whose values are known wherever they are put; code asks for them on its input's device and then reads them."""
+"""Functions with known values: code requests them on the device of its input and then reads them."""
 
 
 def is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that is there before the code runs keeps its values in it."""
+    """Whether a tensor that exists before the code runs keeps its values."""
     is_whole = not (tensor.is_floating_point() or tensor.is_complex())
     return tensor.numel() <= (REAL_WHOLE_ELEMENTS if is_whole else REAL_ELEMENTS)
 
 
 class MissingValues:
-    """What happens where code needs values that do not exist; here it is refused.  Others may go on with a guess."""
+    """Decides what happens where code needs values that were not computed: this class refuses; others may guess."""
 
     def value(self, function: str, tensor: torch.Tensor) -> Any:
-        """What the code gets that reads the values of ``tensor`` with ``function``.
+        """Return what code gets that reads the values of ``tensor`` with ``function``.
 
         Raises:
             UnknownValueError: names the function.
@@ -67,7 +66,7 @@ class MissingValues:
         raise UnknownValueError(function, NEEDS_VALUES)
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """What ``operator`` returns, whose output on meta tensors nobody knows.
+        """Return the result of ``operator``, whose output on meta tensors is unknown.
 
         Raises:
             UnknownValueError: ``error``, which names the operator.
@@ -75,16 +74,16 @@ class MissingValues:
         raise error
 
     def copied_to_host(self, function: str) -> None:
-        """``function`` has asked for a tensor on the CPU, and got the one that it has."""
+        """``function`` has requested a copy on the CPU, and got the same tensor."""
 
 
 def placement(missing_values: MissingValues | None = None, on_gpu: OnGpu | None = None) -> AbstractContextManager[object]:
     """Context in which PyTorch code runs with large tensors on meta.
 
     Args:
-        missing_values: what happens where an operator needs values that do not exist; unless given, :class:`UnknownValueError` is
-            raised, which names the operator.
-        on_gpu: told of every tensor that the code asks for on a device other than the CPU, and of the operator.
+        missing_values: what happens where an operator needs values that were not computed; by default
+            :class:`UnknownValueError`, which names the operator.
+        on_gpu: called with every tensor that the code requests on a device other than the CPU, and the operator.
     """
     stack = ExitStack()
     stack.enter_context(launches_do_nothing())
@@ -98,9 +97,9 @@ class KnownValues(DispatchMode):
     """Decides for every operator whether it runs on real or on meta tensors.
 
     Args:
-        missing_values: what happens where an operator needs values that do not exist.
-        largest_real: most elements of a tensor that is made of real ones alone and is real itself, of floating-point numbers
-            and of whole ones; ``None`` for any number.
+        missing_values: what happens where an operator needs values that were not computed.
+        largest_real: largest number of elements of a real result of real tensors, for floating-point numbers and for integers;
+            ``None`` for no limit.
     """
 
     def __init__(
@@ -110,10 +109,10 @@ class KnownValues(DispatchMode):
         self._missing_values = missing_values
         self._largest_real = largest_real
         self._overwritten: dict[int, torch.UntypedStorage] = {}
-        """Real storages that a meta tensor was written into: their values are no longer known."""
+        """Real storages that a meta tensor was written into: their values are unknown."""
 
     def unknown(self, tensor: torch.Tensor) -> bool:
-        """Whether nobody knows the tensor's values."""
+        """Whether the tensor's values are unknown."""
         return tensor.is_meta or bool(self._overwritten and storage_id(tensor) in self._overwritten)
 
     def __torch_dispatch__(
@@ -126,7 +125,7 @@ class KnownValues(DispatchMode):
             return func(*args, **named)  # views and in-place operators allocate nothing
         try:
             trial = _call_on_meta(func, args, named)
-        except (NotImplementedError, RuntimeError):  # the operator needs values, and they exist
+        except (NotImplementedError, RuntimeError):  # the operator needs values, which are known
             return func(*args, **named)
         made = [leaf for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor)]
         whole = sum(leaf.numel() for leaf in made if not (leaf.is_floating_point() or leaf.is_complex()))
@@ -152,7 +151,7 @@ class KnownValues(DispatchMode):
         return result
 
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that the operator wrote into; the real ones among them are marked as unknown."""
+        """Return the tensors that the operator wrote into, and mark the real ones as unknown."""
         written = []
         for index, argument in enumerate(schema(func).arguments):
             value = args[index] if index < len(args) else kwargs.get(argument.name)
@@ -165,7 +164,7 @@ class KnownValues(DispatchMode):
 
 
 class _DeviceBlind(TorchFunctionMode):
-    """Ignores every device that the code asks for, and names the operator that asks for an unknown value."""
+    """Ignores every device that the code requests, and names the operator that needs an unknown value."""
 
     def __init__(self, values: KnownValues, missing_values: MissingValues, on_gpu: OnGpu | None) -> None:
         super().__init__()
@@ -215,10 +214,10 @@ class _DeviceBlind(TorchFunctionMode):
 
 @contextmanager
 def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
-    """Replaces the model's parameters by meta parameters while the context lasts, so that all that it computes is on one device.
+    """Context in which the model's parameters are meta parameters, so that all of its results are on one device.
 
     Yields:
-        the parameter that stands in for each storage of the model's own, by the storage's identity.
+        the meta parameter for each storage of the model's own parameters, by the storage's id.
     """
     meta_parameters: dict[int, nn.Parameter] = {}
     by_storage: dict[int, nn.Parameter] = {}

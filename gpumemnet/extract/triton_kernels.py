@@ -1,4 +1,4 @@
-"""Lets a model launch Triton kernels where there is no GPU: a launch allocates nothing, it writes into its arguments."""
+"""Lets a model launch Triton kernels without a GPU: a launch allocates nothing, it only writes into its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def launches_do_nothing() -> Iterator[None]:
-    """Context in which ``kernel[grid](…)`` does nothing; without effect unless Triton has been imported."""
+    """Context in which ``kernel[grid](…)`` does nothing; without effect if Triton is not imported."""
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
         yield

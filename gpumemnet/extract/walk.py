@@ -1,8 +1,8 @@
-"""Walks a model in execution order: every leaf module and every function outside of one, with outputs and parameters.
+"""Lists the layers of a model in execution order: leaf modules and functions outside of them, with outputs and parameters.
 
-The model runs once on meta tensors while module hooks and a ``TorchFunctionMode`` look on.  A module with a kind of its own is
-one call; any other module is looked into, so a functional network and the same network of modules give the same calls.
-Each parameter belongs to the first call that uses it, through views and through functions of parameters alone.
+The model runs once on meta tensors, observed by module hooks and a ``TorchFunctionMode``.  A module with a layer kind is one
+call.  Other modules are looked into, so a functional network gives the same calls as the same network of modules.  Each parameter
+belongs to the first call that uses it, also through views and through functions of parameters only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECURRENT: Final = frozenset({"lstm", "gru", "rnn"})
 
 
 class _Mark(NamedTuple):
-    """Where a tensor comes from: from the model's inputs, or from these parameters (by ``id``) alone, or from neither."""
+    """The origin of a tensor: the model's inputs, only these parameters (by ``id``), or neither."""
 
     activation: bool
     parameters: frozenset[int] = frozenset()
@@ -51,8 +51,8 @@ class Call:
         elements: elements of all its outputs, for the whole batch.
         parameters: elements of the parameters that it is the first to use.
         in_place: whether it overwrote its input.
-        sequence_length: positions that it attends from or steps through, if it does.
-        joins_activations: whether two or more activations went in.
+        sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
+        joins_activations: whether it has two or more activations as inputs.
     """
 
     kind: str
@@ -67,14 +67,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What the walk saw.
+    """The result of the walk.
 
     Attributes:
         calls: in execution order.
-        indirect: names of parameters that a module used in a way that cannot be followed; counted with its first call.
+        indirect: names of parameters whose use cannot be followed; counted with the first call of their module.
         unused: names of parameters that no executed module owns; counted with no call.
-        unseen: paths of modules whose inside cannot be followed, such as scripted ones; each is one call of kind ``other``.
-        losses: loss functions executed inside the model, which are no calls.
+        unseen: paths of modules that cannot be looked into, such as scripted ones; each is one call of kind ``other``.
+        losses: number of loss functions inside the model, which are not calls.
         checkpointed: whether the model recomputes parts of itself through ``torch.utils.checkpoint``.
     """
 
@@ -107,7 +107,7 @@ def walk(
     math_attention: bool = False,
     missing_values: MissingValues | None = None,
 ) -> Walk:
-    """Run ``model`` once in training mode on meta tensors; its mode and the values of its buffers are put back.
+    """Run ``model`` once in training mode on meta tensors; its mode and its buffers are restored.
 
     Args:
         model: the model.
@@ -116,7 +116,7 @@ def walk(
         missing_values: see :func:`gpumemnet.extract.placement.placement`.
 
     Raises:
-        ForwardError: when the forward pass raises.
+        ForwardError: the forward pass raises.
     """
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not (nn.parameter.is_lazy(buffer) or buffer.is_meta)]
@@ -171,18 +171,18 @@ class _Recorder:
 
     @property
     def _opaque(self) -> bool:
-        """Whether a module with a kind of its own is running, inside which nothing is looked at."""
+        """Whether a module with a layer kind is running, whose inside is not recorded."""
         return any(kind is not None for kind, _ in self._stack)
 
     def run(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Call the model and look on; what it computes from these arguments are activations."""
+        """Call the model and record its calls; results of these arguments are activations."""
         for tensor in tensors_in((args, kwargs)):
             self._marks[tensor] = _ACTIVATION
         with self._modules, _FunctionWatch(self):
             self._model(*args, **kwargs)
 
     def _enter(self, module: nn.Module) -> None:
-        del self._stack[self._modules.depth - 1 :]  # what a module that raised has left behind
+        del self._stack[self._modules.depth - 1 :]  # entries of modules that raised
         kind = kind_of_module(module)
         if not self._opaque:
             self._has_fused_norm = False
@@ -205,7 +205,7 @@ class _Recorder:
             self._unseen.append(self._modules.path_of(module) or type(module).__name__)
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
         if kind == "rms_norm" and not self._has_fused_norm and next(module.parameters(), None) is not None:
-            # In elementary operations: what is normalised is a tensor of its own, and the product with the weight keeps it.
+            # A norm of elementary operations: its result is a tensor, which the product with the weight keeps.
             self._record(kind, module, outputs, (), inputs)
             self._record("multiply", module, outputs, own, inputs)
         elif kind is not None and kind != NOT_A_LAYER and not passed_through:
@@ -214,7 +214,7 @@ class _Recorder:
             self._marks[tensor] = _ACTIVATION
 
     def saw_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-        """Look at a function that was called outside of every module with a kind of its own."""
+        """Record a function that was called outside of modules with a layer kind."""
         if self._opaque:
             self._has_fused_norm |= "rms_norm" in getattr(func, "__name__", "")
             return
@@ -245,7 +245,7 @@ class _Recorder:
             self._marks[tensor] = mark
 
     def finish(self) -> Walk:
-        """The walk, with every parameter that no call has claimed given to the first call of the module that owns it."""
+        """Return the walk; a parameter that no call has claimed goes to the first call of its module."""
         executed: dict[str, int] = {}
         for index in range(len(self._calls) - 1, -1, -1):
             parts = self._calls[index].path.split(".") if self._calls[index].path else []
@@ -323,7 +323,7 @@ class _Recorder:
             frame = frame.f_back
 
     def _claim(self, used: Iterable[int]) -> int:
-        """Elements of those parameters that no earlier call has used."""
+        """Return the number of elements of those parameters that no earlier call has used."""
         claimed = [self._unclaimed.pop(key) for key in used if key in self._unclaimed]
         return sum(parameter.numel() for parameter in claimed)
 
@@ -338,7 +338,7 @@ class _Recorder:
 
 
 class _FunctionWatch(TorchFunctionMode):
-    """Shows the recorder every PyTorch function that the model's own code calls."""
+    """Passes every PyTorch function that the model's code calls to the recorder."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ class _FunctionWatch(TorchFunctionMode):
 
 
 def tensors_in(value: object) -> list[Tensor]:
-    """The tensors inside nested sequences, mappings and dataclasses, each once, in order."""
+    """Return the tensors in nested sequences, mappings and dataclasses, each once, in order."""
     found = {id(tensor): tensor for tensor in _iterate_tensors(value)}
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""The workspace of cuBLAS: taken from the caching allocator when a thread first calls it, and kept to the process's end.
+"""The workspace of cuBLAS: allocated when a thread first calls cuBLAS, and kept until the process ends.
 
 ``aten/src/ATen/cuda/CublasHandlePool.cpp``: one handle per thread, one workspace per handle and stream, so the forward and the
 backward thread have one each.  cuBLASLt (bias epilogues of ``addmm``) works in the same memory wherever
@@ -25,23 +25,23 @@ BLAS_OPERATORS: Final = frozenset(
         *(aten._scaled_mm, aten._int_mm),
     }
 )
-"""Operators that ask for a cuBLAS handle."""
+"""Operators that use cuBLAS."""
 
 _SETTING: Final = re.compile(r":([0-9]+):([0-9]+)")
 
 
 def blas_workspace(operator: OpOverload, platform: Platform) -> int | None:
-    """Bytes that a thread keeps from its first call of ``operator`` on; ``None`` for an operator that does not use cuBLAS."""
+    """Return the bytes that a thread keeps from its first call of ``operator`` on; ``None`` without cuBLAS."""
     return platform.device.blas_workspace_bytes if operator.overloadpacket in BLAS_OPERATORS else None
 
 
 def parse_workspace_setting(text: str) -> int:
-    """Bytes that ``CUBLAS_WORKSPACE_CONFIG`` asks for, such as ``:4096:2:16:8`` (pairs of KiB and count).
+    """Return the bytes that ``CUBLAS_WORKSPACE_CONFIG`` requests, such as ``:4096:2:16:8`` (pairs of KiB and count).
 
     For a job that runs with it: ``dataclasses.replace(profile, blas_workspace_bytes=parse_workspace_setting(":4096:8"))``.
 
     Raises:
-        InvalidRequestError: where PyTorch would find no pair.
+        InvalidRequestError: the text has no such pair.
     """
     pairs = _SETTING.findall(text)
     if not pairs:

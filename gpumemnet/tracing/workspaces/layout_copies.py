@@ -1,7 +1,7 @@
-"""Copies that an operator makes of an argument whose layout its kernel does not read.
+"""Copies of arguments whose memory layout a kernel does not support.
 
-Kernels that ask for contiguous arguments copy views into place first (``expect_contiguous()``, ``contiguous()`` in the sources
-named below); cuBLAS copies matrices that lie neither by rows nor by columns.  Elementwise kernels read any layout.
+Kernels that need contiguous arguments copy views first (``expect_contiguous()``, ``contiguous()`` in the sources named below).
+PyTorch copies matrices for cuBLAS that are neither row-major nor column-major.  Elementwise kernels support any layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, t
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether the strides of a 4- or 5-dimensional tensor say channels last, as ``suggest_memory_format`` reads them."""
+    """Whether the strides of a 4- or 5-dimensional tensor are channels last, by the rule of ``suggest_memory_format``."""
     if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
     smallest = 0
@@ -30,24 +30,24 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def memory_format(tensor: Tensor) -> torch.memory_format:
-    """The format that ``tensor`` suggests for what is computed from it."""
+    """Return the memory format that results computed from ``tensor`` take."""
     if not is_channels_last(tensor):
         return torch.contiguous_format
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
 
 def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_format) -> int:
-    """Bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes: 0 where it is in place already."""
+    """Return the bytes of the copy that ``tensor.contiguous(memory_format=wanted)`` makes; 0 if it makes none."""
     return 0 if tensor.is_contiguous(memory_format=wanted) else tensor_bytes(tensor)
 
 
 def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
-    """A meta tensor of the shape and type of ``tensor`` that lies as ``layout`` says."""
+    """Return a meta tensor with the shape and type of ``tensor`` and this ``layout``."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", memory_format=layout)
 
 
 def contiguous(*names: str, after: int | None = None) -> Rule:
-    """Arguments that are read contiguous; kernels with structure make their outputs first, others copy ``after`` 0 of them."""
+    """Return a rule for contiguous arguments; structured kernels allocate outputs first, others copy ``after`` 0 of them."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         return tuple(
@@ -58,7 +58,7 @@ def contiguous(*names: str, after: int | None = None) -> Rule:
 
 
 def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
-    """Arguments that are read in the memory format that argument ``of`` suggests."""
+    """Return a rule for arguments that must have the memory format of the argument ``of``."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         wanted = memory_format(call.arguments[of])
@@ -69,7 +69,7 @@ def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
 
 
 def _matrices(*names: str) -> Rule:
-    """Arguments that are matrices for cuBLAS (``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``)."""
+    """Return a rule for matrices of cuBLAS (``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``)."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         return tuple(

@@ -1,7 +1,7 @@
-"""Memory on the GPU that no tensor of the job holds and yet comes from the caching allocator.
+"""GPU memory from the caching allocator that no tensor of the job holds.
 
-Two kinds: :func:`scratch`, which an operator takes and gives back before it returns, and :func:`blas_workspace`, which a thread
-keeps from its first matrix product on.  What is left out, and why, is in :data:`NEGLECTED`.
+There are two kinds: :func:`scratch`, which an operator allocates and frees before it returns, and :func:`blas_workspace`, which a
+thread keeps from its first matrix product on.  :data:`NEGLECTED` lists what is left out, and why.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ NEGLECTED: Final[Mapping[str, str]] = {
 
 
 def takes_scratch(operator: OpOverload) -> bool:
-    """Whether :func:`scratch` knows of scratch memory that ``operator`` may take."""
+    """Whether :func:`scratch` has a rule for ``operator``."""
     return operator in _RULES
 
 
 def scratch(
     operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Tensor], platform: Platform
 ) -> tuple[Scratch, ...]:
-    """Scratch memory that one call of ``operator`` takes from the caching allocator on ``platform``, in order.
+    """Return the scratch memory that one call of ``operator`` allocates on ``platform``, in order.
 
     Args:
-        operator: as a dispatch mode below autograd sees it.
-        args, kwargs: of the call; shapes, strides and types are looked at, not values.
-        outputs: the tensors it returned.
-        platform: what it runs on.
+        operator: the operator that a dispatch mode below autograd sees.
+        args, kwargs: arguments of the call; only shapes, strides and types matter.
+        outputs: the tensors that it returned.
+        platform: the GPU that it runs on.
     """
     rule = _RULES.get(operator)
     if rule is None:
@@ -68,7 +68,7 @@ def scratch(
 
 
 def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name; a dispatcher leaves out those that have their default."""
+    """Return the arguments by name; the dispatcher leaves out those that have their default."""
     arguments = schema(operator).arguments
     named = {argument.name: argument.default_value for argument in arguments[len(args) :] if argument.has_default_value()}
     named.update(zip((argument.name for argument in arguments), args, strict=False))

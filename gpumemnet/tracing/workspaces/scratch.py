@@ -1,6 +1,6 @@
-"""Scratch memory: what the CUDA implementation of one operator takes from the caching allocator and gives back before it returns.
+"""Scratch memory: what the CUDA kernel of an operator allocates from the caching allocator and frees before it returns.
 
-No dispatcher shows it, so it is derived from the operator's arguments by the rules of PyTorch's CUDA sources.
+The dispatcher does not show it, so it is computed from the operator's arguments by the rules of PyTorch's CUDA sources.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from gpumemnet.tracing.platform import Platform
 class Scratch:
     """One piece of scratch memory.
 
-    Several pieces of one operator come one after the other: each is freed before the next is asked for, unless it is held.
+    Several pieces of one operator follow each other: each is freed before the next is allocated, unless it is held.
 
     Attributes:
-        expected_bytes: what it takes most likely; 0 for a piece that only a bound knows of.
-        bound_bytes: the most that it may take.
-        kind: what it is for: ``convolution``, ``convolution_benchmark``, ``attention``, ``reduction``, ``sort``, ``copy`` …
-        held: whether it stays beside the pieces that follow: until the operator returns, or, where it comes between two of its
-            outputs, until the second of them.
-        after: how many of the operator's new outputs are there before it; ``None`` for all of them.
-        once: the piece is needed only when a thread meets this value for the first time, and the allocator's cache is emptied
-            (``torch.cuda.empty_cache``) as soon as it has been freed; ``None`` for a piece that every call needs.
+        expected_bytes: its most likely size; 0 if only a bound is known.
+        bound_bytes: upper bound of its size.
+        kind: its purpose: ``convolution``, ``convolution_benchmark``, ``attention``, ``reduction``, ``sort``, ``copy`` …
+        held: whether it stays allocated until the operator returns, or until the next output if it comes between two outputs.
+        after: number of the operator's new outputs that are allocated before it; ``None`` for all of them.
+        once: a value: a thread needs the piece only at the first call with this value, and the allocator's cache is emptied
+            (``torch.cuda.empty_cache``) after it is freed; ``None`` for a piece that every call needs.
     """
 
     expected_bytes: int
@@ -44,9 +43,9 @@ class Call:
     """One call of an operator.
 
     Attributes:
-        arguments: by the names of the operator's schema, defaults included.
+        arguments: values by the names of the operator's schema, defaults included.
         outputs: the tensors that it returned.
-        platform: what it runs on.
+        platform: the GPU that it runs on.
     """
 
     arguments: Mapping[str, Any]
@@ -55,7 +54,7 @@ class Call:
 
 
 Rule = Callable[[Call], tuple[Scratch, ...]]
-"""The scratch memory of an operator's call."""
+"""Returns the scratch memory of an operator's call."""
 
 
 def exactly(amount_bytes: int, kind: str, *, held: bool = False, after: int | None = None) -> tuple[Scratch, ...]:

@@ -81,5 +81,5 @@ def test_an_example_is_resized_where_it_has_the_batch_and_the_note_says_so():
 
 @pytest.mark.parametrize("example", [{}, (), {"scale": 1.0}, torch.tensor(3.0), None])
 def test_inputs_without_a_batch_are_refused(example):
-    with pytest.raises(ExtractError, match="no tensor with a batch dimension"):
+    with pytest.raises(ExtractError, match="no tensor has a batch dimension"):
         inputs_from_example(example, 4)
