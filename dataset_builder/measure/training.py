@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
-from gpumemnet.tracing.optimizers import named_optimizer
+from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family
 from ..families.blocks import checkpoint_blocks
@@ -193,8 +193,9 @@ def _fill(tensor: Tensor, block: Tensor) -> None:
 
 def make_optimizer(network: nn.Module, options: Options) -> torch.optim.Optimizer:
     """The optimizer over the trainable parameters, in the implementation of ``options``."""
-    make = named_optimizer(options.optimizer, options.optimizer_implementation)
-    return make(parameter for parameter in network.parameters() if parameter.requires_grad)
+    class_name, arguments = torch_call(options.optimizer, options.optimizer_implementation)
+    make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, class_name)
+    return make((parameter for parameter in network.parameters() if parameter.requires_grad), **arguments)
 
 
 def _autocast(options: Options, device: torch.device) -> torch.autocast:

@@ -117,3 +117,9 @@ def optimizer_copies(optimizer: str, implementation: str) -> OptimizerCopies:
 def filter_copies(optimizer: str) -> float:
     """State of convolutions in copies of their parameters, beside :attr:`OptimizerCopies.state`."""
     return FACTORED_FILTERS if OPTIMIZER_RULES[optimizer].is_factored else 0.0
+
+
+def torch_call(optimizer: str, implementation: str) -> tuple[str, dict[str, Any]]:
+    """Name of the class in ``torch.optim``, and its keyword arguments for that implementation."""
+    rule = OPTIMIZER_RULES[optimizer]
+    return rule.torch_class, {"lr": LEARNING_RATE, **rule.settings, **IMPLEMENTATION_SWITCHES[implementation]}

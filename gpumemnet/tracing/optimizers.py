@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
-from gpumemnet.physics.optimizers import IMPLEMENTATION_SWITCHES, LEARNING_RATE, OPTIMIZER_RULES
+from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -27,13 +26,12 @@ def named_optimizer(name: str, implementation: str = "default") -> OptimizerFact
     Raises:
         InvalidRequestError: PyTorch does not have this implementation of it.
     """
-    rule, switches = OPTIMIZER_RULES[name], IMPLEMENTATION_SWITCHES[implementation]
-    made: type[Optimizer] = getattr(torch.optim, rule.torch_class)
-    missing = switches.keys() - inspect.signature(made).parameters.keys()
+    class_name, arguments = torch_call(name, implementation)
+    made: type[Optimizer] = getattr(torch.optim, class_name)
+    missing = arguments.keys() - inspect.signature(made).parameters.keys()
     if missing:
         raise InvalidRequestError(f"PyTorch's {made.__name__} has no {implementation} implementation", "optimizer_implementation")
-    settings: dict[str, Any] = {"lr": LEARNING_RATE, **rule.settings, **switches}
-    return lambda parameters: made(parameters, **settings)
+    return lambda parameters: made(parameters, **arguments)
 
 
 def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
