@@ -66,7 +66,7 @@ def trace(
         typer.Option(
             metavar="FILE.py",
             rich_help_panel=_MODEL,
-            help="Run this training script, unmodified, on a GPU that is not there, up to its second step.",
+            help="Run this training script, unmodified, on a simulated GPU, up to its second step.",
         ),
     ] = None,
     batch_size: Annotated[
