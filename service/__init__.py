@@ -1,1 +1,13 @@
-"""The REST service: answers predictions from bundles, and loads no training code."""
+"""The REST service: predicts the GPU memory of training jobs over HTTP.
+
+It loads trained models (bundles) and no training code.  The folders, in the order in which a request meets them:
+
+* :mod:`.middleware`: authenticates, limits, logs and counts every request.
+* :mod:`.api`: the prediction endpoints, their request and response models, and the OpenAPI description.
+* :mod:`.oip`: the same predictions through the Open Inference Protocol.
+* :mod:`.page`: the start page and the API documentation.
+* :mod:`.observations`: stores what finished jobs used, and compares it with the predictions.
+* :mod:`.admin`: changes the served release without a restart.
+
+:mod:`.app` assembles the application.  :mod:`.server` runs one worker, and :mod:`.supervisor` runs several.
+"""

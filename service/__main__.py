@@ -1,4 +1,4 @@
-"""``python -m service``: starts the REST service; with several workers, the process that watches them."""
+"""``python -m service``: starts the REST service; with several workers, it starts the supervisor."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return serve(settings, listener, announce)
             finally:
                 writer.sink.close()
-    except KeyboardInterrupt:  # before the server takes the signal
+    except KeyboardInterrupt:  # Ctrl-C before the server installs its signal handler
         return 0
     except GpumemnetError as error:
         parser.exit(2, f"gpumemnet service: {error}\n")
 
 
 def _announce(address: str, workers: int, is_for_a_person: bool) -> None:
-    """Say that requests are answered."""
+    """Log that the service is ready."""
     if is_for_a_person:
         sys.stderr.write(f"gpumemnet answers at {address}: a page to try it in a browser, its API at {address}/docs\n")
         sys.stderr.write("Press Ctrl-C to stop.\n")

@@ -1,7 +1,7 @@
-"""What answers now, and how another release takes its place: loaded beside it, tested, and put there in one assignment.
+"""Loads the served release, and replaces it: the new release is loaded, tested, and swapped in by one assignment.
 
-A request reads :attr:`Serving.answerer` once and keeps what it got, so no request sees two releases and none waits for a change.
-The release before stays in the registry and is loaded from there when it is wanted again: it costs no memory meanwhile.
+A request reads :attr:`Serving.answerer` once and keeps the result.  So no request sees two releases, and none waits for a swap.
+The previous release stays in the registry.  A rollback loads it again, so it costs no memory meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .self_test import check_golden
 from .shadow import Shadow
 
 CONFIGURED: Final = "configured"
-"""The release's name where bundle folders are given in the settings."""
+"""The release's name when the settings name bundle folders."""
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -32,7 +32,7 @@ Signature = tuple[int, int, int] | None
 
 
 class Loaded(NamedTuple):
-    """A release that is ready to answer; ``sha256`` is a hash over its bundles."""
+    """A loaded release, ready to serve; ``sha256`` is a hash over its bundles."""
 
     release: str
     sha256: str
@@ -41,24 +41,24 @@ class Loaded(NamedTuple):
 
 
 class Serving:
-    """What answers now.
+    """The release that this process serves, and how it is replaced.
 
     Args:
-        build: makes an answerer of a predictor and the name of its release.
-        registry: where the champion is named; without one the shipped bundles answer, or those of ``bundles``.
-        bundles: folders of bundles to answer from instead of a registry.
-        shadow: asks the challenger; without one challengers are ignored.
+        build: makes an answerer from a predictor and the name of its release.
+        registry: names the champion; without one, ``bundles`` or else the shipped bundles are served.
+        bundles: folders of bundles to serve instead of a registry.
+        shadow: runs the challenger; without one, challengers are ignored.
 
     Attributes:
-        answerer: what answers now; read it once for each request.
+        answerer: the current answerer; read it once for each request.
         release, sha256: the name of its release, and a hash over its bundles.
-        previous: the release that answered before in this process.
-        aliases: the registry's aliases as they were last read.
-        failure: why the registry's champion does not answer, in a sentence; ``None`` when it does.
+        previous: the release that this process served before.
+        aliases: the registry's aliases at the last read.
+        failure: a sentence that says why the registry's champion is not served; ``None`` when it is served.
         challenger_failure: the same for the challenger.
 
     Raises:
-        BundleError: when nothing can answer: bundles given in the settings fail, or the shipped ones do.
+        BundleError: when nothing can be served: the bundles of the settings, or the shipped ones, fail.
     """
 
     answerer: Answerer
@@ -95,14 +95,14 @@ class Serving:
 
     @property
     def challenger(self) -> str | None:
-        """The release that is asked beside the champion in this process."""
+        """The challenger's release in this process."""
         return None if self._shadow is None else self._shadow.release
 
     def follow(self) -> None:
-        """Answer from what the registry's aliases say now; looks at nothing but the file's date when it has not changed.
+        """Serve the release that the registry's aliases name; checks only the file's date when it has not changed.
 
-        A champion that cannot be loaded or fails its self-test is reported, and what answered before answers on; it is tried
-        again when the aliases change.
+        A champion that cannot be loaded or fails its self-test is reported, and the current release stays.  It is tried again
+        when the aliases change.
         """
         if self.registry is None or _signature(self.registry.aliases_file) == self._seen:
             return
@@ -110,12 +110,12 @@ class Serving:
             self._follow(self.registry)
 
     def promote(self, release: str, *, by: str, reason: str) -> Aliases:
-        """Test ``release``, make it the registry's champion, and answer from it.
+        """Test ``release``, make it the registry's champion, and serve it.
 
         Raises:
             UnknownReleaseError: when there is no such release.
             RegistryError: when there is no registry, or it cannot be written to.
-            BundleError: when the release cannot be loaded or fails its self-test: nothing has changed then.
+            BundleError: when the release cannot be loaded or fails its self-test; nothing has changed then.
         """
         registry = self._registry()
         with self._lock:
@@ -126,10 +126,10 @@ class Serving:
             return self.aliases
 
     def roll_back(self, *, by: str, reason: str) -> Aliases:
-        """Test the champion before this one, make it champion again, and answer from it.
+        """Test the previous champion, make it champion again, and serve it.
 
         Raises:
-            As :meth:`promote`; RegistryError also when there was no champion before.
+            As :meth:`promote`; RegistryError also when there was no previous champion.
         """
         registry = self._registry()
         with self._lock:
@@ -139,15 +139,15 @@ class Serving:
             if self.aliases.champion == target:
                 self._swap(loaded)
                 self._follow_challenger()
-            else:  # another process changed the champion in between
+            else:  # another process changed the champion meanwhile
                 self._follow(registry)
             return self.aliases
 
     def set_challenger(self, release: str | None) -> Aliases:
-        """Test ``release``, make it the registry's challenger, and ask it beside the champion; ``None`` ends that.
+        """Test ``release`` and make it the registry's challenger; ``None`` removes the challenger.
 
         Raises:
-            As :meth:`promote`; RegistryError also when it is the champion.
+            As :meth:`promote`; RegistryError also when ``release`` is the champion.
         """
         registry = self._registry()
         with self._lock:
@@ -165,7 +165,7 @@ class Serving:
         return self.registry
 
     def _begin(self, registry: Registry) -> None:
-        """Serve the champion, or else the champion before it, or else the shipped bundles."""
+        """Serve the champion; if it fails, the previous champion; if that fails, the shipped bundles."""
         self._seen = _signature(registry.aliases_file)
         candidates = [SHIPPED]
         try:
@@ -200,7 +200,7 @@ class Serving:
         self._follow_challenger()
 
     def _swap(self, loaded: Loaded | None) -> None:
-        """Answer from ``loaded``, or go on when what is wanted answers already."""
+        """Serve ``loaded``; keep the current answerer when it is the same release."""
         self._report(None)
         if loaded is None:
             return
@@ -260,7 +260,7 @@ def _tested(bundles: Sequence[Bundle]) -> Predictor:
 
 
 def _signature(file: Path) -> Signature:
-    """Changes whenever the file is replaced."""
+    """A value that changes whenever the file is replaced."""
     try:
         status = file.stat()
     except OSError:

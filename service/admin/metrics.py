@@ -1,6 +1,6 @@
-"""Figures of the models in service: which release answers, how often it changed, and how far the challenger is from it.
+"""Prometheus metrics of the served models: the release, the number of changes, and the challenger's distance from the champion.
 
-With several workers in one container a gauge is the number of live workers for which it holds.
+With several workers in one container, a gauge is the number of live workers for which it holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shapes of the administration of models."""
+"""Request and response models of the administration endpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Looking at the models and choosing which of them answer, over HTTP; whether the caller may is asked before it comes here.
+"""The administration endpoints: list the models, and choose which of them are served.  The gate has checked the caller's key.
 
-A change is tested and done when its answer is sent, in this worker; the others follow by themselves
+A change is tested and complete in this worker when its response is sent.  The other workers follow the registry
 (:mod:`service.admin.watch`).
 """
 
@@ -44,7 +44,7 @@ _ANSWERS: Final = {200: Answer(shape=AdminModels, meaning="What there is now.")}
 
 
 def admin_operations(serving: Serving) -> list[Operation]:
-    """What is answered below ``/v1/admin``."""
+    """The operations below ``/v1/admin``."""
 
     def promote(request: ChampionRequest, caller: str) -> None:
         serving.promote(request.release, by=caller, reason=request.reason)
@@ -103,12 +103,12 @@ class _Models:
         self._serving = serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         await send_answer(send, 200, JSON, await run_in_threadpool(_models, self._serving))
 
 
 class _Change(Generic[S]):
-    """ASGI application that changes what answers, and answers with what there is then."""
+    """ASGI application that changes the served release and responds with the new state."""
 
     def __init__(self, serving: Serving, shape: type[S], change: Callable[[S, str], None]) -> None:
         self._serving = serving
@@ -116,11 +116,11 @@ class _Change(Generic[S]):
         self._change = change
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Change what the body asks for.
+        """Make the change that the body requests.
 
         Raises:
             HTTPException: 415 when the body is not declared as JSON.
-            InvalidRequestError: when a field is at fault, or the release fails its self-test.
+            InvalidRequestError: when a field is invalid, or the release fails its self-test.
             Refusal: when there is no registry or no such release, or the registry refuses.
         """
         body = await read_json_body(scope, receive)
@@ -154,7 +154,7 @@ class _Change(Generic[S]):
 
 
 def _models(serving: Serving) -> bytes:
-    """The answer to ``GET /v1/admin/models``: the registry as it is now, and what this worker does."""
+    """The response to ``GET /v1/admin/models``: the registry as it is now, and the state of this worker."""
     registry, failure = serving.registry, serving.failure
     aliases, releases = serving.aliases, []
     if registry is not None:
@@ -163,7 +163,7 @@ def _models(serving: Serving) -> bytes:
             releases = [_release_document(registry, release) for release in registry.releases()]
         except RegistryError as error:
             failure = str(error)
-    return json.dumps(  # not orjson: a lineage may hold whole numbers of any size
+    return json.dumps(  # not orjson: a lineage may hold integers of any size
         {
             "has_registry": registry is not None,
             "champion": aliases.champion if registry is not None else None,
@@ -205,6 +205,6 @@ def _release_document(registry: Registry, release: Release) -> Document:
 
 
 def _caller(scope: Scope) -> str:
-    """The name of the key that the gate let pass, where keys are asked for."""
+    """The name of the API key that the gate accepted, when keys are required."""
     name = scope.get("state", {}).get("key_name", "")
     return name if isinstance(name, str) else ""

@@ -1,9 +1,10 @@
-"""The self-test that a release passes before it answers anybody: golden jobs, and what must hold for every answer to them.
+"""The self-test that a release must pass before it serves: it predicts golden jobs, and every prediction must meet fixed rules.
 
-A graph may load and run and yet be useless: trained on other units, exported with swapped columns, cut short in training.  What
-is tested here holds for every model that deserves the name; whether it is better than another is for the shadow to show.  A card
-may bring golden answers of its own (``"golden": [{"job": …, "expected_bytes": …, "safe_bytes": …}]``), which are tested as well:
-they show that this machine computes what the machine of the training computed.
+A graph may load and run, and still be useless: trained on other units, exported with swapped columns, or trained too briefly.
+The rules hold for every usable model.  Whether one model is better than another is measured in shadow mode.
+
+A model card may add golden predictions (``"golden": [{"job": …, "expected_bytes": …, "safe_bytes": …}]``), which are tested as
+well.  They show that this machine computes the same values as the training machine.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from gpumemnet.predict.predictor import Predictor
 from ..api.examples import predict_examples
 
 PLAUSIBLE_FACTOR: Final = 4.0
-"""Answers to golden jobs lie within this factor of context, weights, gradients, optimizer state and layer outputs together.
-The shipped models lie between 0.8 and 1.7 times of them."""
+"""Greatest factor, up or down, between a predicted peak and the job's computed memory.
+The computed memory is the sum of context, weights, gradients, optimizer state and layer outputs.
+The shipped models lie between 0.8 and 1.7 times it.
+"""
 
 GOLDEN_TOLERANCE: Final = 0.01
-"""Relative; single precision on another processor differs by far less."""
+"""Relative tolerance; single precision differs far less between processors."""
 
 _SUM_TOLERANCE: Final = 1e-6
 _BATCH_TOLERANCE: Final = 1e-4
@@ -42,10 +45,10 @@ _PHYSICAL_COLUMNS: Final = [
 
 
 def check_golden(predictor: Predictor) -> None:
-    """Let every model of ``predictor`` answer golden jobs.
+    """Let every model of ``predictor`` predict golden jobs.
 
     Raises:
-        BundleError: names the bundle, the job and what is wrong with the answer.
+        BundleError: names the bundle, the job and the fault.
     """
     for model in _models(predictor):
         golden = [(name, job) for name, job in _golden_jobs(model.card.family) if job.has_layers or not model.needs_layers]
@@ -74,7 +77,7 @@ def _golden_jobs(family: str) -> Iterator[tuple[str, TrainingJob]]:
 def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
     try:
         problem = _problem(model, job)
-    except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
+    except Exception as error:  # onnxruntime and numpy may raise any exception on an unknown graph
         raise _failure(model, f"the {name} is not answered ({type(error).__name__}: {error})") from error
     if problem:
         raise _failure(model, f"the {name}: {problem}")
@@ -122,7 +125,7 @@ def _estimate_problem(estimate: Prediction) -> str | None:
 
 
 def _check_together(model: BundleModel, jobs: list[TrainingJob]) -> None:
-    """A job's answer may not depend on which others it is asked with."""
+    """Check that a job's prediction does not depend on the other jobs of the batch."""
     coverage = model.card.coverages[0]
     together = model.predict(JobTable.from_jobs(jobs), None, coverage)
     for job, estimate in zip(jobs, together, strict=True):
@@ -152,7 +155,7 @@ def _check_own(model: BundleModel, number: int, entry: Any) -> None:
     try:
         job, answers = job_from_dict(entry["job"]), {name: entry[name] for name in ("expected_bytes", "safe_bytes")}
         if job.family != model.card.family and job.family in model.bundle.card.families:
-            return  # the model answers for it, in its other family
+            return  # the model is tested through its other family
         estimate = model.predict(JobTable.from_jobs((job,)), None, entry.get("coverage", model.card.coverages[-1]))[0]
         found: Mapping[str, int | None] = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
         for name, wanted in answers.items():

@@ -1,7 +1,7 @@
-"""The challenger answers a share of what the champion answered, in the background, so that the two can be compared.
+"""Shadow mode: the challenger predicts a share of the champion's jobs in the background, so that the two can be compared.
 
-Nobody waits for it: what is asked beside is put into a short queue and dropped when that is full, and the thread that answers
-rests so long after each job that it never takes more than a tenth of the processor from the requests.
+No request waits for it.  Jobs go into a short queue and are dropped when it is full.  The thread sleeps after each job, so that
+it never takes more than a tenth of the processor time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .metrics import SHADOW_DIFFERENCE, SHADOWED
 
 QUEUE_LENGTH: Final = 256
 MAX_BUSY_SHARE: Final = 0.1
-"""Of the processor's time, for answers that nobody waits for."""
+"""Share of the processor time for background predictions."""
 
 _IDLE_SECONDS: Final = 0.5
 
@@ -32,15 +32,15 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 class ShadowStore(Recorder, Protocol):
-    """Takes note of predictions, and of what the challenger said of them."""
+    """Stores predictions and the challenger's predictions of the same jobs."""
 
     def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
-        """Take note of the challenger's answer to a prediction recorded before; never blocks and never raises."""
+        """Store the challenger's prediction for a recorded prediction; never blocks and never raises."""
         ...
 
 
 class Challenger(NamedTuple):
-    """A release that is asked beside the champion."""
+    """A release that predicts beside the champion for comparison."""
 
     release: str
     predictor: Predictor
@@ -49,10 +49,10 @@ class Challenger(NamedTuple):
 
 
 class Shadow:
-    """A :class:`~service.api.records.Recorder` that passes every prediction on, and asks the challenger about a share of them.
+    """A :class:`~service.api.records.Recorder` that passes every prediction on, and lets the challenger predict a share of them.
 
     Args:
-        store: takes note of predictions and of the challenger's answers; ``None`` where nothing is stored.
+        store: stores the predictions of champion and challenger; ``None`` when nothing is stored.
         share: from 0 to 1.
     """
 
@@ -70,25 +70,25 @@ class Shadow:
 
     @property
     def release(self) -> str | None:
-        """The challenger's release; ``None`` where there is none."""
+        """The challenger's release; ``None`` without a challenger."""
         challenger = self._challenger
         return None if challenger is None else challenger.release
 
     def challenge(self, release: str, predictor: Predictor) -> None:
-        """Ask ``predictor`` from now on."""
+        """Use ``predictor`` as the challenger from now on."""
         hashes = {bundle.card.name: bundle.sha256 for bundle in predictor.bundles}
         self._challenger = Challenger(release, predictor, hashes)
 
     def withdraw(self) -> None:
-        """Ask nobody from now on."""
+        """Remove the challenger."""
         self._challenger = None
 
     def champion_is(self, bundles: Iterable[Bundle]) -> None:
-        """Learn what the champion's bundles look at: the challenger is asked for the same encoder."""
+        """Note the champion's encoders: the challenger predicts with the same encoder."""
         self._encoders = {bundle.sha256: bundle.card.encoder for bundle in bundles}
 
     def record(self, records: RecordBatch) -> None:
-        """Pass predictions on, and perhaps ask the challenger about some of them later."""
+        """Pass predictions on, and queue a share of them for the challenger."""
         if self._store is not None:
             self._store.record(records)
         challenger = self._challenger
@@ -104,14 +104,14 @@ class Shadow:
             self._dropped.inc()
 
     def start(self) -> None:
-        """Begin to ask; in the process that serves, after any fork."""
+        """Start the thread; call it in the serving process, after any fork."""
         if self._thread is None:
             self._stopping.clear()
             self._thread = threading.Thread(target=self._run, name="gpumemnet-shadow", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop asking; what is waiting is forgotten."""
+        """Stop the thread; queued jobs are discarded."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -126,7 +126,7 @@ class Shadow:
             began = time.thread_time()
             if challenger is self._challenger:
                 self._ask(challenger, record)
-            del challenger, record  # or a challenger that is gone would stay in memory until the next prediction
+            del challenger, record  # otherwise a removed challenger would stay in memory until the next prediction
             self._stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
 
     def _ask(self, challenger: Challenger, record: PredictionRecord) -> None:
@@ -139,7 +139,7 @@ class Shadow:
             sha256 = challenger.sha256_of[estimate.estimator]
             if self._store is not None:
                 self._store.record_shadow(record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes)
-        except GpumemnetError:  # another coverage, encoder or family than the champion's
+        except GpumemnetError:  # the challenger lacks the champion's coverage, encoder or family
             self._failed.inc()
         except Exception:
             self._failed.inc()

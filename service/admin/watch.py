@@ -1,4 +1,4 @@
-"""Each worker follows the registry by itself: all workers, and all hosts that share the folder, change to the same release."""
+"""Follows the registry in each worker: all workers, and all hosts that share the folder, change to the same release."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 class Watcher:
-    """Looks at the registry's aliases every ``reload_seconds`` in a thread of its own, so that requests go on meanwhile."""
+    """Reads the registry's aliases every ``reload_seconds`` in a background thread, so that requests are not delayed."""
 
     def __init__(self, serving: Serving, reload_seconds: float) -> None:
         self._serving = serving
@@ -20,14 +20,14 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look; in the process that serves, after any fork."""
+        """Start the thread; call it in the serving process, after any fork."""
         if self._thread is None and self._serving.registry is not None:
             self._stopping.clear()
             self._thread = threading.Thread(target=self._run, name="gpumemnet-watch", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop the thread."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -37,5 +37,5 @@ class Watcher:
         while not self._stopping.wait(self._reload_seconds):
             try:
                 self._serving.follow()
-            except Exception:  # the watch must outlive whatever a broken disk makes of a file
+            except Exception:  # the thread must survive any error that a broken disk causes
                 logger.exception("the registry could not be followed")

@@ -1,6 +1,6 @@
-"""Turns questions into answers: reads the jobs into a table, asks the predictor once, and writes the JSON documents.
+"""Predicts: reads the jobs into a table, calls the predictor once, and writes the JSON documents of the response.
 
-Nothing of HTTP: the same functions answer a route and fill the examples in the API's description.
+It knows nothing of HTTP.  The same functions serve the endpoints and fill the examples of the OpenAPI description.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .records import RecordBatch, Recorder
 from .requests import Options, options_of, read_request, smallest_gpu_options
 
 TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
-"""Of a card's training data, what every answer repeats; the rest is at ``GET /v1/models``."""
+"""The members of a card's training data that every prediction repeats; ``GET /v1/models`` has the rest."""
 
 MAX_FITS: Final = 2**15
-"""Most verdicts in one answer (jobs times targets): bounds the memory of a batch that asks what each job fits."""
+"""Most fit verdicts in one response (jobs times targets): bounds the memory of a batch with ``fits``."""
 
 SHIPPED_RELEASE: Final = "shipped"
 
@@ -48,20 +48,20 @@ Document = dict[str, Any]
 
 
 class Question(NamedTuple):
-    """A job, unread, and how its answer is wanted."""
+    """A job that is not parsed yet, and the options of its prediction."""
 
     job: Any
     options: Options
 
 
 class Answerer:
-    """Answers from one predictor; holds no state that changes an answer and may be shared by threads.
+    """Predicts with one predictor; threads may share it, because it keeps no state that changes a prediction.
 
     Args:
-        predictor: who predicts.
+        predictor: makes the predictions.
         max_jobs: most jobs in one request.
-        recorder: takes note of every prediction, if there is one.
-        release: name of the release that the predictor's bundles belong to; every answer names it.
+        recorder: receives every prediction; ``None`` records nothing.
+        release: name of the release that the predictor's bundles belong to; every prediction names it.
         max_layers: most layers of a job.
     """
 
@@ -85,12 +85,12 @@ class Answerer:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families that a model is loaded for."""
+        """The families with a loaded model."""
         return self._families
 
     @property
     def predictor(self) -> Predictor:
-        """What answers."""
+        """The predictor in use."""
         return self._predictor
 
     @property
@@ -105,15 +105,15 @@ class Answerer:
 
     @property
     def release(self) -> str:
-        """Name of the release that answers."""
+        """Name of the served release."""
         return self._release
 
     def unrecorded(self) -> Answerer:
-        """One that answers the same and of which nobody takes note: for examples and self-tests."""
+        """A copy that makes the same predictions but records none: for examples and self-tests."""
         return Answerer(self._predictor, self._max_jobs, None, self._release, self._max_layers)
 
     def check(self) -> None:
-        """Let every model answer golden jobs.
+        """Let every model predict golden jobs.
 
         Raises:
             BundleError: when one fails.
@@ -121,10 +121,10 @@ class Answerer:
         check_golden(self._predictor)
 
     def predict(self, body: bytes) -> Document:
-        """The answer to ``POST /v1/predict``.
+        """The response to ``POST /v1/predict``.
 
         Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
         """
         answer = self.answers([read_question(body)])[0]
         if isinstance(answer, Exception):
@@ -132,7 +132,7 @@ class Answerer:
         return answer
 
     def answers(self, questions: Sequence[Question]) -> list[Document | FieldError]:
-        """The answer to each question, or what is wrong with it; those of equal options are answered as one table."""
+        """The prediction or the error of each question; questions with equal options are predicted as one table."""
         answers: list[Document | FieldError] = [{} for _ in questions]
         rows_of: dict[Options, list[int]] = {}
         for row, question in enumerate(questions):
@@ -141,17 +141,17 @@ class Answerer:
             jobs = self.read([questions[row].job for row in rows], options.encoder, lambda row: "job")
             try:
                 documents: Sequence[Document | FieldError] = self._documents(jobs.table, options)
-            except FieldError as error:  # of the options
+            except FieldError as error:  # an invalid option
                 documents = [error] * len(jobs.table)
             for row, answer in zip(rows, _in_order(jobs, documents), strict=True):
                 answers[row] = answer
         return answers
 
     def predict_batch(self, body: bytes) -> Document:
-        """The answer to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
+        """The response to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
 
         Raises:
-            InvalidRequestError: when the fault lies in the request and not in one of its jobs.
+            InvalidRequestError: when the request itself is invalid, and not just one of its jobs.
         """
         request = read_request(body, BatchRequest)
         if len(request.jobs) > self._max_jobs:
@@ -166,12 +166,12 @@ class Answerer:
         return {"failed": len(jobs.errors), "results": results}
 
     def read(self, documents: Sequence[Any], encoder: str | None, place: Callable[[int], str]) -> ReadJobs:
-        """The jobs that can be answered, and why the others cannot, with the field as seen from the request.
+        """The valid jobs, and the errors of the others, with the field's path from the request.
 
         Args:
-            documents: the jobs, unread.
-            encoder: which classifier is to answer; ``None`` for the predictor's choice.
-            place: where the job with a number stands in the request.
+            documents: the JSON documents of the jobs.
+            encoder: the classifier to use; ``None`` for the predictor's choice.
+            place: maps a job's index to its path in the request.
         """
         table, rows, invalid = read_jobs(documents, self._max_layers)
         refusals = self._predictor.refusals(table, encoder)
@@ -181,12 +181,12 @@ class Answerer:
         if refusals:
             left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
             table, rows = table.take(left), rows[left]
-        # The encoder lies beside the jobs.
+        # `encoder` is beside the jobs in the request.
         placed = {row: error if error.field == "encoder" else located(error, place(row)) for row, error in errors.items()}
         return ReadJobs(table, rows, placed)
 
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
-        """The answers for ``jobs``."""
+        """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):
             return []
         predictions = self._predictor.predict_table(
@@ -205,10 +205,10 @@ class Answerer:
         return documents
 
     def batch_sizes(self, body: bytes) -> Document:
-        """The answer to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
+        """The response to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
 
         Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
         """
         asked = read_request(body, BatchSizesRequest)
         if asked.gpu is None and asked.mig is not None:
@@ -242,10 +242,10 @@ class Answerer:
         }
 
     def smallest_gpu(self, body: bytes) -> Document:
-        """The answer to ``POST /v1/smallest-gpu``: the smallest GPU or MIG profile that holds a job.
+        """The response to ``POST /v1/smallest-gpu``: the smallest GPU or MIG profile that holds a job.
 
         Raises:
-            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field as seen from ``body``.
+            InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
         """
         asked = read_request(body, SmallestGpuRequest)
         options = smallest_gpu_options(asked)
@@ -260,7 +260,7 @@ class Answerer:
         }
 
     def noted(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
-        """The ids of new predictions, under which the recorder, if there is one, has taken note of them."""
+        """Record new predictions if there is a recorder; returns their ids."""
         now_nanoseconds = time.time_ns()
         identities = [prediction_id(now_nanoseconds) for _ in range(len(jobs))]
         if self._recorder is not None:
@@ -281,23 +281,23 @@ class Answerer:
 
 
 def _in_order(jobs: ReadJobs, documents: Sequence[Document | FieldError]) -> list[Document | FieldError]:
-    """The answers, or what is wrong, by position in the request."""
+    """The results and errors, by position in the request."""
     answers = jobs.errors | dict(zip(jobs.rows.tolist(), documents, strict=True))
     return [answers[row] for row in range(len(answers))]
 
 
 def read_question(body: bytes) -> Question:
-    """The question of ``POST /v1/predict``.
+    """The question in a body of ``POST /v1/predict``.
 
     Raises:
-        InvalidRequestError: when the body is no JSON, or the envelope is wrong.
+        InvalidRequestError: when the body is not JSON, or a member beside the job is invalid.
     """
     request = read_request(body, PredictRequest)
     return Question(request.job, options_of(request))
 
 
 def fit_document(fit: Fit) -> Document:
-    """One verdict as an answer holds it."""
+    """The JSON document of one fit verdict."""
     return {
         "gpu": fit.gpu,
         "mig": fit.mig,
@@ -329,7 +329,7 @@ def _check_size(jobs: int, options: Options) -> None:
 
 @cache
 def gpus_document() -> Document:
-    """The answer to ``GET /v1/gpus``."""
+    """The response to ``GET /v1/gpus``."""
     return {
         "gpus": [
             {

@@ -1,7 +1,7 @@
-"""The ASGI applications that answer questions in JSON.
+"""The ASGI applications of the JSON endpoints.
 
-They do without FastAPI's own machinery: its dependencies, a second validation and a thread for every request would each add
-between a tenth and a half to the cost of an answer (benchmarks/http_latency.py).
+They bypass FastAPI's dependencies, second validation and thread per request.  Each would add between a tenth and a half to the
+cost of a response (benchmarks/http_latency.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .text_response import TEXT_FIELDS, TEXT_UTF8, text_fields, text_of, wants_t
 
 
 class JsonEndpoint:
-    """ASGI application that answers a JSON body with a JSON body.
+    """ASGI application that reads a JSON body and responds with JSON.
 
     Args:
-        answer: makes the answer.
-        inline_bytes: longer bodies are answered in a thread; 0 where every question takes long.
+        answer: makes the response.
+        inline_bytes: longer bodies are handled in a thread; 0 when every request takes long.
     """
 
     def __init__(self, answer: Callable[[bytes], Document], inline_bytes: int = INLINE_BODY_BYTES) -> None:
@@ -33,11 +33,11 @@ class JsonEndpoint:
         self._inline_bytes = inline_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Respond to one request.
 
         Raises:
             HTTPException: 415 when the body is not declared as JSON.
-            FieldError: when something in the body is at fault.
+            FieldError: when a field of the body is invalid.
         """
         body = await read_json_body(scope, receive)
         if body is not None:
@@ -52,7 +52,7 @@ class PredictEndpoint:
     """ASGI application of ``POST /v1/predict``, in JSON or plain text.
 
     Args:
-        answer: answers each of several questions, or gives an error in the place of the answer.
+        answer: takes several questions; returns a prediction or an error for each.
     """
 
     def __init__(self, answer: Callable[[Sequence[Question]], Sequence[Document | Exception]]) -> None:
@@ -60,11 +60,11 @@ class PredictEndpoint:
         self._microbatch = Microbatch(answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Respond to one request.
 
         Raises:
-            HTTPException: 415 when the body is not declared as JSON; 422 when a wanted field has no value.
-            FieldError: when something in the body or the query is at fault.
+            HTTPException: 415 when the body is not declared as JSON; 422 when a requested field has no value.
+            FieldError: when a field of the body or a query parameter is invalid.
         """
         names = text_fields(query) if (query := scope["query_string"]) else TEXT_FIELDS[:1]
         body = await read_json_body(scope, receive)

@@ -1,4 +1,4 @@
-"""Example jobs and requests: what the API's description shows, and what every model must answer before the service is ready."""
+"""Example jobs and requests: the OpenAPI description shows them, and every model must predict them before it serves."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ EXAMPLE_JOBS: Final[Mapping[str, Document]] = {
         ),
     },
 }
-"""One small job of every family, as a person would write it."""
+"""One small job of every family."""
 
 
 def _totals(job: Document) -> Document:
-    """``job`` as a scheduler knows it that has no layer list."""
+    """``job`` as totals, as a scheduler describes it that has no layer list."""
     known = {name: value for name, value in job.items() if name != "layers"}
     layers = job["layers"]
     return {
@@ -77,7 +77,7 @@ def predict_examples(family: str) -> dict[str, Document]:
 
 
 def batch_examples(family: str) -> dict[str, Document]:
-    """Bodies for ``POST /v1/predict/batch`` by name; the second job is refused."""
+    """Bodies for ``POST /v1/predict/batch`` by name; the second job is invalid."""
     job = _totals(EXAMPLE_JOBS[family])
     return {"batch": {"jobs": [job, {**job, "batch_size": 0}]}}
 
@@ -98,6 +98,6 @@ def smallest_gpu_examples(family: str) -> dict[str, Document]:
 
 
 def refused_example(family: str) -> Document:
-    """A body that ``POST /v1/predict`` refuses."""
+    """An invalid body for ``POST /v1/predict``."""
     first, *rest = EXAMPLE_JOBS[family]["layers"]
     return {"job": {**EXAMPLE_JOBS[family], "layers": [{**first, "parameters": -1}, *rest]}}

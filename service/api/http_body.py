@@ -1,4 +1,4 @@
-"""Reads the body of a request and sends an answer, as ASGI applications do it."""
+"""Reads the body of a request and sends the response, through the ASGI interface."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .operations import JSON
 
 
 async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body, or ``None`` when the client left before it was sent.
+    """The whole body, or ``None`` when the client disconnected before it was sent.
 
     Raises:
         HTTPException: 415 when the body is not declared as JSON.
@@ -20,7 +20,7 @@ async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """The whole body of whatever kind, or ``None`` when the client left before it was sent."""
+    """The whole body of any media type, or ``None`` when the client disconnected before it was sent."""
     chunks: list[bytes] = []
     while True:
         message = await receive()
@@ -32,7 +32,7 @@ async def read_body(receive: Receive) -> bytes | None:
 
 
 async def send_answer(send: Send, status: int, media_type: str, content: bytes) -> None:
-    """One whole answer."""
+    """Send one whole response."""
     headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(content))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

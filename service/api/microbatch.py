@@ -1,7 +1,7 @@
-"""Microbatching: requests that wait at the same time are answered by one call.
+"""Microbatching: concurrent requests are predicted by one call.
 
-A model takes little longer for twenty jobs than for one.  What one round of the event loop brings is answered together at the
-beginning of the next round; a lone request is never delayed.
+A model takes little longer for twenty jobs than for one.  Requests that arrive in one iteration of the event loop are predicted
+together at the beginning of the next.  A lone request is never delayed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 class Microbatch(Generic[Q, A]):
-    """Collects questions until the event loop comes round.
+    """Collects questions until the next iteration of the event loop.
 
     Args:
-        answer: answers each of several questions, or gives an exception in the place of the answer.
+        answer: takes several questions; returns a prediction or an exception for each.
     """
 
     def __init__(self, answer: Callable[[Sequence[Q]], Sequence[A | Exception]]) -> None:
@@ -29,10 +29,10 @@ class Microbatch(Generic[Q, A]):
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
 
     async def ask(self, question: Q) -> A:
-        """The answer to one question.
+        """The prediction for one question.
 
         Raises:
-            Exception: what stands in the place of the answer.
+            Exception: the exception that ``answer`` returned for it.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[A] = loop.create_future()
@@ -43,7 +43,7 @@ class Microbatch(Generic[Q, A]):
 
     def _answer_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        waiting = [(question, future) for question, future in waiting if not future.done()]  # cancelled: the client has left
+        waiting = [(question, future) for question, future in waiting if not future.done()]  # cancelled: client disconnected
         answers = self._answers([question for question, _ in waiting]) if waiting else []
         for (_, future), answer in zip(waiting, answers, strict=True):
             if isinstance(answer, Exception):
@@ -58,4 +58,4 @@ class Microbatch(Generic[Q, A]):
             if len(questions) == 1:
                 return [error]
             logger.exception("answering %d questions together failed: each is answered alone", len(questions))
-            return [self._answers([question])[0] for question in questions]  # one must not take the others with it
+            return [self._answers([question])[0] for question in questions]  # one failure must not fail the others

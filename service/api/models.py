@@ -1,8 +1,8 @@
-"""The shapes of requests and answers: they validate what is sent and describe the interface (OpenAPI).
+"""Request and response models: they validate requests and describe the interface (OpenAPI).
 
-A request's shape checks types, ranges and names of members; what the words in it mean (GPUs, bin schemes, coverages) is looked up
-by :mod:`service.api.requests`.  Jobs stay with :mod:`gpumemnet.job.json_codec`; :mod:`service.api.job_schema` describes them.
-Answers are not validated again when they are sent (that costs more than making them); tests hold them against these shapes.
+A request model checks types, ranges and names of members.  :mod:`service.api.requests` looks up the names of GPUs, bin schemes
+and coverages.  :mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.job_schema` describes them.
+Responses are not validated when they are sent, because that costs more than making them; tests check them against these models.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
 MAX_TARGETS: Final = 256
 """Most names in ``fits`` or ``gpus``, and most devices, in one request."""
 MAX_ASKED_BATCH: Final = 2**20
-"""Largest ``max_batch``: more would cost time, and no job takes so many samples at once."""
+"""Largest ``max_batch``: more would cost time, and no job has so large a batch."""
 
 
 class Shape(BaseModel):
-    """A JSON object of the interface: no other members than those declared, and no value converted from another type."""
+    """A JSON object of the interface; it forbids undeclared members and converts no value to another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class DescribedBy:
-    """Mark of a value that another reader validates: its schema is that of ``shape``."""
+    """Annotation of a value that another reader validates: its schema is that of ``shape``."""
 
     def __init__(self, shape: type[BaseModel]) -> None:
         self._shape = shape
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """A reference to the shape."""
+        """A reference to the schema of ``shape``."""
         return handler(self._shape.__pydantic_core_schema__)
 
 
@@ -55,21 +55,21 @@ class TrainingJob(RootModel[Any]):
 
 
 Job = Annotated[Any, DescribedBy(TrainingJob)]
-"""A job, unread."""
+"""The JSON document of a job, not parsed yet."""
 
 
 class OneOf:
-    """Mark of a text that must be one of ``names``."""
+    """Annotation of a string that must be one of ``names``."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Check the text."""
+        """Validate the string."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The names."""
+        """The schema: an enumeration of the names."""
         return {"type": "string", "enum": list(self._names)}
 
     def _check(self, text: str) -> str:
@@ -172,7 +172,7 @@ class SmallestGpuRequest(Shape):
     devices: Devices | None = Field(None, description="devices to choose from, with their live free memory")
 
 
-# What is answered
+# Responses
 
 
 class Bin(Shape):

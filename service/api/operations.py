@@ -1,7 +1,7 @@
-"""What the service answers to: one declaration of each operation gives its route and its description (OpenAPI 3.1).
+"""The operations of the service: one declaration of each gives its route and its description (OpenAPI 3.1).
 
-An operation names the shapes of what is sent and answered (:mod:`service.api.models`) and the ASGI application that answers.
-Examples are made when the description is asked for, by the service itself.
+An operation names its request and response models (:mod:`service.api.models`) and the ASGI application that handles it.
+Examples are computed when the description is requested.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ ACCESS_REFUSALS: Final = {
     429: "Too many requests; Retry-After says when to come again.",
     503: "The service is busy; Retry-After says when to come again.",
 }
-"""What any operation may be refused with where keys and limits are set."""
+"""The errors of any operation where keys and limits are set."""
 BODY_REFUSALS: Final = {
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     422: "The body is no JSON, or a field in it is at fault.",
 }
-"""What an operation with a body may be refused with beside."""
+"""The further errors of an operation with a body."""
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 
 Shapes = type[BaseModel] | tuple[type[BaseModel], ...] | list[type[BaseModel]]
-"""A shape; several, of which it is one; or in a list, a list of it."""
+"""A model; a tuple of alternative models; or, in a list, the model of each element."""
 Examples = Mapping[str, Any]
 """Name → JSON value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer that is no error.
+    """A successful response.
 
     Attributes:
-        shape: of the JSON.
-        meaning: what the answer is.
-        examples: makes examples of it.
-        others: media type → what OpenAPI says of the answer in that type.
+        shape: model of the JSON.
+        meaning: description of the response.
+        examples: makes its examples.
+        others: media type → the OpenAPI description of the response in that type.
     """
 
     shape: Shapes
@@ -64,17 +64,17 @@ class Operation:
     """One method at one path.
 
     Attributes:
-        method, path: where it is.
+        method, path: the HTTP method and the path.
         name: its ``operationId``.
-        tag, summary, description: for people.
-        endpoint: answers.
-        request: shape of the JSON body; ``None`` without one.
-        is_body_required: whether the body may be left out.
-        request_examples: makes examples of it.
-        answers: status → answer.
-        refusals: status → when it is refused so.
-        refusal_examples: status → makes an example.
-        refusal_shape, refusal_type: shape and media type of the errors.
+        tag, summary, description: texts of the documentation.
+        endpoint: the ASGI application.
+        request: model of the JSON body; ``None`` without a body.
+        is_body_required: whether the body is required.
+        request_examples: makes examples of the body.
+        answers: status → successful response.
+        refusals: status → when this error is sent.
+        refusal_examples: status → makes an example of the error.
+        refusal_shape, refusal_type: model and media type of the errors.
         parameters: as OpenAPI has them.
     """
 
@@ -96,7 +96,7 @@ class Operation:
     parameters: Sequence[Schema] = ()
 
     def described(self) -> Schema:
-        """What OpenAPI says of it."""
+        """The OpenAPI description of the operation."""
         operation: Schema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
         if self.description:
             operation["description"] = self.description
@@ -118,19 +118,19 @@ class Operation:
 
 
 def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
-    """The routes of operations that each have one."""
+    """The routes of the operations."""
     return [Route(one.path, one.endpoint, methods=[one.method], name=one.name) for one in operations]
 
 
 def openapi_document(
     info: Schema, operations: Iterable[Operation], others: Sequence[type[BaseModel]] = (), *, max_jobs: int, max_layers: int
 ) -> Schema:
-    """The description of the interface.
+    """The OpenAPI document.
 
     Args:
         info: OpenAPI's ``info``.
-        operations: all of them.
-        others: shapes that no operation names.
+        operations: all operations.
+        others: models that no operation names.
         max_jobs, max_layers: most jobs of a request, and most layers of a job.
     """
     paths: dict[str, Schema] = {}

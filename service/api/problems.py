@@ -1,7 +1,7 @@
-"""Problem documents: the one shape of every error that the service answers with (RFC 9457).
+"""Problem documents: the format of every error response (RFC 9457).
 
-A document holds ``type``, ``title``, ``status``, ``detail`` and, where a field is at fault, ``errors`` with the field's path and
-what is wrong with it.  The sentences are those of the exceptions, so the command line and the service say the same.
+A document holds ``type``, ``title``, ``status`` and ``detail``.  For invalid fields it also holds ``errors``: each field's path
+and its fault.  The texts are those of the exceptions, so the command line and the service report the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 
 @dataclass(frozen=True, slots=True)
 class ProblemKind:
-    """One type of problem: the last part of its ``type`` URI, and what is the same for all problems of the type."""
+    """One type of problem: the last part of its ``type`` URI, and the members that all problems of the type share."""
 
     name: str
     status: int
@@ -73,14 +73,14 @@ PROBLEM_KINDS: Final = (
     *(OVERLOADED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN, REQUEST_TIMEOUT),
     INTERNAL_ERROR,
 )
-"""Every kind that the service answers with."""
+"""Every problem type of the service."""
 
 
 class Refusal(HTTPException):
-    """A request that the service refuses for a reason that lies in no field of its body.
+    """A request that the service rejects for a reason other than a field of its body.
 
     Attributes:
-        kind: the type of the problem, which gives the status.
+        kind: the problem type, which gives the status.
     """
 
     def __init__(self, kind: ProblemKind, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -93,7 +93,7 @@ class Refusal(HTTPException):
 
 
 def located(error: FieldError, place: str) -> FieldError:
-    """The same error, its field seen from the request's body: ``layers[3].kind`` at ``job`` is ``job.layers[3].kind``."""
+    """The same error with the field's path from the request's body: ``layers[3].kind`` at ``job`` is ``job.layers[3].kind``."""
     return type(error)(error.reason, f"{place}.{error.field}" if error.field else place)
 
 
@@ -105,13 +105,13 @@ def field_problem(error: FieldError) -> dict[str, Any]:
 
 
 class ProblemDocuments:
-    """ASGI middleware that answers a request that is refused with a problem document."""
+    """ASGI middleware that turns the exceptions of a request into problem documents."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Handle one request."""
         try:
             await self._app(scope, receive, send)
         except (FieldError, HTTPException) as error:
@@ -119,13 +119,13 @@ class ProblemDocuments:
 
 
 def problem_answer(request: Request, error: FieldError | HTTPException) -> Response:
-    """The answer to a request that was refused with ``error``."""
+    """The response to a request that raised ``error``."""
     if isinstance(error, FieldError):
         return _response(field_problem(error))
     if isinstance(error, Refusal):
         return _response(error.document(), error.headers)
     kind = _KIND_OF_STATUS.get(error.status_code)
-    if kind is None:  # raised by the framework alone; RFC 9457, section 4.2.1
+    if kind is None:  # only the framework raises such a status; RFC 9457, section 4.2.1
         phrase = HTTPStatus(error.status_code).phrase
         return _response({"type": "about:blank", "title": phrase, "status": error.status_code, "detail": error.detail})
     detail = error.detail
@@ -146,5 +146,5 @@ def _response(document: Mapping[str, Any], headers: Mapping[str, str] | None = N
 
 
 def _encodable(text: str) -> str:
-    """``text`` without the lone surrogates that JSON escapes can smuggle into a field's name and UTF-8 cannot carry."""
+    """``text`` without lone surrogates: JSON escapes allow them in a field's name, and UTF-8 cannot encode them."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""What the service keeps of a prediction, so that an observation can be compared with it later.
+"""The record of a prediction, to compare it later with the observed memory.
 
-The :class:`~service.api.answers.Answerer` hands every prediction to a :class:`Recorder`; who stores it, or asks another model the
-same, is none of its business.
+The :class:`~service.api.answers.Answerer` passes every prediction to a :class:`Recorder`, which may count it, store it, or let
+the challenger predict the same job.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpumemnet.predict.prediction_table import PredictionTable
 
 
 class PredictionRecord(NamedTuple):
-    """One prediction as it was answered.
+    """One prediction as it was sent.
 
     Attributes:
-        prediction_id: its id, as the answer says it.
-        made_at_seconds: when, in seconds since the epoch.
-        job: what was asked about.
-        estimate: what was answered, for ``estimate.gpu``.
-        model_sha256: hash of the bundle that answered.
-        release: name of the release that the bundle belongs to; empty where nobody knows.
+        prediction_id: its id in the response.
+        made_at_seconds: creation time, in seconds since the epoch.
+        job: the job.
+        estimate: the prediction, for ``estimate.gpu``.
+        model_sha256: hash of the bundle that made it.
+        release: name of the release that the bundle belongs to; empty when unknown.
     """
 
     prediction_id: str
@@ -38,14 +38,14 @@ class PredictionRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordBatch(Sequence[PredictionRecord]):
-    """Predictions made at once; single records are built where somebody asks for one.
+    """Predictions made at once; single records are created on access.
 
     Attributes:
-        prediction_ids: of each.
-        made_at_seconds, release: of all, as :class:`PredictionRecord` has them.
-        model_sha256s: of each.
-        jobs: what was asked about; at least one.
-        estimates: what was answered.
+        prediction_ids: of each prediction.
+        made_at_seconds, release: of all, as in :class:`PredictionRecord`.
+        model_sha256s: of each prediction.
+        jobs: the jobs; at least one.
+        estimates: the predictions.
     """
 
     prediction_ids: Sequence[str]
@@ -65,7 +65,7 @@ class RecordBatch(Sequence[PredictionRecord]):
     def __getitem__(self, index: slice) -> list[PredictionRecord]: ...
 
     def __getitem__(self, index: int | slice) -> PredictionRecord | list[PredictionRecord]:
-        """One record, built now, or a list of some."""
+        """One record, or a list of records for a slice; created on access."""
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         return self._record(self.prediction_ids[index], self.jobs[index], self.estimates[index], self.model_sha256s[index])
@@ -78,8 +78,8 @@ class RecordBatch(Sequence[PredictionRecord]):
 
 
 class Recorder(Protocol):
-    """Takes note of predictions."""
+    """Receives predictions."""
 
     def record(self, records: RecordBatch) -> None:
-        """Take note of predictions; never blocks, never raises, and may forget some when there are too many."""
+        """Record predictions; never blocks, never raises, and may drop some under load."""
         ...

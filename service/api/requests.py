@@ -1,6 +1,6 @@
-"""Reads the bodies of requests: checks them against their shapes, says what is wrong, and looks up what the words in them mean.
+"""Validates request bodies: checks them against their models, explains errors, and looks up the names in them.
 
-Here is the envelope alone; the jobs in it are read by :mod:`gpumemnet.job.json_codec`.
+It reads the members beside the jobs; :mod:`gpumemnet.job.json_codec` reads the jobs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _MAX_NAME: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the answer is wanted; requests of equal options are answered together.
+    """The options of a prediction; requests with equal options are predicted together.
 
     Attributes:
         coverage: share of jobs that the safe bytes shall cover.
-        bins: bin scheme of the probabilities; ``None`` for the model's own.
-        gpu: GPU to answer for; ``None`` for the one that the model learnt from.
-        encoder: which classifier; ``None`` for the predictor's choice.
-        targets: what the job may fit; ``None`` where that is not asked.
+        bins: bin scheme of the probabilities; ``None`` for the model's.
+        gpu: GPU to predict for; ``None`` for the GPU of the model's training data.
+        encoder: the classifier to use; ``None`` for the predictor's choice.
+        targets: the GPUs, MIG profiles or devices of ``fits``; ``None`` without ``fits``.
     """
 
     coverage: float = DEFAULT_COVERAGE
@@ -55,10 +55,10 @@ def read_request(body: bytes, shape: type[S]) -> S:
 
     Args:
         body: JSON.
-        shape: what it must be.
+        shape: the request model.
 
     Raises:
-        InvalidRequestError: when the body is no JSON, or not of that shape.
+        InvalidRequestError: when the body is not JSON, or does not match the model.
     """
     try:
         document = parse_json(body)
@@ -68,10 +68,10 @@ def read_request(body: bytes, shape: type[S]) -> S:
 
 
 def checked(document: Any, shape: type[S]) -> S:
-    """``document`` as a ``shape``.
+    """``document`` validated as a ``shape``.
 
     Raises:
-        InvalidRequestError: names the first member that is at fault, and what it must be.
+        InvalidRequestError: names the first invalid member, and what was expected.
     """
     try:
         return shape.model_validate(document)
@@ -80,10 +80,10 @@ def checked(document: Any, shape: type[S]) -> S:
 
 
 def options_of(request: PredictOptions) -> Options:
-    """How the answers to ``request`` are wanted.
+    """The options of ``request``.
 
     Raises:
-        InvalidRequestError: at a GPU or a bin scheme that is not known.
+        InvalidRequestError: for an unknown GPU or bin scheme.
     """
     bins = None
     if request.bins is not None:
@@ -100,10 +100,10 @@ def options_of(request: PredictOptions) -> Options:
 
 
 def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
-    """How the answer to ``request`` is wanted, with the GPUs to choose from.
+    """The options of ``request``, with its candidate GPUs.
 
     Raises:
-        InvalidRequestError: at a GPU that is not known.
+        InvalidRequestError: for an unknown GPU.
     """
     targets = None
     if request.gpus is not None or request.devices is not None:
@@ -135,20 +135,20 @@ def _device_targets(devices: Sequence[Device]) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-# What is wrong with a request, in a sentence
+# Error messages for invalid requests
 
 
 def _explained(errors: Sequence[ErrorDetails], shape: type[Shape]) -> InvalidRequestError:
-    errors = sorted(errors, key=lambda error: error["type"] == "missing")  # what is there explains what is missing
+    errors = sorted(errors, key=lambda error: error["type"] == "missing")  # an invalid member explains a missing one
     first = errors[0]["loc"]
-    # Of a value that may have several forms there is an error for each: the one that came furthest is the one meant.
+    # A value with alternative forms has an error for each form: report the form that matched the furthest.
     error = max((error for error in reversed(errors) if error["loc"][:1] == first[:1]), key=lambda error: len(error["loc"]))
     root = _schema(shape)
     place, schema, parent = "", root, root
     for part in error["loc"]:
         inner = _inner(schema, part, root)
         if inner is None and error["type"] not in ("extra_forbidden", "missing"):
-            continue  # the name of a form, and no place
+            continue  # the name of a form is not part of the path
         parent, schema = schema, inner or {}
         place += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" if place else _printable(part)
     return InvalidRequestError(_sentence(error, place, schema, parent, root), place or "body")
@@ -170,7 +170,7 @@ def _sentence(error: ErrorDetails, place: str, schema: Schema, parent: Schema, r
 
 
 def _wanted(schema: Schema, place: str, root: Schema) -> str:
-    """What a value of ``schema`` is, in words."""
+    """A description of the values that ``schema`` accepts."""
     forms = [form for form in _forms(schema, root) if form.get("type") != "null"]
     return " or ".join(dict.fromkeys(_form(form, place, root) for form in forms)) or "something else"
 
@@ -218,7 +218,7 @@ def _schema(shape: type[Shape]) -> Schema:
 
 
 def _forms(schema: Schema, root: Schema) -> list[Schema]:
-    """The forms that a value may have, references followed."""
+    """The alternative forms of a value, with references resolved."""
     if "$ref" in schema:
         return _forms(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
     if "anyOf" in schema:

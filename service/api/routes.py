@@ -1,6 +1,6 @@
-"""The operations of the interface's own part: predictions, models, GPUs and health.
+"""The operations of this API: predictions, models, GPUs and health.
 
-A swap of models replaces ``serving.answerer``; every request reads it once and keeps what it read.
+A model swap replaces ``serving.answerer``; every request reads it once and keeps the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .problems import field_problem
 from .text_response import TEXT, TEXT_FIELDS, text_of
 
 EXAMPLE_ID: Final = "01910c5e-8a40-7c3b-9f12-5d7e80a4b6c1"
-"""Stands in all examples for the prediction ids, which are never the same twice."""
+"""The prediction id in all examples; real ids are never the same twice."""
 
 _ALIVE: Final = {"status": "ok"}
 _TEXT_DESCRIPTION: Final = (
@@ -45,7 +45,7 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 def prediction_operations(serving: Serving) -> list[Operation]:
-    """What is answered about jobs."""
+    """The operations that predict."""
 
     def questions(bodies: Callable[[str], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
         return lambda: bodies(serving.answerer.families[0])
@@ -112,7 +112,7 @@ def prediction_operations(serving: Serving) -> list[Operation]:
 
 
 def other_operations(serving: Serving) -> list[Operation]:
-    """What is answered about the models, the GPUs and the process."""
+    """The operations for models, GPUs and health."""
 
     def operation(
         path: str, name: str, tag: str, summary: str, shape: Shapes, meaning: str, answer: Callable[[], Document], **more: Any
@@ -146,13 +146,13 @@ def other_operations(serving: Serving) -> list[Operation]:
 
 
 class _Reading:
-    """ASGI application that answers a request without a body."""
+    """ASGI application for requests without a body."""
 
     def __init__(self, answer: Callable[[], Document]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         await send_answer(send, 200, JSON, orjson.dumps(self._answer()))
 
 
@@ -183,7 +183,7 @@ def _with_example_id(part: Any) -> Any:
 
 
 def _text_example(answerer: Answerer) -> str:
-    """What a script gets of the first example; its request where it has no limit."""
+    """The plain-text response to the first example; ``request_mib`` where it has no limit."""
     body = next(iter(examples.predict_examples(answerer.families[0]).values()))
     prediction = _answered(answerer.predict, body)
     has_limit = prediction["limit_mib"] is not None

@@ -1,14 +1,14 @@
-"""Predictions as plain text, for shell scripts that want a number and not a document.
+"""Predictions as plain text, for shell scripts that need a number and not a document.
 
-A script asks with ``Accept: text/plain`` and gets ``limit_mib`` and a newline, or the fields that it names with
+A script sends ``Accept: text/plain`` and gets ``limit_mib`` and a newline, or the fields that it names with
 ``?field=``, in their order on one line::
 
     limit=$(curl -sf --max-time 0.5 -H 'Accept: text/plain' -H 'Content-Type: application/json' \
         --data-binary @job.json http://127.0.0.1:8000/v1/predict) || limit=$SITE_DEFAULT
     read -r request limit id < <(curl -sf … 'http://127.0.0.1:8000/v1/predict?field=request_mib,limit_mib,prediction_id')
 
-Where a field has no value, because the job lies outside the model's support, the answer is a 422: ``curl -f`` then prints nothing
-and fails, and the script goes on with the default of its site.  Every other error does the same.
+When a field has no value, because the job lies outside the model's support, the status is 422: ``curl -f`` then prints nothing
+and fails, and the script uses its site's default.  Every other error has the same effect.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .problems import OUTSIDE_SUPPORT, Refusal
 
 TEXT: Final = "text/plain"
 TEXT_FIELDS: Final = ("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "prediction_id")
-"""What may be asked for; the first is what one gets unless asked."""
+"""The fields that a script may request; the first is the default."""
 
 TEXT_UTF8: Final = f"{TEXT}; charset=utf-8"
 _ANYTHING: Final = (b"*/*", JSON.encode())
 
 
 def wants_text(scope: Scope) -> bool:
-    """Whether the caller would rather have plain text than JSON (RFC 9110, section 12.5.1)."""
+    """Whether the caller prefers plain text to JSON (RFC 9110, section 12.5.1)."""
     for name, value in scope["headers"]:
         if name == b"accept":
             return value not in _ANYTHING and _prefers_text(value.decode("latin-1"))
@@ -42,7 +42,7 @@ def wants_text(scope: Scope) -> bool:
 
 
 def text_fields(query: bytes) -> tuple[str, ...]:
-    """The fields that a query asks for.
+    """The fields that a query requests.
 
     Raises:
         InvalidRequestError: when it names another parameter or an unknown field.
@@ -59,7 +59,7 @@ def text_fields(query: bytes) -> tuple[str, ...]:
 
 
 def text_of(prediction: Mapping[str, Any], names: tuple[str, ...]) -> bytes:
-    """The line with the named fields of a prediction.
+    """The line with the requested fields of a prediction.
 
     Raises:
         Refusal: when one has no value.
