@@ -1,4 +1,4 @@
-"""The application: settings in, ASGI application out.  Everything that lives as long as the service begins and ends here."""
+"""Makes the ASGI application from the settings, and starts and stops everything that lives as long as the service."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ logger = logging.getLogger("gpumemnet.service")
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The service with its models loaded and tried.
+    """The service, with its models loaded and tested.
 
     Raises:
-        BundleError: when a bundle cannot be loaded or does not answer.
-        SettingsError: when keys cannot be read, or the default folder of observations cannot be made.
-        DatabaseError: when the database can never be used.
+        BundleError: when a bundle cannot be loaded or fails its test.
+        SettingsError: when keys cannot be read, or the default folder of observations cannot be created.
+        DatabaseError: when the database cannot be used, now or later.
     """
     store = _store(settings)
     shadow = Shadow(store, settings.shadow_share)
@@ -79,7 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
         license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},  # looked at in every request
+        telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},  # checked in every request
         lifespan=lambda app: _lifespan(store, shadow, Watcher(serving, settings.reload_seconds)),
     )
     described = [*operations, *oip.operations]
@@ -98,8 +98,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.openapi = description  # type: ignore[method-assign]  # FastAPI documents this as the way to extend the description
 
     def gated() -> Gate:
-        # Starlette's and FastAPI's own layers (failures, exit stacks of dependencies) cost 30 µs a request, a tenth of an
-        # answer; what fails the gate answers.
+        # The default layers of Starlette and FastAPI (errors, exit stacks of dependencies) cost 30 µs a request, a tenth of a
+        # response.  The gate handles the errors instead.
         limited = ProblemDocuments(BodyLimit(app.router, settings.max_body_bytes, settings.body_seconds))
         return Gate(
             limited,
@@ -109,16 +109,16 @@ def create_app(settings: Settings) -> FastAPI:
             rate_burst=settings.rate_burst,
         )
 
-    read_keys(settings)  # a bad key ends the start, not the first request
+    read_keys(settings)  # an invalid key must fail the start, not the first request
     app.build_middleware_stack = gated  # type: ignore[method-assign]
     return app
 
 
 def read_keys(settings: Settings) -> KeyRing | None:
-    """The keys of the settings; ``None`` when there are none, and nobody is asked for one.
+    """The API keys of the settings; ``None`` when there are none, and no key is required.
 
     Raises:
-        SettingsError: names the variable and the entry that is wrong.
+        SettingsError: names the variable and the invalid entry.
     """
     texts: dict[str, str] = {}
     if settings.api_keys:

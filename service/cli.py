@@ -67,7 +67,7 @@ def export_observations(
 
 
 def _seconds(text: str | None) -> float | None:
-    """A date or a time as seconds since the epoch; UTC unless it says otherwise."""
+    """A date or a time as seconds since the epoch; UTC unless it has an offset."""
     if text is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""The C library's heap, kept small: what a large batch or a former model took goes back to the system.
+"""Keeps the C library's heap small: memory of a large batch or a former model returns to the system.
 
-glibc keeps freed memory for later, in a heap for every thread.  A worker that once answered a batch of a thousand jobs would hold
-50 MiB more for good.
+glibc keeps freed memory for later, in a heap for every thread.  A worker that once predicted a batch of a thousand jobs would
+hold 50 MiB more until it ends.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import suppress
 from typing import Final
 
 GROWTH_BYTES: Final = 8 * 2**20
-"""Growth of a worker after which it is worth looking for memory to give back."""
+"""Growth of a worker's memory after which freed memory is returned."""
 
 _M_ARENA_MAX: Final = -8
-"""Of ``mallopt``, in glibc's ``malloc.h``."""
+"""A parameter of ``mallopt``, from glibc's ``malloc.h``."""
 
 
 def use_one_heap() -> None:
-    """One heap for all threads: the C library makes one for each, and under Python's lock they save no time and cost 25 MiB."""
+    """Use one heap for all threads; one for each costs 25 MiB and, under Python's lock, saves no time."""
     with suppress(OSError, AttributeError):  # musl and macOS have no mallopt
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def give_memory_back() -> None:
-    """Return what is free in the heap to the system; takes milliseconds, without Python's lock."""
+    """Return free heap memory to the system; takes milliseconds, and releases Python's lock meanwhile."""
     if os.name == "posix":
         with suppress(OSError, AttributeError):  # musl and macOS have no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)

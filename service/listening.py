@@ -1,4 +1,4 @@
-"""The socket that the service listens on; its workers share it."""
+"""The listening socket of the service; its workers share it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket.
 
     Raises:
-        SettingsError: when the address is not ours, or taken.
+        SettingsError: when the address is not one of this machine, or is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -26,6 +26,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where clients find it, as the start of a URL."""
+    """The start of the URL that clients use."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

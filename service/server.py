@@ -1,4 +1,4 @@
-"""One worker: the application on one event loop in this process, until a signal ends it."""
+"""Runs one worker: the application on one event loop in this process, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .listening import BACKLOG
 from .settings import Settings
 
 KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than the idle time of common proxies and client pools, so that it is they who close a connection."""
+"""Longer than the idle time of common proxies and client pools, so that the client closes the connection."""
 
 VITALS_SECONDS: Final = 1.0
-"""How old the figures of a worker may be in ``/metrics``."""
+"""Greatest age of a worker's figures in ``/metrics``."""
 
 
 def serve(
     settings: Settings, listener: socket.socket, on_ready: Callable[[], None], lifeline: socket.socket | None = None
 ) -> int:
-    """Answer what arrives at ``listener`` until SIGTERM or SIGINT; returns the exit code.
+    """Serve requests at ``listener`` until SIGTERM or SIGINT; returns the exit code.
 
     Args:
         settings: of the service.
         listener: the socket.
-        on_ready: called once, when requests are answered.
-        lifeline: the service ends too when its other end is closed, which is when the process that watches has died.
+        on_ready: called once, when the service is ready.
+        lifeline: the service also ends when its other end is closed, that is, when the supervisor has died.
 
     Raises:
         GpumemnetError: when the service cannot start.
     """
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # before numpy is loaded: more threads slow these small products down
+        os.environ.setdefault(variable, "1")  # before numpy is loaded: more threads slow down such small matrix products
     use_one_heap()
     signal.signal(signal.SIGTERM, _leave)
     import uvicorn
@@ -49,7 +49,7 @@ def serve(
     from .middleware.metrics import Vitals, resident_memory_bytes
 
     class Server(uvicorn.Server):
-        """Ends on a signal as uvicorn does, but does not raise the signal once more when all is done: that is no failure."""
+        """A uvicorn server that does not raise the signal again after a clean shutdown, which is no failure."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -63,7 +63,7 @@ def serve(
                 yield
             finally:
                 for number in before:
-                    signal.signal(number, signal.SIG_IGN)  # it is ending already
+                    signal.signal(number, signal.SIG_IGN)  # already shutting down
 
     app = create_app(settings)
     config = uvicorn.Config(
@@ -71,11 +71,11 @@ def serve(
         loop="uvloop",
         http="httptools",
         ws="none",
-        lifespan="off",  # begun here, where what fails in it can be said in a sentence
+        lifespan="off",  # started here, so that its errors become one clear message
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # the rate limit must not believe what a client says of its address
+        proxy_headers=False,  # the rate limit must not trust an address from the client
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=settings.shutdown_seconds,
@@ -104,7 +104,7 @@ def serve(
         following = asyncio.create_task(follow())
         async with app.router.lifespan_context(app):
             gc.collect()
-            gc.freeze()  # what is loaded now stays: without this a full collection stops all answers for some 10 ms
+            gc.freeze()  # permanent objects: a full collection over them would pause all responses for some 10 ms
             await server.serve(sockets=[listener])
         following.cancel()
 
@@ -114,8 +114,8 @@ def serve(
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM before the first request: nothing was accepted, and a migration ends with its starter.
+    """End on a SIGTERM before the first request: nothing was accepted, and a running migration ends with its parent process.
 
-    An exception would be lost, and the signal with it, where the signal comes while Python frees an object.
+    An exception would be lost, and the signal with it, when the signal arrives while Python frees an object.
     """
     os._exit(0)

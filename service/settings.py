@@ -1,7 +1,7 @@
-"""The service's settings: read from the environment once, checked, and then fixed.
+"""The service's settings: read once from the environment, validated, and then immutable.
 
-Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect it (twelve-factor app, III).  An
-argument on the command line takes precedence, and the variable behind it is then not looked at.  The documentation lists all.
+Every setting is a variable with the prefix ``GPUMEMNET_``, as container platforms expect (twelve-factor app, III).  A
+command-line argument takes precedence, and its variable is then not read.  The documentation lists all settings.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"
 BUILD_VARIABLE: Final = "GPUMEMNET_COMPILE"
-"""Read while the package is installed (``hatch_build.py``)."""
+"""Read when the package is installed (``hatch_build.py``)."""
 CLIENT_VARIABLES: Final = (
     *("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_API_KEY_FILE", "GPUMEMNET_TIMEOUT_SECONDS", "GPUMEMNET_GPU"),
     "GPUMEMNET_JOB",
 )
-"""Variables of clients, which may stand in the same environment."""
+"""Variables of clients, which may be set in the same environment."""
 
 _OF_KUBERNETES: Final = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
-"""Variables that Kubernetes sets for a Service of the name ``gpumemnet``."""
+"""Variables that Kubernetes sets for a Service with the name ``gpumemnet``."""
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS: Final = ("json", "text")
 OFF: Final = "off"
@@ -88,7 +88,7 @@ Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
 class Settings(BaseSettings):
-    """What an operator may choose; the variable of a field is its name in capitals behind ``GPUMEMNET_``."""
+    """The settings of the service; a field's variable is its name in capitals after ``GPUMEMNET_``."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -154,10 +154,10 @@ class Settings(BaseSettings):
 
 
 def read_settings(**arguments: Any) -> Settings:
-    """Settings from the environment, and from ``arguments`` that are not ``None`` before it.
+    """Settings from ``arguments`` that are not ``None``, and otherwise from the environment.
 
     Raises:
-        SettingsError: names the variable or the argument, what it holds and what it may hold.
+        SettingsError: names the variable or the argument, its value and the allowed values.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     try:
@@ -173,7 +173,7 @@ def read_settings(**arguments: Any) -> Settings:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that looks like a setting and is none: a typing error would otherwise go unseen."""
+    """A warning for each variable that has the prefix but is no setting: otherwise a typing error would stay unnoticed."""
     known = [PREFIX + name.upper() for name in Settings.model_fields]
     warnings = []
     for name in sorted(environment):

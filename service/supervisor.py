@@ -1,7 +1,7 @@
-"""Several workers: this process binds the socket, starts them, and replaces those that die.  It answers nothing itself.
+"""Runs several workers: this process binds the socket, starts the workers, and replaces those that die.  It serves no request.
 
-Workers are forked before anything heavy is loaded, and share the listening socket: connections that a dead worker had not yet
-accepted are taken by the others.  One that dies before it is ready is tried again with growing pauses, five times in a row.
+Workers are forked before anything heavy is loaded, and share the listening socket: the others accept the waiting connections of
+a dead worker.  A worker that dies before it is ready is restarted with growing pauses, five times in a row.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .middleware.worker_metrics import count_in, forget_worker, make_metrics_fol
 from .settings import Settings, SettingsError
 
 MAX_FAILED_STARTS: Final = 5
-"""So many starts of workers in a row that fail end the service."""
+"""Consecutive failed starts of workers that end the service."""
 
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 5.0
 KILL_SECONDS: Final = 5
-"""So long after the time for shutting down is over a worker that still lives is killed."""
+"""Seconds after the shutdown time until a worker that is still alive is killed."""
 
 _READY: Final = b"ready"
 _USER_ERROR: Final = 2
@@ -42,14 +42,14 @@ logger = logging.getLogger("gpumemnet.service")
 
 @dataclass(slots=True)
 class Worker:
-    """One that was started.
+    """One worker process.
 
     Attributes:
-        number: its place, from 0; who replaces it takes it over.
-        pid: its process.
-        channel: it says here that it is ready, or why it cannot be; closing it makes the worker end.
-        is_ready: whether it answers.
-        said: what has come through the channel.
+        number: its number, from 0; its replacement has the same.
+        pid: its process id.
+        channel: through it the worker reports that it is ready, or why it failed; closing it ends the worker.
+        is_ready: whether it serves requests.
+        said: the messages received from the channel.
     """
 
     number: int
@@ -60,13 +60,13 @@ class Worker:
 
 
 class Supervisor:
-    """Keeps ``settings.workers`` of them alive.
+    """Keeps ``settings.workers`` workers alive.
 
     Args:
         settings: of the service.
         listener: the socket that they share.
-        serve: what a worker does; as :func:`service.server.serve`.
-        announce: called once, when all workers answer requests.
+        serve: the work of a worker; as :func:`service.server.serve`.
+        announce: called once, when all workers serve requests.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Supervisor:
         self._is_announced = False
 
     def run(self) -> int:
-        """Watch until SIGTERM or SIGINT; returns the exit code.
+        """Run until SIGTERM or SIGINT; returns the exit code.
 
         Raises:
-            SettingsError: when a worker says that it cannot start, or so many in a row die before they are ready.
+            SettingsError: when a worker reports that it cannot start, or too many in a row die before they are ready.
         """
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
@@ -123,7 +123,7 @@ class Supervisor:
     def _start(self, number: int, folder: Path) -> None:
         ours, theirs = socket.socketpair()
         forget_worker(folder, number)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # or the child could hear one with our handlers and forget it
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # or the child could run the parent's handler and lose a signal
         pid = os.fork()
         if pid == 0:
             ours.close()
@@ -134,13 +134,13 @@ class Supervisor:
         self._workers[pid] = Worker(number, pid, ours)
 
     def _be_worker(self, number: int, folder: Path, channel: socket.socket) -> NoReturn:
-        """What the child does; never returns."""
+        """Run the worker in the child process; never returns."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the supervisor says when to end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the supervisor stops the workers
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             for other in self._workers.values():
                 other.channel.close()
@@ -160,7 +160,7 @@ class Supervisor:
             os._exit(code)
 
     def _wait(self, wake_read: int) -> None:
-        """Sleep until a signal, a worker's word, or the time to start one."""
+        """Sleep until a signal, a message from a worker, or the time to start one."""
         timeout_seconds = None
         if self._starts_at:
             timeout_seconds = max(0.0, min(self._starts_at.values()) - time.monotonic())
@@ -184,7 +184,7 @@ class Supervisor:
             self._announce()
 
     def _bury(self, folder: Path) -> None:
-        """See who has died, and when it is to be replaced."""
+        """Detect dead workers, and schedule their replacement."""
         for worker in list(self._workers.values()):
             pid, status = os.waitpid(worker.pid, os.WNOHANG)
             if pid == 0:
@@ -213,7 +213,7 @@ class Supervisor:
             logger.error("worker %d (process %d) %s and is replaced", worker.number, worker.pid, how)
 
     def _stop(self) -> None:
-        """End all workers, and wait until they have finished what they accepted."""
+        """Stop all workers, and wait until they have finished their accepted requests."""
         self._listener.close()
         for worker in self._workers.values():
             with suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""The one middleware round everything: who asks, whether it may, how often and how many at once; then log and metrics.
+"""The one middleware around the application: checks the key, the rate and the concurrency, then logs and counts the request.
 
-Pure ASGI and in one piece, because each further layer would cost as much as all of this.  Requests beyond the bound are refused
-at once rather than queued: a scheduler that has waited half a second has gone on with its own default.
+It is pure ASGI and a single layer, because each further layer would cost as much as all of it.  Requests beyond the concurrency
+limit are rejected at once and not queued: after half a second, a scheduler has already continued with its default.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from .paths import ANY_KEY, PathRule, rule_of
 from .rate import RateLimit
 
 CLIENT_LEFT: Final = 499
-"""Logged and counted as the status when the client left before there was an answer; no client sees it."""
+"""Status in logs and metrics when the client disconnected before the response; it is never sent."""
 
 RETRY_SECONDS: Final = 1
-"""What a refused client is told to wait when the service is busy."""
+"""The ``Retry-After`` of a rejected request when the service is busy."""
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _REASON_OF_KIND: Final = {UNAUTHORIZED: "key", FORBIDDEN: "scope", RATE_LIMITED: "rate", OVERLOADED: "overload"}
@@ -54,17 +54,17 @@ logger = logging.getLogger("gpumemnet.service")
 class Gate:
     """ASGI middleware.
 
-    The application finds ``request_id``, and ``key_name`` where a key was sent, in ``scope["state"]``.  Every answer gets an
-    ``X-Request-ID``, and tells browsers to believe its media type.
+    It sets ``request_id``, and ``key_name`` when a key was sent, in ``scope["state"]``.  Every response gets an ``X-Request-ID``,
+    and a header that stops browsers from guessing its media type.
 
     Args:
         app: the application.
-        keys: the keys; ``None`` where nobody is asked for one.
-        max_concurrency: most requests in work at once.
-        rate_limit_per_second: how often one client may ask; 0 for any number.
-        rate_burst: how many requests it may send at once.
-        log: gets a line for each request; that of this process unless given.
-        load: counts what is in work; that of this process unless given.
+        keys: the API keys; ``None`` when no key is required.
+        max_concurrency: most requests in progress at once.
+        rate_limit_per_second: most requests per second from one client; 0 for no limit.
+        rate_burst: most requests that a client may send at once.
+        log: receives a line for each request; by default the log of this process.
+        load: counts the requests in progress; by default the count of this process.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Gate:
         self._ids = count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request through, or refuse it."""
+        """Pass one request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -117,7 +117,7 @@ class Gate:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), id_header]  # a new list: applications may keep theirs and send it again
+                headers = [*message.get("headers", ()), id_header]  # a new list: an application may send its own again
                 if _NOSNIFF not in headers:
                     headers.append(_NOSNIFF)
                 message = {"type": "http.response.start", "status": status, "headers": headers}
@@ -136,7 +136,7 @@ class Gate:
                 if load.in_work > self._max_concurrency:
                     refusal = Refusal(OVERLOADED, "too many requests are in work: come again later", _RETRY)
                 else:
-                    await asyncio.sleep(0)  # whoever came meanwhile takes their place in the count before the work begins
+                    await asyncio.sleep(0)  # count the requests that arrived meanwhile before the work begins
             if refusal is not None:
                 REFUSED[_REASON_OF_KIND[refusal.kind]].inc()
                 await _refuse(send_on, rule, refusal)
@@ -150,7 +150,7 @@ class Gate:
             logger.error("a request failed: %s", type(error).__name__, exc_info=error)
             if status == 0:
                 await _refuse(send_on, rule, Refusal(INTERNAL_ERROR, _FAILURE.format(request_id)))
-        except asyncio.CancelledError:  # the service ends, and the time for accepted requests is over
+        except asyncio.CancelledError:  # the service stops, and its shutdown time is over
             if status:
                 raise
             await _refuse(send_on, rule, Refusal(OVERLOADED, "the service is ending: ask again", _RETRY))
@@ -168,7 +168,7 @@ class Gate:
                 self._log.request(level, request_id, name, scope["method"], rule.name, status, seconds, sent_bytes)
 
     def _refusal(self, rule: PathRule, key: ApiKey | None, presented: bytes | None, scope: Scope) -> Refusal | None:
-        """Why a request may not be answered; ``None`` when it may."""
+        """The reason to reject a request; ``None`` when it is allowed."""
         if self._rate is not None and rule.is_limited:
             wait_seconds = self._rate.wait_seconds(f"key {key.name}" if key is not None else _address(scope), monotonic())
             if wait_seconds:
@@ -204,7 +204,7 @@ async def _refuse(send: Send, rule: PathRule, refusal: Refusal) -> None:
 
 
 def _address(scope: Scope) -> str:
-    """Whom the rate limit holds for where there is no key: an IPv4 address, or an IPv6 site, which has 2**64 of them."""
+    """The client of the rate limit when there is no key: an IPv4 address, or an IPv6 site, which has 2**64 addresses."""
     client = scope.get("client")
     if client is None:
         return ""

@@ -1,7 +1,7 @@
-"""API keys: who may ask for what.  The service knows only their SHA-256, so its settings give no key away.
+"""API keys: authenticate a request and limit its scopes.  The settings hold only SHA-256 hashes, so they reveal no key.
 
-A key is 256 random bits, so nobody can guess one from its hash however fast the hash is; slow hashes protect passwords, which
-people choose.  ``gpumemnet keys new --name ci --scopes predict+observe`` makes one.
+A key is 256 random bits, so a fast hash is enough: nobody can guess the key from it.  Slow hashes protect passwords, which
+people choose.  ``gpumemnet keys new --name ci --scopes predict+observe`` makes a key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from gpumemnet.errors import InvalidRequestError
 
 SCOPES: Final = ("predict", "observe", "admin")
-"""What a key may allow: asking for predictions, reporting what jobs really used, choosing which models answer."""
+"""The scopes of a key: request predictions, report the observed memory of jobs, and administrate the models."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
@@ -30,7 +30,7 @@ _MAX_KEY_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is known of one key.
+    """One API key, without the key itself.
 
     Attributes:
         name: for the log and the rate limit.
@@ -44,7 +44,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """All keys that are known."""
+    """All configured API keys."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -53,7 +53,7 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, presented: bytes) -> ApiKey | None:
-        """The key that was presented, or ``None``; how long it takes says nothing of the keys."""
+        """The key that was presented, or ``None``; its run time reveals nothing about the keys."""
         if len(presented) > _MAX_KEY_BYTES:
             return None
         digest = sha256(presented).digest()
@@ -65,10 +65,10 @@ class KeyRing:
 
 
 def parse_key(text: str) -> ApiKey:
-    """One entry of the settings.
+    """The key in one entry of the settings.
 
     Raises:
-        ValueError: says what an entry must be; never what it was, because that may be a key.
+        ValueError: describes the expected entry; never repeats the entry, because it may hold a key.
     """
     parts = text.strip().split(":")
     if len(parts) != 3:
@@ -84,7 +84,7 @@ def parse_keys(text: str) -> KeyRing:
     """The keys of a setting or a file: entries separated by commas or lines; ``#`` begins a comment.
 
     Raises:
-        ValueError: says which entry is at fault, and how.
+        ValueError: names the invalid entry and its fault.
     """
     entries = [entry for line in text.splitlines() for entry in line.partition("#")[0].split(",") if entry.strip()]
     keys: list[ApiKey] = []
@@ -106,11 +106,11 @@ def new_key(name: str, scopes: str) -> tuple[str, str]:
     """A new key, and its entry for the settings.
 
     Args:
-        name: whose it is.
+        name: the key's owner.
         scopes: some of :data:`SCOPES`, joined by ``+``.
 
     Raises:
-        InvalidRequestError: on a name or a scope that there is not.
+        InvalidRequestError: for an invalid name or an unknown scope.
     """
     key = secrets.token_urlsafe(32)
     entry = f"{name}:{scopes}:{sha256(key.encode()).hexdigest()}"

@@ -1,7 +1,7 @@
-"""Limits that hold before a request is understood: what a body may weigh, how long it may take, and what the event loop answers.
+"""Limits on request bodies, before they are parsed: their size, the time to receive them, and the work on the event loop.
 
-The body limit is a pure ASGI middleware that counts while the body arrives, so neither a missing nor a false Content-Length
-gets round it.  The one that FastAPI offers answers in plain text, and every error of this service is a problem document.
+The size limit is a pure ASGI middleware that counts while the body arrives, so a missing or false Content-Length does not
+bypass it.  FastAPI's own limit responds in plain text, and every error of this service is a problem document.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..api.problems import REQUEST_TIMEOUT, Refusal
 
 INLINE_BODY_BYTES: Final = 32 * 1024
-"""Longer bodies are answered in a worker thread, so that one long batch does not hold up the short requests beside it."""
+"""Longer bodies are handled in a worker thread, so that one long batch does not delay concurrent short requests."""
 
 MAX_PROBABILITIES: Final = 2**18
-"""Most probabilities in one answer (jobs times bins): bounds the memory of a batch at narrow bins."""
+"""Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow bins."""
 
 BODY_SECONDS: Final = 10.0
-"""How long a body may take to arrive unless the settings say otherwise."""
+"""Default time to receive a body, in seconds."""
 
 _CLOSE: Final = {"Connection": "close"}
 
 
 class BodyLimit:
-    """ASGI middleware that raises a 413 as soon as more than ``max_body_bytes`` are announced or have arrived, and a 408 when
-    they have not all arrived after ``body_seconds``.
+    """ASGI middleware that limits the size of a body and the time to receive it.
 
-    The connection is closed after either: the rest of the body is never read.
+    It raises a 413 when more than ``max_body_bytes`` are announced or have arrived, and a 408 when the body is not complete after
+    ``body_seconds``.  Both close the connection, and the rest of the body is never read.
     """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
@@ -39,12 +39,12 @@ class BodyLimit:
         self._deadlines = _Deadlines(body_seconds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, its body counted."""
+        """Pass the request on, and count its body."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        announced_bytes = int(announced)  # digits alone: the server has checked
+        announced_bytes = int(announced)  # digits only: the server has checked it
         received_bytes = 0
         has_begun = is_over = False
 
@@ -91,7 +91,7 @@ class BodyLimit:
 
 
 class _Deadlines:
-    """Ends the wait of tasks whose bodies do not arrive; one timer for all: one for each would cost more than the rest."""
+    """Cancels tasks whose bodies do not arrive in time; one timer serves all, because one for each would dominate the cost."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -100,7 +100,7 @@ class _Deadlines:
         self._is_looking = False
 
     def begin(self) -> None:
-        """The task that runs now waits for a body from here on."""
+        """Start the deadline of the current task."""
         task = asyncio.current_task()
         assert task is not None
         loop = task.get_loop()
@@ -110,7 +110,7 @@ class _Deadlines:
             loop.call_later(self._pause_seconds, self._look, loop)
 
     def end(self) -> None:
-        """The body has arrived, or nobody waits for it any more."""
+        """End the deadline: the body has arrived, or is no longer needed."""
         task = asyncio.current_task()
         assert task is not None
         self._waiting.pop(task, None)
@@ -118,7 +118,7 @@ class _Deadlines:
             self._passed.discard(task)
 
     def has_passed(self) -> bool:
-        """Whether it was we who cancelled the task that runs now; it goes on then."""
+        """Whether this deadline cancelled the current task; the task then continues."""
         task = asyncio.current_task()
         assert task is not None
         self._waiting.pop(task, None)

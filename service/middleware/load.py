@@ -1,4 +1,4 @@
-"""How many requests are in work in this process."""
+"""Counts the requests in progress in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class Load:
-    """A count that the gate keeps, and others look at."""
+    """The number of requests in progress; the gate updates it, and others read it."""
 
     def __init__(self) -> None:
         self.in_work = 0

@@ -1,8 +1,8 @@
-"""Where log lines go: a thread writes them, so that a standard error that nobody reads never holds up an answer.
+"""Writes log lines in a thread, so that a blocked standard error never delays a response.
 
-Lines wait at most 0.2 s, or until 64 kB have come together.  When the reader stalls, up to 4 MiB wait; what comes then is dropped
-and counted.  Blocks are at most 4,096 bytes and end with a line: so much a pipe takes in one piece (POSIX, ``PIPE_BUF``), and the
-lines of several workers do not mix.
+Lines wait at most 0.2 s, or until 64 kB have accumulated.  When the reader stalls, up to 4 MiB wait; further lines are dropped
+and counted.  Blocks are at most 4,096 bytes and end with a line.  A pipe takes such a block in one write (POSIX, ``PIPE_BUF``),
+so the lines of several workers do not mix.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ FLUSH_BYTES: Final = 64 * 1024
 MAX_WAITING_BYTES: Final = 4 * 1024 * 1024
 MAX_BLOCK_BYTES: Final = 4096
 CLOSE_SECONDS: Final = 1.0
-"""How long the end of the process waits for a reader that has stalled."""
+"""How long the process waits at its end for a stalled reader."""
 
 _RETRY_SECONDS: Final = 0.01
 
 
 class LogSink:
-    """Takes whole lines and writes them to a file descriptor; directly until :meth:`start`, and by a thread from then on.
+    """Writes whole lines to a file descriptor: directly until :meth:`start`, and in a thread from then on.
 
     Attributes:
-        dropped: lines that were lost because the reader had stalled or gone.
+        dropped: lines that were lost because the reader had stalled or closed the pipe.
     """
 
     def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
@@ -44,18 +44,18 @@ class LogSink:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Write by a thread from now on; after any fork."""
+        """Start the thread; call it after any fork."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gpumemnet-log", daemon=True)
             self._thread.start()
             atexit.register(self.close)
 
     def write(self, line: bytes, *, is_urgent: bool = False) -> None:
-        """Take one line that ends with a newline; never blocks once :meth:`start` was called.
+        """Write one line that ends with a newline; never blocks once :meth:`start` was called.
 
         Args:
             line: at most :data:`MAX_BLOCK_BYTES`, or it may mix with those of another worker.
-            is_urgent: write it at once, and what waits with it.
+            is_urgent: write it and all waiting lines at once.
         """
         if self._thread is None:
             self._write_all([line])
@@ -72,7 +72,7 @@ class LogSink:
                 self._hurry.set()
 
     def close(self) -> None:
-        """Write what waits, for at most :data:`CLOSE_SECONDS`, and end the thread."""
+        """Write the waiting lines, for at most :data:`CLOSE_SECONDS`, and end the thread."""
         thread, self._is_closing = self._thread, True
         self._something.set()
         self._hurry.set()
@@ -107,15 +107,15 @@ class LogSink:
         while block:
             try:
                 block = block[os.write(self._descriptor, block) :]
-            except BlockingIOError:  # somebody has made the descriptor non-blocking
+            except BlockingIOError:  # another process made the descriptor non-blocking
                 time.sleep(_RETRY_SECONDS)
-            except OSError:  # the reader has gone, or the disk is full
+            except OSError:  # the reader closed the pipe, or the disk is full
                 return False
         return True
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
-    """The lines in blocks, each with how many lines it holds."""
+    """The lines in blocks, with the number of lines in each."""
     block: list[bytes] = []
     length = 0
     for line in lines:

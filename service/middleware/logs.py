@@ -1,8 +1,8 @@
-"""Structured logs: one line an event, as JSON for machines or as text for people, whoever logs it.
+"""Structured logs: one line per event, as JSON or as text, from every source.
 
-The lines of requests are written here without the ``logging`` package, which would cost more than all else round a request;
-everything else (uvicorn, warnings, threads that fail) comes through ``logging`` and gets the same form.  Neither keys nor bodies
-are ever logged, and no control character leaves its line.
+Request lines are written here without the ``logging`` package, which would cost more than the rest of the middleware.  Everything
+else (uvicorn, warnings, errors in threads) comes through ``logging`` and gets the same format.  Keys and bodies are never logged,
+and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import orjson
 from .log_sink import MAX_BLOCK_BYTES, LogSink
 
 REQUEST_ID: Final[ContextVar[str]] = ContextVar("gpumemnet_request_id", default="")
-"""Id of the request that is in work, for every line that is logged meanwhile."""
+"""Id of the current request, for every line that is logged meanwhile."""
 
 _MAX_TEXT: Final = 2500
 """Characters of a message or a traceback: a line must fit into one block of the sink."""
@@ -33,7 +33,7 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 1
 
 
 class Timestamps:
-    """Times in RFC 3339, UTC, to the millisecond; what is the same for a second is made once a second."""
+    """Formats times in RFC 3339, UTC, to the millisecond; the part up to the second is cached for one second."""
 
     def __init__(self) -> None:
         self._second = -1
@@ -48,13 +48,13 @@ class Timestamps:
 
 
 class LogWriter:
-    """Gives events their form and hands them to a sink.
+    """Formats events and passes them to a sink.
 
     Args:
-        sink: takes the lines.
+        sink: writes the lines.
         log_format: ``json`` or ``text``.
-        level: least level of ``logging`` that is written.
-        worker: number of this worker; ``None`` where there is but one.
+        level: lowest level of ``logging`` that is written.
+        worker: number of this worker; ``None`` with a single worker.
     """
 
     def __init__(self, sink: LogSink, log_format: str, level: int, worker: int | None = None) -> None:
@@ -67,17 +67,17 @@ class LogWriter:
     def request(
         self, level: int, request_id: str, key: str, method: str, path: str, status: int, seconds: float, sent_bytes: int
     ) -> None:
-        """One request that is over.
+        """Log one finished request.
 
         Args:
             level: of the line; written only if it reaches that of the log.
             request_id: its id.
-            key: name of its key, empty where there is none.
+            key: name of its key; empty without a key.
             method: as the client sent it.
             path: the path's name, its variable parts in braces.
-            status: of the answer; 499 when the client left before there was one.
-            seconds: from the head's arrival to the answer's end.
-            sent_bytes: length of the answer's body.
+            status: of the response; 499 when the client disconnected before it.
+            seconds: from the arrival of the request's head to the end of the response.
+            sent_bytes: length of the response body.
         """
         if level < self.level:
             return
@@ -95,10 +95,10 @@ class LogWriter:
         self.sink.write(orjson.dumps(event) + b"\n" if self._is_json else _text(event))
 
     def event(self, record: logging.LogRecord) -> None:
-        """One record of ``logging``."""
+        """Log one record of ``logging``."""
         try:
             message = record.getMessage()
-        except Exception:  # arguments that do not match the message: say it rather than fail
+        except Exception:  # the arguments do not match the message: log that, and do not fail
             message = f"{record.msg} {record.args}"
         event: dict[str, Any] = {
             "time": self._timestamp(record.created),
@@ -129,11 +129,11 @@ class _Handler(logging.Handler):
 
 
 def configure_logs(log_format: str, level: str, worker: int | None = None, descriptor: int | None = None) -> LogWriter:
-    """Send everything that is logged in this process to standard error in one form; replaces what was configured before.
+    """Write all logs of this process to standard error in one format; replaces the previous configuration.
 
     Args:
         log_format: ``json`` or ``text``.
-        level: name of the least level that is written.
+        level: name of the lowest level that is written.
         worker: number of this worker.
         descriptor: file to write to instead of standard error.
     """
@@ -142,14 +142,14 @@ def configure_logs(log_format: str, level: str, worker: int | None = None, descr
     root = logging.getLogger()
     root.handlers[:] = [_Handler(writer)]
     root.setLevel(writer.level)
-    logging.getLogger("uvicorn.error").setLevel(max(writer.level, logging.WARNING))  # says at each step what we say once
+    logging.getLogger("uvicorn.error").setLevel(max(writer.level, logging.WARNING))  # it logs steps that the service logs once
     logging.captureWarnings(True)
     threading.excepthook = _log_failed_thread
     return writer
 
 
 def current_log() -> LogWriter | None:
-    """What :func:`configure_logs` made in this process, if it was called."""
+    """The writer of :func:`configure_logs` in this process; ``None`` before it was called."""
     return next((handler.writer for handler in logging.getLogger().handlers if isinstance(handler, _Handler)), None)
 
 
@@ -180,7 +180,7 @@ def _short(text: str) -> str:
 def _json(event: dict[str, Any]) -> bytes:
     try:
         line = orjson.dumps(event) + b"\n"
-    except TypeError:  # lone surrogates, which UTF-8 cannot carry
+    except TypeError:  # lone surrogates, which UTF-8 cannot encode
         line = orjson.dumps({name: _encodable(value) for name, value in event.items()}) + b"\n"
     if len(line) > MAX_BLOCK_BYTES:  # characters that take several bytes
         cut = {name: value[:400] if isinstance(value, str) else value for name, value in event.items() if name != "where"}

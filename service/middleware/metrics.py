@@ -1,7 +1,7 @@
-"""What is counted of requests and processes, and ``GET /metrics`` in Prometheus' text format.
+"""The metrics of requests and processes, and ``GET /metrics`` in Prometheus' text format.
 
-One worker counts in memory.  Several count in files that they share (:mod:`service.middleware.worker_metrics` must be called
-before this module is imported), and whichever is asked adds them up.
+One worker counts in memory.  Several workers count in shared files, and the worker that handles the request adds them up.  For
+that, :mod:`service.middleware.worker_metrics` must be called before this module is imported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ATTEMPTS: Final = 3
 
 for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
-    REGISTRY.unregister(_collector)  # they know one process alone
+    REGISTRY.unregister(_collector)  # they cover only one process
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REQUESTS: Final = Counter(
@@ -84,14 +84,14 @@ BUILD.labels(version("gpumemnet"), platform.python_version(), version("onnxrunti
 
 
 class RequestMetrics:
-    """Counts requests; finding a child by its labels is what costs, so they are kept."""
+    """Counts requests; caches the children of a metric, because finding one by its labels is slow."""
 
     def __init__(self) -> None:
         self._seconds: dict[PathRule, Histogram] = {}
         self._requests: dict[tuple[PathRule, int], Counter] = {}
 
     def count(self, rule: PathRule, status: int, seconds: float) -> None:
-        """One request that is over."""
+        """Count one finished request."""
         try:
             self._requests[rule, status].inc()
             self._seconds[rule].observe(seconds)
@@ -105,7 +105,7 @@ class CountingRecorder:
     """A :class:`~service.api.records.Recorder` that counts predictions and passes them on.
 
     Args:
-        recorder: to whom, if to anyone.
+        recorder: receives the predictions; ``None`` only counts them.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
@@ -113,7 +113,7 @@ class CountingRecorder:
         self._children: dict[tuple[str, bool], Counter] = {}
 
     def record(self, records: RecordBatch) -> None:
-        """Count them."""
+        """Count the predictions, and pass them on."""
         families, in_support = records.jobs.options("family"), records.estimates.in_support.tolist()
         for (code, is_inside), count in Counted(zip(records.jobs.option_codes.tolist(), in_support, strict=True)).items():
             self._child(families[code], is_inside).inc(count)
@@ -128,7 +128,7 @@ class CountingRecorder:
 
 
 class Vitals:
-    """Memory and processor time of this process, written down whenever :meth:`update` is called."""
+    """Gauges of this process's memory and processor time, as of the last :meth:`update`."""
 
     def __init__(self) -> None:
         worker = str(worker_number())
@@ -139,7 +139,7 @@ class Vitals:
         self._lines_lost = 0
 
     def update(self, in_work: int, lines_lost: int) -> int | None:
-        """Write down what is so now; returns the resident bytes, where they are known."""
+        """Update the gauges; returns the resident bytes, or ``None`` when unknown."""
         times = os.times()
         used_seconds = times.user + times.system
         self._cpu.inc(max(0.0, used_seconds - self._cpu_seconds))
@@ -158,7 +158,7 @@ def metrics_routes() -> list[BaseRoute]:
 
 
 def metrics_document() -> bytes:
-    """Everything counted, of all workers."""
+    """All metrics, of all workers."""
     folder = metrics_folder()
     if folder is None:
         return generate_latest(REGISTRY)
@@ -167,22 +167,22 @@ def metrics_document() -> bytes:
         MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
         try:
             return generate_latest(registry)
-        except (OSError, struct.error):  # a worker that starts or ends at this moment makes or removes its files
+        except (OSError, struct.error):  # a worker that starts or ends now adds or removes files
             if attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
 class _Metrics:
-    """ASGI application of the route; adding up files takes milliseconds, so a thread does it."""
+    """ASGI application of ``GET /metrics``; a thread adds up the files, because that takes milliseconds."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         await send_answer(send, 200, MEDIA_TYPE, await run_in_threadpool(metrics_document))
 
 
 def resident_memory_bytes() -> int | None:
-    """Resident memory of this process; ``None`` where the system does not tell."""
+    """Resident memory of this process, in bytes; ``None`` when the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - once a second
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

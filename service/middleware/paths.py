@@ -1,7 +1,7 @@
-"""What is known of a path before the application sees it: its name for log and metrics, and which key it needs.
+"""The rules of a path: its name in logs and metrics, and the scope that its key needs.
 
-Names come from a fixed list, so that no client can fill the metrics with names of its own.  A path that is not listed needs a
-key: a new route is closed until somebody opens it here.
+Names come from a fixed list, so that clients cannot add names to the metrics.  An unlisted path needs a key: a new route is
+closed until it is opened here.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Final
 
 ANY_KEY: Final = "any"
-"""For paths that need a key, whatever it allows."""
+"""For paths that need a key with any scope."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathRule:
-    """What holds for one path or for several.
+    """The rules of one path or of several.
 
     Attributes:
         name: the path, its variable parts in braces.
-        scope: what a key must allow; :data:`ANY_KEY`; or ``None`` where none is needed.
-        is_limited: whether the rate limit and the bound on concurrency hold; never for health and metrics.
-        is_oip: whether errors are said as the Open Inference Protocol does.
+        scope: the required scope of the key; :data:`ANY_KEY`; or ``None`` when no key is required.
+        is_limited: whether the rate and concurrency limits apply; never for health and metrics.
+        is_oip: whether errors have the format of the Open Inference Protocol.
     """
 
     name: str
@@ -63,7 +63,7 @@ _OTHER: Final = PathRule("{other}", ANY_KEY)
 
 
 def rule_of(path: str) -> PathRule:
-    """What holds for ``path``, as the server has decoded it."""
+    """The rules of ``path``, as the server has decoded it."""
     rule = _EXACT.get(path)
     if rule is not None:
         return rule

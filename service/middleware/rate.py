@@ -1,4 +1,4 @@
-"""How often one client may ask: a token bucket for each, and a bound on how many clients are remembered.
+"""The rate limit: a token bucket for each client, and a bound on the number of clients that are stored.
 
 A bucket holds up to ``burst`` tokens and gains ``per_second`` a second; a request takes one.  Only the time at which a bucket
 would be full again is kept, one number per client (the "generic cell rate algorithm", ITU-T I.371).
@@ -10,16 +10,16 @@ from collections import OrderedDict
 from typing import Final
 
 MAX_CLIENTS: Final = 10_000
-"""Clients remembered in one worker; the one longest silent is forgotten first, and has a full bucket when it comes again."""
+"""Most clients stored in one worker; the least recently seen is removed first, and starts again with a full bucket."""
 
 
 class RateLimit:
-    """The buckets of one worker.
+    """The token buckets of one worker.
 
     Args:
         per_second: tokens that a bucket gains.
         burst: tokens that it holds, at least 1.
-        max_clients: buckets that are remembered.
+        max_clients: most buckets that are stored.
     """
 
     def __init__(self, per_second: float, burst: int, max_clients: int = MAX_CLIENTS) -> None:
@@ -32,12 +32,12 @@ class RateLimit:
         return len(self._full_at)
 
     def wait_seconds(self, client: str, now_seconds: float) -> float:
-        """Take a token of ``client``: 0.0, or, when there is none, the time until there is one."""
+        """Take a token of ``client``; returns 0.0, or the seconds until there is one."""
         full_at = self._full_at.get(client, now_seconds)
         if full_at < now_seconds:
             full_at = now_seconds
         full_at += self._seconds_per_token
-        # a tolerance far below a token, or the rounding of the sums would refuse the last token of a burst
+        # a tolerance far below a token: rounding would otherwise refuse the last token of a burst
         excess = full_at - now_seconds - self._depth_seconds
         if excess > self._seconds_per_token * 1e-6:
             return excess

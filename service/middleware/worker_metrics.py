@@ -1,7 +1,7 @@
-"""Where several workers keep their metrics: a folder with files for each, added up when somebody asks.
+"""The shared metrics of several workers: a folder with files for each, added up on request.
 
-The files belong to the worker's number and not to its process, so a worker that takes a dead one's place counts on where that one
-stopped, and the folder does not grow.  This module loads nothing heavy: the process that watches the workers uses it too.
+The files belong to the worker's number and not to its process.  So a replacement continues the counts, and the folder does not
+grow.  This module imports nothing heavy, because the supervisor uses it too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class MetricsFolderError(GpumemnetError):
 
 
 def make_metrics_folder(wanted: Path | None) -> Path:
-    """An empty folder for the metrics: ``wanted``, or a temporary one.
+    """Create an empty folder for the metrics: ``wanted``, or a temporary one.
 
     Raises:
-        MetricsFolderError: when it cannot be made or written to.
+        MetricsFolderError: when it cannot be created or written to.
     """
     try:
         if wanted is None:
             return Path(tempfile.mkdtemp(prefix="gpumemnet-metrics-"))
         wanted.mkdir(parents=True, exist_ok=True)
-        for file in wanted.glob("*.db"):  # of a service that was there before
+        for file in wanted.glob("*.db"):  # of an earlier service
             file.unlink()
         (wanted / "probe.db").touch()
         (wanted / "probe.db").unlink()
@@ -55,14 +55,14 @@ def remove_metrics_folder(folder: Path) -> None:
 
 
 def forget_worker(folder: Path, number: int) -> None:
-    """Remove what holds only while a worker lives; what it has counted stays."""
+    """Remove the gauges of a dead worker; its counters stay."""
     for file in folder.glob(f"gauge_live*_{number}.db"):
         with suppress(OSError):
             file.unlink()
 
 
 def count_in(folder: Path, number: int) -> None:
-    """Make this process count in ``folder`` as worker ``number``; before any metric is defined."""
+    """Make this process count in ``folder`` as worker ``number``; call it before any metric is defined."""
     global _number
     _number = number
     os.environ[_VARIABLE] = str(folder)
@@ -72,7 +72,7 @@ def count_in(folder: Path, number: int) -> None:
 
 
 def metrics_folder() -> Path | None:
-    """The folder that this process counts in; ``None`` when it counts in memory."""
+    """The shared folder of this process; ``None`` when it counts in memory."""
     folder = os.environ.get(_VARIABLE)
     return Path(folder) if folder else None
 

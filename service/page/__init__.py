@@ -1,1 +1,4 @@
-"""The page that people see first, and the API's documentation: static files, served from memory."""
+"""The start page and the API documentation: static files, served from memory.
+
+:mod:`.routes` lists the files; they are read once, when the application is made.
+"""

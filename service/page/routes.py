@@ -1,6 +1,6 @@
-"""The routes of the page and of the API's documentation.
+"""The routes of the start page and of the API documentation.
 
-Every file has a route of its own, known when the application is made: no path of a request ever reaches the file system.
+Every file has its own route, fixed when the application is made: no request path ever reaches the file system.
 Swagger UI comes from the package ``swagger_ui_bundle``, so that the documentation needs no other host.
 """
 
@@ -15,20 +15,20 @@ from starlette.types import Receive, Scope, Send
 from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
 
 SWAGGER_FILES: Final = ("swagger-ui.css", "swagger-ui-bundle.js")
-"""What the documentation needs of Swagger UI."""
+"""The files of Swagger UI that the documentation needs."""
 
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing from other hosts, nothing inline; the page sends its form by script, and no other page may frame it."""
+"""Content security policy: nothing from other hosts, nothing inline, no framing; the page sends its form by script."""
 
 _DOCS_POLICY: Final = f"{CONTENT_SECURITY_POLICY}; img-src 'self' data:"
-"""Swagger UI's style sheet holds its small pictures as ``data:`` URIs."""
+"""Swagger UI's style sheet embeds its images as ``data:`` URIs."""
 _OWN: Final = Path(__file__).parent
 
 
 class _File:
-    """ASGI application of one file.  A browser asks each time whether it has changed, so that a new release is seen at once."""
+    """ASGI application of one file.  The browser revalidates it each time, so that a new release is visible at once."""
 
     def __init__(self, path: Path, policy: str) -> None:
         self._files = StaticFiles(directory=path.parent)
@@ -41,20 +41,20 @@ class _File:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         response = await self._files.get_response(self._name, scope)
         response.headers.update(self._headers)
         await response(scope, receive, send)
 
 
 def page_routes() -> list[BaseRoute]:
-    """``/`` and the files of the page below ``/page/``; readable without an API key, because they hold nothing secret."""
+    """``/`` and the page's files below ``/page/``; they need no API key, because they hold nothing secret."""
     routes = _folder_routes("/page", _OWN / "files") + _folder_routes("/page/examples", _OWN / "examples")
     return [_route("/", "page", _OWN / "files" / "index.html"), *routes]
 
 
 def docs_routes() -> list[BaseRoute]:
-    """``/docs`` and its files below ``/docs/``; the description itself stays at ``/openapi.json``."""
+    """``/docs`` and its files below ``/docs/``; the OpenAPI document is at ``/openapi.json``."""
     return [
         _route("/docs", "docs", _OWN / "docs" / "docs.html", _DOCS_POLICY),
         *_folder_routes("/docs", _OWN / "docs"),
@@ -63,7 +63,7 @@ def docs_routes() -> list[BaseRoute]:
 
 
 def _folder_routes(path: str, folder: Path) -> list[BaseRoute]:
-    """Routes of a folder's files, but for its pages, which have an address of their own."""
+    """Routes of a folder's files, except HTML pages, which have their own address."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.suffix != ".html")
     return [_route(f"{path}/{file.name}", f"{path[1:]}:{file.name}", file) for file in files]
 
