@@ -1,7 +1,7 @@
-"""Activations whose gradient is one kernel on CUDA and a chain of elementwise operators on meta tensors.
+"""Replaces activation gradients that are one kernel on CUDA but several elementwise operators on meta tensors.
 
-Of all operators of PyTorch that have a kernel for CUDA, none for meta tensors and a composite for the rest, ``mish_backward``
-(``aten/src/ATen/native/Activation.cpp``) is the only one besides the fused RMS norm.
+Only ``mish_backward`` (``aten/src/ATen/native/Activation.cpp``) and the fused RMS norm differ in this way.  They are the only
+operators of PyTorch with a CUDA kernel, no meta kernel, and a composite implementation for other devices.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gpumemnet.tracing.torch_private.operators import aten
 
 
 def _mish_backward(original: Callable[..., Tensor], grad_output: Tensor, self: Tensor) -> Tensor:
-    output: Tensor = aten.mul.Tensor(grad_output, self)  # as every elementwise kernel: one result, laid out as its inputs are
+    output: Tensor = aten.mul.Tensor(grad_output, self)  # an elementwise kernel allocates one result in the layout of its inputs
     return output
 
 
 ACTIVATIONS: Final = (Override(aten.mish_backward.default, _mish_backward),)
-"""Overrides of this module."""
+"""The overrides that this module defines."""

@@ -1,7 +1,7 @@
-"""Which kernel ``scaled_dot_product_attention`` runs on a CUDA GPU, as a function of plain facts.
+"""Chooses the kernel that ``scaled_dot_product_attention`` runs on a CUDA GPU, without calling PyTorch.
 
-The rules are those of PyTorch 2.13 (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h``) for dense
-tensors: the kernels are tried in an order, and the first that is switched on and meets its own conditions runs.
+The rules are those of PyTorch 2.13 for dense tensors (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and
+``sdp_utils_cpp.h``).  PyTorch tries the kernels in order.  The first that is enabled and supports the call runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KERNELS: Final = (FLASH, EFFICIENT, CUDNN, MATH)
 """The names of the kernels."""
 
 DEFAULT_ORDER: Final = (FLASH, EFFICIENT, MATH, CUDNN)
-"""``at::Context::sdp_priority_order`` as PyTorch starts."""
+"""Default of ``at::Context::sdp_priority_order``."""
 
 _HALF: Final = frozenset({"float16", "bfloat16"})
 
@@ -29,7 +29,7 @@ class Mask:
 
     Attributes:
         shape: its shape, two to four dimensions.
-        requires_grad: whether it is learnt.
+        requires_grad: whether the mask requires a gradient.
         contiguous_rows: whether its last dimension has stride 1.
     """
 
@@ -40,17 +40,17 @@ class Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What the choice depends on in the call.
+    """The properties of a call on which the choice depends.
 
     Attributes:
         query, key, value: shapes, ``[batch, heads, length, head size]`` for all kernels but the math kernel.
         dtype: name of the query's type.
-        same_dtype: whether key and value have it too.
-        contiguous_rows: whether the last dimension of all three has stride 1.
-        mask: the mask, if one is given.
-        dropout: probability.
+        same_dtype: whether key and value have the query's type.
+        contiguous_rows: whether the last dimension of query, key and value has stride 1.
+        mask: the mask; ``None`` without one.
+        dropout: probability of dropout.
         is_causal, enable_gqa: as in the call.
-        requires_grad: whether gradients are recorded and any of the three takes part.
+        requires_grad: whether gradients are recorded and query, key or value requires one.
     """
 
     query: tuple[int, ...]
@@ -68,16 +68,16 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSetup:
-    """What the choice depends on besides the call.
+    """The GPU and the settings on which the choice depends.
 
     Attributes:
         compute_capability: major and minor.
-        enabled: names of the kernels that are switched on.
-        order: the order that is set, see :data:`DEFAULT_ORDER`.
+        enabled: names of the kernels that are enabled.
+        order: the priority order, see :data:`DEFAULT_ORDER`.
         cudnn_version: such as 91900 for cuDNN 9.19.0.
         cudnn_first: whether cuDNN may move to the front; ``TORCH_CUDNN_SDPA_DEPRIORITIZED`` forbids it.
-        coarse_dropout: whether the cuDNN kernel is refused where ``dropout`` is no multiple of 1/16, as PyTorch does from 2.12.
-        deterministic: whether deterministic algorithms are demanded, not only preferred.
+        coarse_dropout: whether the cuDNN kernel requires ``dropout`` to be a multiple of 1/16, as in PyTorch 2.12 and later.
+        deterministic: whether deterministic algorithms are required, not only preferred.
     """
 
     compute_capability: tuple[int, int]
@@ -90,12 +90,12 @@ class AttentionSetup:
 
 
 def choose_kernel(call: AttentionCall, setup: AttentionSetup) -> str | None:
-    """Name of the kernel that runs, or ``None`` where PyTorch raises because none can."""
+    """Return the name of the kernel that runs, or ``None`` if no kernel supports the call and PyTorch raises."""
     return next((kernel for kernel in _order(setup) if obstacle(kernel, call, setup) is None), None)
 
 
 def obstacle(kernel: str, call: AttentionCall, setup: AttentionSetup) -> str | None:
-    """Why ``kernel`` cannot run the call, or ``None`` if it can."""
+    """Return why ``kernel`` cannot run the call, or ``None`` if it can."""
     if kernel not in setup.enabled:
         return "it is switched off"
     if kernel == MATH:
@@ -117,7 +117,7 @@ def obstacle(kernel: str, call: AttentionCall, setup: AttentionSetup) -> str | N
 def _order(setup: AttentionSetup) -> tuple[str, ...]:
     major, minor = setup.compute_capability
     prefers_cudnn = setup.cudnn_first and setup.cudnn_version > 91500 and major in (9, 10) and minor in (0, 3)
-    # PyTorch moves it once, at the first call, and keeps an order that the user has set since.
+    # PyTorch moves cuDNN once, at the first call, and keeps an order that the user sets later.
     return (CUDNN, FLASH, EFFICIENT, MATH) if prefers_cudnn and setup.order == DEFAULT_ORDER else setup.order
 
 
@@ -161,7 +161,7 @@ def _efficient_obstacle(call: AttentionCall, setup: AttentionSetup) -> str | Non
 
 
 def _alignment(dtype: str, major: int) -> int:
-    """``minimum_gemm_alignment`` of ``sdp_utils.cpp``, in elements."""
+    """Return ``minimum_gemm_alignment`` of ``sdp_utils.cpp``, in elements."""
     half = dtype in _HALF
     tensor_cores = major >= 8 or (major == 7 and half)
     return max(4 if major >= 8 else 1, (8 if half else 4) if tensor_cores else 1)
@@ -195,7 +195,7 @@ def _cudnn_obstacle(call: AttentionCall, setup: AttentionSetup) -> str | None:
 
 
 def _mask_obstacle(call: AttentionCall) -> str | None:
-    """``check_attn_mask_shape`` of ``sdp_utils_cpp.h``."""
+    """Return why cuDNN cannot use the mask, by ``check_attn_mask_shape`` of ``sdp_utils_cpp.h``."""
     if call.mask is None:
         return None
     if call.mask.requires_grad:

@@ -1,13 +1,16 @@
-"""LSTM and GRU: cuDNN runs a whole stack of layers at once, a fused kernel runs a single cell; the composite does neither.
+"""Replaces LSTM and GRU on meta tensors by operators that allocate as CUDA does.
 
-cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space.  Its size is what ``cudnnGetRNNTempSpaceSizes``
-says, of which no formula is published.  The one used here is read off two sizes reported in PyTorch's issue 2895 (cuDNN 7, Tesla
-P100: 736,000,000 bytes for an LSTM and 864,000,000 bytes for a GRU with four layers of 320): per layer, step and hidden unit five
-values for an LSTM and six for a GRU, and the outputs of all layers but the last.  Not in it: masks of dropout between layers.
+On CUDA, cuDNN runs a whole stack of layers in one call, and a fused kernel runs a single cell.  On meta tensors PyTorch composes
+both from many small operators.
 
-The rest follows ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
-``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers and of LSTM layers with a projection stay as they are on meta
-tensors.
+cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space.  ``cudnnGetRNNTempSpaceSizes`` returns its
+size, but no formula is published.  The formula here is derived from two sizes reported in PyTorch's issue 2895 for cuDNN 7 on a
+Tesla P100 with four layers of 320: 736,000,000 bytes for an LSTM and 864,000,000 bytes for a GRU.  Per layer, step and hidden
+unit it counts five values for an LSTM and six for a GRU.  It adds the outputs of all layers but the last, and omits the masks of
+dropout between layers.
+
+Other sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
+``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers, and of LSTM layers with a projection, are not replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _CUDNN_TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float
 
 
 def reserve_elements(kind: str, *, steps: int, batch: int, hidden: int, layers: int, directions: int) -> int:
-    """Elements of the reserve space, see the module's text."""
+    """Return the number of elements of the reserve space, by the formula in the module's docstring."""
     return steps * batch * hidden * directions * (RESERVED_PER_UNIT[kind] * layers + layers - 1)
 
 
@@ -142,17 +145,17 @@ class _Plan(NamedTuple):
     weights_dtype: torch.dtype | None
 
     def dense(self, tensor: Tensor) -> Tensor:
-        """``tensor`` with the steps in front and without gaps, which is how cuDNN reads it."""
+        """Return ``tensor`` in the layout that cuDNN reads: contiguous, with the steps as the first dimension."""
         return (tensor.transpose(0, 1) if self.batch_first else tensor).contiguous()
 
 
 class _CudnnRnn(torch.autograd.Function):
-    """``_cudnn_rnn``: keeps input, weights, initial states, output and the reserve space."""
+    """The operator ``_cudnn_rnn``, which saves input, weights, initial states, output and the reserve space."""
 
     @staticmethod
     def forward(ctx: Any, plan: _Plan, input: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         hidden, weights = tensors[: plan.states], tensors[plan.states :]
-        # Under autocast the weights are copied into a flat buffer of the lower type; else they lie in one already.
+        # Autocast copies the weights into a flat buffer of the lower type; otherwise they already share one.
         elements = sum(weight.numel() for weight in weights)
         flat = None if plan.weights_dtype is None else input.new_empty(elements, dtype=plan.weights_dtype)
         dense = plan.dense(input)
@@ -220,7 +223,7 @@ def _gru_cell(
 
 
 class _FusedGruCell(torch.autograd.Function):
-    """``_thnn_fused_gru_cell``, which has no shapes for meta tensors in PyTorch."""
+    """The operator ``_thnn_fused_gru_cell``, which PyTorch does not support on meta tensors."""
 
     @staticmethod
     def forward(
@@ -246,4 +249,4 @@ RECURRENT: Final = (
     Override(aten.lstm_cell.default, _lstm_cell),
     Override(aten.gru_cell.default, _gru_cell),
 )
-"""Overrides of this module."""
+"""The overrides that this module defines."""

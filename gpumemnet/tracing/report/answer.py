@@ -1,4 +1,4 @@
-"""The answer of a trace: expected and safe bytes as ``nvidia-smi`` shows them, their parts, and where the peak is.
+"""The result of a trace: expected and safe bytes as ``nvidia-smi`` shows them, their parts, and the peak.
 
 The parts add up to the expected bytes: parameters, buffers, gradients, optimizer state, saved activations, inputs, temporaries,
 communication, workspaces, fragmentation, context and communicator.
@@ -74,10 +74,10 @@ class TraceAnswer:
     """The memory of one job on one GPU, or on one of several GPUs that it runs on.
 
     Attributes:
-        model: name of what was traced.
+        model: name of the traced model.
         gpu: name of the GPU that the amounts are for.
-        capacity_bytes: its memory.
-        batch_size: samples per step; on several GPUs, for each of them.
+        capacity_bytes: the GPU's memory.
+        batch_size: samples per step; on several GPUs, samples per step and GPU.
         expected_bytes: reserved bytes, CUDA context and NCCL's buffers, as ``nvidia-smi`` shows them.
         safe_bytes: an upper bound.
         safe_basis: how the bound is computed, and whether its coverage was measured.
@@ -85,7 +85,7 @@ class TraceAnswer:
         reserved_bytes, allocated_bytes, requested_bytes: maxima of the caching allocator.
         context_bytes, context_source: the CUDA context, and the source of the number.
         smallest_bytes: the smallest memory in which the job still runs, context included; cached blocks are released on demand.
-        peak: where the allocated bytes reach their maximum, and which modules hold most then.
+        peak: the moment of most allocated bytes, and the modules that hold most of them.
         loss: the loss that was used.
         notes: assumptions that the trace made.
         not_included: further memory that a training process may use.

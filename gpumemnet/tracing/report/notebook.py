@@ -1,4 +1,4 @@
-"""A trace's answer as a compact HTML table, for notebooks."""
+"""Renders the result of a trace as a compact HTML table for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the parts of a traced peak, and amounts in whole MiB that still add up."""
+"""Names of the parts of a traced peak, and rounding of amounts to whole MiB that preserves their sum."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ COLOURS: Final = {
 MAX_MOMENTS: Final = 1_200
 _LEAST_WIDTH: Final = 0.07
 _START: Final = "start"
-"""The part before the first phase: gradients are dropped, the batch arrives."""
+"""The part before the first phase: gradients are freed and the batch is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase, from ``start`` to ``end`` on an axis that is 1 wide."""
+    """A phase, from ``start`` to ``end`` on a horizontal axis from 0 to 1."""
 
     name: str
     start: float
@@ -71,15 +71,15 @@ class Picture:
 
     Attributes:
         bands: from the bottom up, the CUDA context first; classes without bytes in the step are left out.
-        reserved_bytes: reserved bytes and context at each moment, what ``nvidia-smi`` shows.
-        positions: where each moment begins, from 0 to 1; one more than moments, the last is 1.
-        events: index of each moment's event in the curve.
-        phases: in order, side by side from 0 to 1.
-        phase_of: for each moment the index of its phase.
-        peak: the marked moment.
-        is_run_peak: whether that is the run's peak, the one that the answer's parts are of.
-        capacity_bytes: the GPU's memory where it is near enough to be drawn.
-        top_bytes: the highest line.
+        reserved_bytes: reserved bytes and context at each point, as ``nvidia-smi`` shows them.
+        positions: start of each point's interval on the axis from 0 to 1, followed by 1.
+        events: index of each point's event in the curve.
+        phases: in order, adjacent to each other, from 0 to 1.
+        phase_of: index of the phase of each point.
+        peak: index of the marked point.
+        is_run_peak: whether the marked point is the peak of the run, to which the answer's parts refer.
+        capacity_bytes: the GPU's memory; ``None`` if it is too far above the curve to draw.
+        top_bytes: bytes of the highest line.
     """
 
     bands: tuple[Band, ...]

@@ -1,6 +1,6 @@
-"""Draws a trace: the memory over one steady training step, stacked by class, in a file of the kind that its name asks for.
+"""Draws the memory over one training step in steady state, stacked by class; the file's suffix selects the format.
 
-PNG, SVG and PDF are drawn by matplotlib, a page by :mod:`gpumemnet.tracing.report.plot_html` without any package.
+matplotlib draws PNG, SVG and PDF.  :mod:`gpumemnet.tracing.report.plot_html` writes HTML and needs no further package.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ _SIZE_INCHES: Final = (10.0, 5.2)
 _DOTS_PER_INCH: Final = 130
 _LEFT, _BOTTOM, _WIDTH, _HEIGHT = 0.06, 0.075, 0.68, 0.755
 _HEADROOM: Final = 1.2
-"""Above the highest line there is room for the words on the peak, so that they never lie on the bands."""
+"""Height of the axis over the highest line; the room above that line holds the text on the peak."""
 _INK, _QUIET, _UNUSED, _CAPACITY = "#000000", "#555555", "#eeeeee", "#D55E00"
 _ON_WHITE: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
 _DASHES: Final = (0, (4, 2.5))
 _CHARACTER_WIDTH: Final = 0.0105
-"""Of a phase's name, as a share of the axis, space around it included."""
+"""Width of one character of a phase's name, as a share of the axis, with the space around the name."""
 _MAX_CHARACTERS: Final = 60
 
 
 def plot(answer: TraceAnswer, path: Path) -> None:
-    """Write the picture of ``answer`` to ``path``, as a whole or not at all: ``.html``, or ``.png``, ``.svg``, ``.pdf``.
+    """Write the chart of ``answer`` to ``path`` atomically.
+
+    Args:
+        answer: the result of a trace, with a curve.
+        path: a file that ends in ``.html``, ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
         InvalidRequestError: another suffix, an answer without a curve, or a file that cannot be written.
@@ -67,7 +71,7 @@ def _drawn(answer: TraceAnswer, picture: Picture, form: str) -> bytes:
         raise MissingExtraError("matplotlib", "plot", "drawing a trace") from None
     content = BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # a model's name may hold characters that the font has not; they are drawn as boxes
+        # a model's name may hold characters that the font lacks; matplotlib draws them as boxes
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=_SIZE_INCHES)
         _draw_step(figure, answer, picture)
@@ -81,7 +85,7 @@ def _draw_step(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
     axes = figure.add_axes((_LEFT, _BOTTOM, _WIDTH, _HEIGHT))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, _HEADROOM * picture.top_bytes / GIB)
-    # from the top down, each to the floor: half the points of bands with a lower edge of their own
+    # from the top band down, each filled to zero: this needs half the points of a band with a lower edge
     reserved = _gib(picture.reserved_bytes)
     axes.stairs(reserved, picture.positions, fill=True, color=_UNUSED)
     for band, edge in zip(picture.bands[::-1], picture.edges_bytes[::-1], strict=True):
@@ -101,7 +105,7 @@ def _draw_step(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
 
 
 def _draw_phases(axes: Axes, picture: Picture) -> None:
-    """Cuts between the phases, and their names where these do not touch: wide phases are named first."""
+    """Draw lines between the phases, and their names where these do not overlap; wide phases come first."""
     for phase in picture.phases[1:]:
         axes.axvline(phase.start, color="#ffffff", linewidth=1.4)
         axes.axvline(phase.start, color=_INK, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -124,7 +128,7 @@ def _draw_peak(axes: Axes, answer: TraceAnswer, picture: Picture) -> None:
 
 
 def _draw_legend(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
-    """Two columns beside the picture: what is drawn, from the top down as in the picture, and its MiB at the marked moment."""
+    """Draw two columns beside the chart: lines and bands from the top down, and their MiB at the marked point."""
     axes = figure.add_axes((_LEFT + _WIDTH + 0.025, _BOTTOM, 0.98 - (_LEFT + _WIDTH + 0.025), _HEIGHT))
     axes.set_axis_off()
     axes.set_xlim(0, 1)

@@ -1,6 +1,7 @@
-"""A trace as one static HTML page: an inline SVG chart that shows values under the pointer or by arrow keys, and tables.
+"""Writes the result of a trace as one static HTML page with tables and an inline SVG chart.
 
-The page loads nothing from other hosts.  It follows the reader's light or dark mode and fits a phone.
+The pointer and the arrow keys show the chart's values.  The page loads nothing from other hosts, supports light and dark mode,
+and fits a phone.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from gpumemnet.tracing.report.picture import COLOURS, Picture, peak_lines, title
 from gpumemnet.units import GIB, ceil_mib
 
 _WIDTH, _HEIGHT = 1000, 400
-"""Of the SVG's own coordinates."""
+"""Size of the SVG in its coordinates."""
 _HEADROOM: Final = 1.06
 _LABELLED_WIDTH: Final = 0.05
 _NEAR: Final = 0.09
-"""Labels of the batch axis that are nearer than this would touch."""
+"""Labels of the batch axis overlap if they are closer than this share of its width."""
 
 
 def page(answer: TraceAnswer, picture: Picture) -> str:
-    """Return the page of ``answer`` with its chart ``picture``."""
+    """Return the HTML page for ``answer`` with the chart ``picture``."""
     heading = escape(title_of(answer))
     style, script = (
         resources.files("gpumemnet.tracing.report").joinpath(f"plot_page.{kind}").read_text("utf-8") for kind in ("css", "js")
@@ -57,7 +58,7 @@ def _verdict(answer: TraceAnswer) -> str:
 def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
     top = _HEADROOM * picture.top_bytes
     shapes, words = _grid(top)
-    # from the top band down, each drawn to the floor: one edge instead of two, and no gaps between neighbours
+    # from the top band down, each filled to zero: one edge instead of two, and no gaps between adjacent bands
     for band, edge in reversed(list(zip(picture.bands, picture.edges_bytes, strict=True))):
         shapes.append(
             f'<path style="fill:var(--{band.part.replace("_", "-")})" d="M0 {_HEIGHT}{_stairs(picture, edge, top)}V{_HEIGHT}Z"/>'
@@ -93,7 +94,7 @@ def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
 
 
 def _breakdown(answer: TraceAnswer, picture: Picture) -> str:
-    """What the memory is made of, from the top down as in the picture: at the run's peak, and where the reader points."""
+    """Return the table of parts in the chart's order, with their memory at the run's peak and at the pointer."""
     shown = {band.part for band in picture.bands}
     parts = ["fragmentation", *(part for part in reversed(COLOURS) if answer.parts.get(part) or part in shown)]
     amounts = [answer.parts.get(part, 0) for part in parts]
@@ -171,7 +172,7 @@ def _assumptions(answer: TraceAnswer) -> str:
 
 
 def _data(picture: Picture) -> str:
-    """What the script reads; the rows in the order of the table of parts."""
+    """Return the JSON that the page's script reads; its rows have the order of the table of parts."""
     document = {
         "events": picture.events,
         "positions": [round(position, 5) for position in picture.positions],
@@ -180,12 +181,12 @@ def _data(picture: Picture) -> str:
         "peak": picture.peak,
         "rows": [picture.unused_bytes, *(band.moments_bytes for band in reversed(picture.bands))],
     }
-    # "</" must not end the script element that carries the data, nor "<!--" begin a comment in it
+    # otherwise "</" could end the script element that holds the data, and "<!--" could start a comment in it
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _grid(top_bytes: float) -> tuple[list[str], list[str]]:
-    """Lines and labels at round amounts."""
+    """Return grid lines and labels at round amounts."""
     distance = next(step for step in _round_steps() if top_bytes / step <= 7)
     shapes, words = [], []
     for line in range(int(top_bytes / distance) + 1):
@@ -203,7 +204,7 @@ def _round_steps() -> Iterable[float]:
 
 
 def _stairs(picture: Picture, sizes: Sequence[int], top_bytes: float) -> str:
-    """Path commands along ``sizes``; moments alike are one stretch."""
+    """Return SVG path commands along ``sizes``; consecutive points of equal height share one segment."""
     moments = zip(picture.positions, (_y(size, top_bytes) for size in sizes), strict=False)
     stairs = [(next(group)[0], y) for y, group in groupby(moments, key=lambda moment: moment[1])]
     return "".join(f"H{x * _WIDTH:.1f}V{y}" for x, y in stairs) + f"H{_WIDTH}"

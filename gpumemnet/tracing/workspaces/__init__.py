@@ -1,1 +1,1 @@
-"""Memory that operators take from the caching allocator beside their tensors."""
+"""Memory that operators take from the caching allocator in addition to their tensors."""

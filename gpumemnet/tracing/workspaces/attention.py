@@ -1,9 +1,12 @@
-"""Scratch of attention: fp32 sums that several thread blocks add to, and the search of the math kernel for masked rows.
+"""Scratch memory of attention kernels: fp32 accumulators, and the math kernel's test for masked rows.
 
-The three fused kernels accumulate the gradient of the query in fp32 in memory.  Sources: ``flash_api.cpp`` of FlashAttention 2 as
-PyTorch builds it (``mha_fwd``, ``mha_bwd``); ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` with
-``mem_eff_attention/kernel_backward.h`` (``workspace_size``) and ``kernels/cutlassB.h`` (which tiles); for cuDNN,
-``node/scaled_dot_product_flash_attention.h`` of its frontend.  Shapes below are ``[batch, heads, length, width]``.
+The three fused kernels accumulate the gradient of the query in fp32 in global memory.  Shapes are
+``[batch, heads, length, width]``.  Sources, by kernel:
+
+- flash: ``flash_api.cpp`` of FlashAttention 2 as PyTorch builds it (``mha_fwd``, ``mha_bwd``);
+- memory-efficient: ``aten/src/ATen/native/transformers/cuda/attention_backward.cu`` with
+  ``mem_eff_attention/kernel_backward.h`` (``workspace_size``) and ``kernels/cutlassB.h`` (tile sizes);
+- cuDNN: ``node/scaled_dot_product_flash_attention.h`` of its frontend.
 """
 
 from __future__ import annotations
@@ -21,18 +24,18 @@ from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, 
 
 KIND: Final = "attention"
 LOCK_BYTES: Final = 16
-"""Lock and counter before each tile of the memory-efficient kernel's sums (``GradQTempStorage``)."""
+"""Size of the lock and counter before each tile of the memory-efficient kernel's sums (``GradQTempStorage``)."""
 TILE: Final = 64
 LARGE_TILE: Final = 128
 LARGE_TILE_SHARED_MEMORY: Final = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
-"""Compute capabilities with the 160 KiB of shared memory per block that the tiles of 128 rows need."""
+"""Compute capabilities with 160 KiB of shared memory per block, which tiles of 128 rows need."""
 KEY_SPLITS_LIMIT: Final = 200
 CUDNN_SCORES_LIMIT: Final = 256 * 2**20
-"""Up to this size cuDNN keeps the scores' gradients instead of the query's sums on compute capability 9.0 and up."""
+"""On compute capability 9.0 and up, cuDNN keeps gradients of the scores up to this size instead of sums of the query."""
 
 
 def _flash_forward(call: Call) -> tuple[Scratch, ...]:
-    """Partial outputs, where heads and rows are so few that the keys are split to fill the GPU (``set_params_splitkv``)."""
+    """Return the partial outputs of a forward pass that splits the keys to fill the GPU (``set_params_splitkv``)."""
     query, key = call.arguments["query"], call.arguments["key"]
     if call.arguments["dropout_p"]:
         return ()
@@ -47,15 +50,15 @@ def _flash_forward(call: Call) -> tuple[Scratch, ...]:
 
 
 def key_splits(blocks: int, keys: int, width: int, platform: Platform) -> int:
-    """Into how many parts FlashAttention's forward pass splits the keys (``num_splits_heuristic``).
+    """Return the number of parts into which FlashAttention's forward pass splits the keys (``num_splits_heuristic``).
 
     Args:
         blocks: thread blocks without a split: batch x heads x tiles of 64 rows.
         keys: length of the keys.
-        width: of a head.
-        platform: what it runs on.
+        width: head size, in elements.
+        platform: the GPU that it runs on.
     """
-    slots = 2 * platform.device.multiprocessors  # its blocks have 128 threads: two fit
+    slots = 2 * platform.device.multiprocessors  # each of its blocks has 128 threads, so two fit on a multiprocessor
     if blocks >= 0.8 * slots:
         return 1
     key_blocks = ceil_div(keys, 256 if width <= 64 else 128 if width <= 128 else 64)
@@ -91,13 +94,13 @@ def _rounded_width(width: int) -> int:
 
 
 def _copies(call: Call, *names: str) -> tuple[Scratch, ...]:
-    """Gradient and output are read as ``[batch, length, heads, width]``."""
+    """Return the copies of non-contiguous arguments, which the kernel reads as ``[batch, length, heads, width]``."""
     transposed = (call.arguments[name].transpose(1, 2) for name in names)
     return tuple(piece for tensor in transposed for piece in exactly(copy_bytes(tensor), "copy", held=True))
 
 
 def _efficient_forward(call: Call) -> tuple[Scratch, ...]:
-    """Sums of the output in fp32, where a head is wider than what a block keeps in registers."""
+    """Return the fp32 sums of the output, needed if a head is too wide for a block's registers."""
     query, value = call.arguments["query"], call.arguments["value"]
     if query.element_size() == 4 or value.shape[3] <= 128:
         return ()
@@ -110,33 +113,33 @@ def _efficient_backward(call: Call) -> tuple[Scratch, ...]:
     batch, heads, rows, _ = query.shape
     copies = _copies(call, "grad_out_")
     row_sums = exactly(batch * heads * rows * 4, KIND, held=True)
-    if query.element_size() == 4:  # the kernel leaves the rows' sums of output x gradient to PyTorch
+    if query.element_size() == 4:  # PyTorch, not the kernel, sums output x gradient by row
         product = exactly(tensor_bytes(value) // value.shape[2] * rows, KIND)
         return (*copies, *product, *row_sums, *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True))
     return (*copies, *row_sums, *exactly(efficient_workspace(query, key, value, call.platform), KIND, held=True))
 
 
 def efficient_workspace(query: Tensor, key: Tensor, value: Tensor, platform: Platform) -> int:
-    """Bytes of the memory-efficient kernel's fp32 sums in the backward pass.
+    """Return the bytes of the memory-efficient kernel's fp32 sums in the backward pass.
 
     Args:
         query: shape ``[batch, heads, rows, width]``.
-        key, value: with the same batch and heads.
-        platform: decides the tiles.
+        key, value: shape ``[batch, heads, keys, width]``, with the same batch and heads.
+        platform: the GPU, which decides the tile sizes.
     """
     batch, heads, rows, width = query.shape
     widest = max(width, value.shape[3])
     is_half = query.element_size() == 2
     row_tile, key_tile = _tiles(widest, is_half, platform.compute_capability)
     sums = ceil_div(rows, row_tile) * ceil_div(width, key_tile) * (row_tile * key_tile * 4 + LOCK_BYTES)
-    if is_half and widest > row_tile:  # outputs do not fit into registers: key and value are summed in memory too
+    if is_half and widest > row_tile:  # outputs exceed the registers: gradients of key and value are summed in memory too
         splits = max(1, min(ceil_div(key.shape[2], key_tile), KEY_SPLITS_LIMIT // (batch * heads)))
         sums += splits * key_tile * (round_up(width, row_tile) + round_up(value.shape[3], row_tile)) * 4
     return batch * heads * round_up(sums, 16)
 
 
 def _tiles(widest: int, is_half: bool, capability: tuple[int, int]) -> tuple[int, int]:
-    """Rows and keys of a thread block's tile: of the kernels that fit, the first of ``cutlassB.h``."""
+    """Return rows and keys of a thread block's tile, by the first kernel in ``cutlassB.h`` that supports the call."""
     if widest <= TILE:
         return TILE, TILE
     if is_half and widest <= 96 and capability in ((8, 6), (8, 9)):
@@ -156,7 +159,7 @@ def _cudnn_backward(call: Call) -> tuple[Scratch, ...]:
 
 
 def _safe_softmax(call: Call) -> tuple[Scratch, ...]:
-    """Which scores are minus infinity, which rows hold nothing else, and a zero (``transformers/attention.cpp``)."""
+    """Return the masks of scores, and of whole rows, that are minus infinity, and a zero (``transformers/attention.cpp``)."""
     scores: Tensor = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]]) if scores.dim() else 1
     pieces = (scores.numel(), rows, scores.element_size())

@@ -1,7 +1,7 @@
-"""What PyTorch's convolution operators take beside their outputs: copies into one layout, cuDNN's workspaces, the bias's sum.
+"""Scratch memory of PyTorch's convolution operators: layout copies, cuDNN workspaces, and the sum for the bias gradient.
 
-``aten/src/ATen/native/Convolution.cpp`` chooses the kernels and the layout, ``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls
-cuDNN for the gradient of the input and then for that of the weight.
+Sources: ``aten/src/ATen/native/Convolution.cpp`` chooses the kernels and the layout.
+``aten/src/ATen/native/cudnn/ConvShared.cpp`` calls cuDNN for the gradient of the input, then for the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _forward(call: Call) -> tuple[Scratch, ...]:
 
 
 def _backward(call: Call) -> tuple[Scratch, ...]:
-    """Copies, then the gradient of the input with a copy of the weight, then that of the weight, then that of the bias."""
+    """Return the scratch in this order: copies, gradient of the input (with a weight copy), of the weight, of the bias."""
     arguments = call.arguments
     grad, given, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     if not grad.numel() or not given.numel() or not weight.numel():
@@ -66,9 +66,10 @@ def _backward(call: Call) -> tuple[Scratch, ...]:
 
 
 def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
-    """The layout of a convolution on CUDA, of its result and of copies of its operands; meta tensors do not follow it.
+    """Return the layout that a CUDA convolution uses for its result and for copies of its operands.
 
-    Channels last if the input or the weight is; fp64 never (``cudnn_conv_suggest_memory_format``).
+    It is channels last if the input or the weight is, except for fp64 (``cudnn_conv_suggest_memory_format``).  Meta tensors do
+    not follow this rule.
     """
     if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
         return torch.contiguous_format
@@ -77,7 +78,10 @@ def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
 
 @dataclass(frozen=True, slots=True)
 class GradientLayouts:
-    """How the gradients of a convolution lie; ``is_moved`` says that the gradient of its result is copied into another layout."""
+    """Memory layouts of a convolution's gradients.
+
+    ``is_moved`` is true if the gradient of the result must be copied into another layout.
+    """
 
     of_input: torch.memory_format
     of_weight: torch.memory_format
@@ -85,9 +89,10 @@ class GradientLayouts:
 
 
 def gradient_layouts(grad: Tensor, given: Tensor, weight: Tensor, needs_weight: bool) -> GradientLayouts:
-    """The layouts in ``cudnn_convolution_backward``: the gradient of the result follows the input, the others follow the two.
+    """Return the layouts that ``cudnn_convolution_backward`` uses.
 
-    Each is asked by its strides, so that an image of one pixel, which needs no copy, passes on what it happens to have.
+    The gradient of the result takes the layout of the input.  The other gradients depend on both.  The strides decide each
+    layout, so an image of one pixel, which needs no copy, keeps its strides.
     """
     wanted = result_layout(given, weight)
     read = laid_out(given, wanted) if needs_weight and copy_bytes(given, wanted) else given
@@ -102,7 +107,7 @@ def _copied(tensor: Tensor, wanted: torch.memory_format, after: int | None = Non
 
 
 def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memory_format) -> Convolution:
-    """The convolution that cuDNN is asked for; one spatial dimension gets a second of size 1, as PyTorch does it."""
+    """Return the convolution that PyTorch passes to cuDNN; a 1D convolution gets a second dimension of size 1."""
     arguments = call.arguments
     image, result = (returned, given) if arguments["transposed"] else (given, returned)
     weight: Tensor = arguments["weight"]
@@ -131,7 +136,7 @@ def _convolution(call: Call, given: Tensor, returned: Tensor, wanted: torch.memo
 def cudnn_workspace(
     convolution: Convolution, operation: str, platform: Platform, after: int | None = None
 ) -> tuple[Scratch, ...]:
-    """The workspace of one cuDNN call, and before it those that its benchmark tries."""
+    """Return the workspace of one cuDNN call, preceded by the workspaces that its benchmark tries."""
     if is_native(convolution):
         return ()
     expected, bound = workspace(convolution, operation, platform)
@@ -143,10 +148,10 @@ def cudnn_workspace(
 
 
 def is_native(convolution: Convolution) -> bool:
-    """Whether PyTorch's own depthwise kernels run, which need no scratch.
+    """Whether PyTorch's native depthwise kernels run, which need no scratch.
 
-    For fp16 PyTorch gives some sizes to cuDNN (``check_cudnn_depthwise_workload_with_filter``), whose depthwise kernels read
-    channels first without a workspace too.
+    For fp16, PyTorch sends some sizes to cuDNN (``check_cudnn_depthwise_workload_with_filter``).  The depthwise kernels of cuDNN
+    read channels first and need no workspace either.
     """
     return convolution.is_depthwise and not convolution.channels_last
 

@@ -1,13 +1,13 @@
-"""The workspace of cuDNN convolutions, by algorithm: what is known of each, and which one is expected.
+"""Workspace sizes of cuDNN convolutions by algorithm, and the algorithm that is expected to run.
 
-PyTorch takes the workspace of the plan that cuDNN's heuristics rank first (``aten/src/ATen/native/cudnn/Conv_v8.cpp``), and
-frees it after the call.  With ``torch.backends.cudnn.benchmark`` it takes, at the first call with new shapes, the largest
-workspace of *all* plans that fit into free memory, times them, frees it and empties the allocator's cache.
+PyTorch allocates the workspace of the plan that cuDNN's heuristics rank first (``aten/src/ATen/native/cudnn/Conv_v8.cpp``), and
+frees it after the call.  ``torch.backends.cudnn.benchmark`` changes the first call with new shapes.  PyTorch then allocates the
+largest workspace of *all* plans that fit into free memory, times the plans, frees it and empties the allocator's cache.
 
-The sizes of FFT, tiled FFT and Winograd are known: within 0.3 %, most to the byte, they reproduce the workspaces that cuDNN 7.5
-reports for the 26 convolutions in ``out_example.txt`` of github.com/Slimakanzer/cudnn-benchmark, and those that cuDNN 9.10
-reports in its sample ``mnistCUDNN``; the filter's gradient by FFT alone is bounded only.  Which algorithm runs is an
-expectation, drawn from published kernel traces of fp32 and fp16 networks on Volta, Ampere and Blackwell.
+The formulas for FFT, tiled FFT and Winograd reproduce reported workspaces within 0.3 %, most of them to the byte.  The reports
+are those of cuDNN 7.5 for the 26 convolutions in ``out_example.txt`` of github.com/Slimakanzer/cudnn-benchmark, and those of
+cuDNN 9.10 in its sample ``mnistCUDNN``.  The exception is the filter's gradient by FFT, for which only an upper bound is known.
+The algorithm that runs is estimated from published kernel traces of fp32 and fp16 networks on Volta, Ampere and Blackwell.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ LARGEST_FFT: Final = 256
 FFT_TILE: Final = 32
 FFT_TILES_AT_ONCE: Final = 2
 WINOGRAD_TILES: Final[dict[int, int]] = {3: 4, 5: 9}
-"""Width of a square filter → width of the output tile that one transform gives: F(4x4, 3x3) and F(9x9, 5x5)."""
+"""Width of a square filter → width of the output tile of one transform: F(4x4, 3x3) and F(9x9, 5x5)."""
 WINOGRAD_BATCH: Final = 16
-"""The batch is padded to a multiple of this."""
+"""Winograd pads the batch to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionCoefficients:
-    """What is not derived, in one place, so that measured rows can refit it.
+    """Empirical coefficients, which measured rows can refit.
 
     Attributes:
-        operand_copies: share of the two operands' bytes that a tensor-core kernel copies into its own layout, where the tensors
-            have another.  Traces show two layout conversions (``nchwToNhwcKernel``) for every such convolution, forward,
-            backward and of the weights.
-        result_copies: the same of the result.  Traces show a third conversion for 10 to 12 of 12 to 16 convolutions.
-        smallest_channels: channels of a group from which fp32 runs on TF32 tensor cores; a first layer of three does not.
-        fft_from_filter: width of a filter from which the heuristics prefer the tiled FFT at stride 1 (5 x 5 in AlexNet).
-        fp32_sums: fp32 copies of the weight gradient that half-precision kernels add up in (split sums); assumed, not read off.
-        benchmark_share: of the largest workspace of all algorithms, what benchmarking is expected to take.
+        operand_copies: share of the two operands' bytes that a tensor-core kernel copies if the tensors are not channels last.
+            Traces show two layout conversions (``nchwToNhwcKernel``) for every such convolution: forward, backward, and for the
+            weights.
+        result_copies: the same share for the result.  Traces show a third conversion for 10 to 12 of 12 to 16 convolutions.
+        smallest_channels: fewest channels per group for which fp32 runs on TF32 tensor cores; a first layer of three does not.
+        fft_from_filter: smallest filter width for which the heuristics prefer the tiled FFT at stride 1 (5 x 5 in AlexNet).
+        fp32_sums: number of fp32 copies of the weight gradient in which half-precision kernels accumulate; an assumption.
+        benchmark_share: share of the largest workspace of all algorithms that benchmarking is expected to allocate.
     """
 
     operand_copies: float = 1.0
@@ -66,16 +66,16 @@ COEFFICIENTS: Final = ConvolutionCoefficients()
 class Convolution:
     """A convolution of images ``[batch, channels, *image]`` to ``[batch, outputs, *result]``.
 
-    A transposed convolution is the same one with image and result exchanged: its forward pass is the backward pass of the data.
+    A transposed convolution exchanges image and result: its forward pass is the backward pass of the data.
 
     Attributes:
         batch: samples.
-        channels, outputs: channels of the image and of the result, all groups together.
+        channels, outputs: channels of the image and of the result, summed over the groups.
         image, result, filter: sizes of the spatial dimensions, one to three.
         stride, padding, dilation: by spatial dimension.
-        groups: channels are split into so many independent convolutions.
-        dtype: of the tensors.
-        channels_last: whether they are laid out so.
+        groups: number of independent convolutions into which the channels are split.
+        dtype: type of the tensors.
+        channels_last: whether the memory layout of the tensors is channels last.
     """
 
     batch: int
@@ -93,36 +93,36 @@ class Convolution:
 
     @property
     def filters(self) -> int:
-        """Pairs of input and output channel within a group."""
+        """Number of pairs of input and output channel within a group."""
         return (self.channels // self.groups) * (self.outputs // self.groups)
 
     @property
     def weight_elements(self) -> int:
-        """Elements of the weight."""
+        """Number of elements of the weight."""
         return self.filters * self.groups * math.prod(self.filter)
 
     @property
     def planes(self) -> tuple[int, int]:
-        """Images and results of one group, over the batch."""
+        """Number of image planes and of result planes of one group, over the batch."""
         return self.batch * (self.channels // self.groups), self.batch * (self.outputs // self.groups)
 
     @property
     def is_unit(self) -> bool:
-        """Whether it neither strides nor dilates, as transforms need it."""
+        """Whether stride and dilation are 1, as transforms require."""
         return set(self.stride) <= {1} and set(self.dilation) <= {1}
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every channel is a group of its own."""
+        """Whether every group has one channel."""
         return self.groups > 1 and self.groups == self.channels
 
 
 def workspace(
     convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients = COEFFICIENTS
 ) -> tuple[int, int]:
-    """Expected bytes and most bytes of the workspace that one operation takes once its algorithm is chosen."""
+    """Return expected bytes and upper bound of the workspace of one operation, after its algorithm is chosen."""
     copies = layout_copies(convolution, operation, platform, coefficients)
-    if convolution.channels_last:  # transforms exist for channels first only
+    if convolution.channels_last:  # FFT and Winograd support channels first only
         return copies, copies
     wide = min(convolution.filter) >= coefficients.fft_from_filter
     transformed = fft_tiling_bytes(convolution) if wide and convolution.is_unit else winograd_bytes(convolution, operation)
@@ -133,9 +133,9 @@ def workspace(
 def benchmark_workspace(
     convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients = COEFFICIENTS
 ) -> tuple[int, int]:
-    """Expected bytes and most bytes that trying all algorithms of one operation takes.
+    """Return expected bytes and upper bound of the workspace for benchmarking all algorithms of one operation.
 
-    What exceeds the GPU's memory is not tried; nor, in truth, what exceeds the memory that is free at that moment.
+    Algorithms that exceed the GPU's memory are skipped.  PyTorch also skips those that exceed the memory free at that moment.
     """
     copies = layout_copies(convolution, operation, platform, coefficients)
     if convolution.channels_last:
@@ -146,9 +146,10 @@ def benchmark_workspace(
 
 
 def layout_copies(convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients) -> int:
-    """Bytes of the copies that a tensor-core kernel makes of operands that lie otherwise than channels last, or in odd channels.
+    """Return the bytes of the copies that a tensor-core kernel makes of operands in other layouts.
 
-    Tensor cores read channels last in multiples of 16 bytes (NVIDIA, "Convolutional Layers User's Guide", tensor layouts).
+    It copies operands that are not channels last, or whose channels need padding.  Tensor cores read channels
+    last in multiples of 16 bytes (NVIDIA, "Convolutional Layers User's Guide", tensor layouts).
     """
     if not uses_tensor_cores(convolution, platform, coefficients):
         return 0
@@ -174,7 +175,7 @@ def layout_copies(convolution: Convolution, operation: str, platform: Platform, 
 
 
 def uses_tensor_cores(convolution: Convolution, platform: Platform, coefficients: ConvolutionCoefficients) -> bool:
-    """Whether it is expected to run on tensor cores: half types, and fp32 as TF32 where allowed."""
+    """Whether the convolution is expected to run on tensor cores: half types, and fp32 as TF32 if allowed."""
     if convolution.is_depthwise:
         return False
     if convolution.dtype == torch.float16:
@@ -187,10 +188,12 @@ def uses_tensor_cores(convolution: Convolution, platform: Platform, coefficients
 
 
 def fft_bytes(convolution: Convolution, operation: str) -> int:
-    """Workspace of the FFT over whole images; 0 where cuDNN has none (strides, dilation, images above 256, three dimensions).
+    """Return the workspace bytes of the FFT over whole images.
 
-    Two buffers hold operand and filters, or the result, in the frequency domain at the next power of two, and the weight lies
-    there flipped.  Of the filter's gradient only an upper bound is known, up to 48 % above what cuDNN 7.5 reports.
+    It is 0 where cuDNN does not support this: strides, dilation, images above 256, three dimensions.  Two buffers hold
+    operand and filters, or the result, in the frequency domain, padded to the next power of two.  A third holds the flipped
+    weight.
+    For the filter's gradient this is an upper bound, up to 48 % above what cuDNN 7.5 reports.
     """
     size = max(image + 2 * padding for image, padding in zip(convolution.image, convolution.padding, strict=True))
     if not convolution.is_unit or len(convolution.image) != 2 or size > LARGEST_FFT:
@@ -208,9 +211,10 @@ def fft_bytes(convolution: Convolution, operation: str) -> int:
 
 
 def fft_tiling_bytes(convolution: Convolution) -> int:
-    """Workspace of the FFT over tiles of 32 x 32, or of 32 in each row for filters one row high at stride 1; two tiles at a time.
+    """Return the workspace bytes of the FFT over tiles of 32 x 32, two tiles at a time.
 
-    0 where cuDNN has none (dilation, filters above 32, three dimensions).
+    Filters that are one row high use tiles of 32 in each row at stride 1.  The result is 0 where cuDNN does not support this:
+    dilation, filters above 32, three dimensions.
     """
     if len(convolution.image) != 2 or max(convolution.filter) > FFT_TILE or set(convolution.dilation) != {1}:
         return 0
@@ -224,7 +228,10 @@ def fft_tiling_bytes(convolution: Convolution) -> int:
 
 
 def winograd_bytes(convolution: Convolution, operation: str) -> int:
-    """Workspace of the Winograd transform with separate passes; 0 where cuDNN has none (filters of 3 x 3 and 5 x 5, stride 1)."""
+    """Return the workspace bytes of the Winograd transform with separate passes.
+
+    It is 0 where cuDNN does not support this; it supports filters of 3 x 3 and 5 x 5 at stride 1.
+    """
     tile = WINOGRAD_TILES.get(convolution.filter[0])
     if tile is None or not convolution.is_unit or len(convolution.filter) != 2 or len(set(convolution.filter)) != 1:
         return 0

@@ -17,7 +17,7 @@ from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, t
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether the strides of a 4- or 5-dimensional tensor are channels last, by the rule of ``suggest_memory_format``."""
+    """Whether a tensor of 4 or 5 dimensions has channels-last strides, by the rule of ``suggest_memory_format``."""
     if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
     smallest = 0
@@ -30,7 +30,7 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def memory_format(tensor: Tensor) -> torch.memory_format:
-    """Return the memory format that results computed from ``tensor`` take."""
+    """Return the memory format of results that are computed from ``tensor``."""
     if not is_channels_last(tensor):
         return torch.contiguous_format
     return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
@@ -47,7 +47,10 @@ def laid_out(tensor: Tensor, layout: torch.memory_format = torch.contiguous_form
 
 
 def contiguous(*names: str, after: int | None = None) -> Rule:
-    """Return a rule for contiguous arguments; structured kernels allocate outputs first, others copy ``after`` 0 of them."""
+    """Return a rule for arguments that must be contiguous.
+
+    Structured kernels allocate their outputs before the copies.  Other kernels copy first: pass 0 for ``after``.
+    """
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         return tuple(
@@ -69,7 +72,7 @@ def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
 
 
 def _matrices(*names: str) -> Rule:
-    """Return a rule for matrices of cuBLAS (``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``)."""
+    """Return a rule for matrices passed to cuBLAS (``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``)."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
         return tuple(
@@ -90,7 +93,7 @@ def _is_matrix(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
-    """Gradient times output first (``softmax_backward_cuda_out`` in ``ATen/native/cuda/SoftMax.cu``), then as the others."""
+    """Return the product of gradient and output, then the copies (``softmax_backward_cuda_out`` in ``cuda/SoftMax.cu``)."""
     output: Tensor = call.arguments["output"]
     product = call.arguments["grad_output"] * output
     amounts = (tensor_bytes(product), copy_bytes(product), copy_bytes(output))

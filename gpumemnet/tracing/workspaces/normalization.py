@@ -1,7 +1,8 @@
-"""Scratch of normalization layers: sums per block of threads, and per sample and channel, that a second kernel adds up.
+"""Scratch memory of normalization layers: partial sums that a second kernel adds up.
 
-Sources, all in ``aten/src/ATen/native/cuda``: ``Normalization.cuh`` (``flexible_launch_configs`` and the channels-last kernels,
-which also take matrices), ``group_norm_kernel.cu``, ``layer_norm_kernel.cu``.
+There is one partial sum per thread block, or per sample and channel.  Sources, all in ``aten/src/ATen/native/cuda``:
+``Normalization.cuh`` (``flexible_launch_configs`` and the channels-last kernels, which also handle matrices),
+``group_norm_kernel.cu``, ``layer_norm_kernel.cu``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, 
 KIND: Final = "norm"
 
 TALL_ROWS: Final = 64 * 1024
-"""Rows from which the gradients of a layer norm's scale and shift are summed in two passes."""
+"""Above this number of rows, the gradients of a layer norm's scale and shift are summed in two passes."""
 ROWS_PER_BLOCK: Final = 32
 MAX_GRID: Final = 32 * 1024
 
@@ -29,11 +30,11 @@ VALUES_PER_THREAD: Final = 16
 BLOCKS_LIMIT: Final = 128
 LARGEST_INDEX: Final = 2**31 - 1
 FEWEST_BLOCKS: Final = 8
-"""Below as many, one block sums a batch norm's channel alone."""
+"""With fewer blocks than this, a single block sums each channel of a batch norm."""
 
 
 def batch_norm_blocks(values: int, channels: int) -> int:
-    """Blocks that share the ``values`` of each channel in a channels-last batch norm; 1 where they need not meet in memory."""
+    """Return how many blocks share the ``values`` of each channel in a channels-last batch norm; 1 needs no scratch."""
     width = min(last_power_of_2(channels), WARP)
     height = min(last_power_of_2(ceil_div(values, VALUES_PER_THREAD)), BLOCK_THREADS // width)
     blocks = min(ceil_div(values, height * VALUES_PER_THREAD), BLOCKS_LIMIT)
@@ -44,7 +45,7 @@ def _batch_norm(call: Call) -> tuple[Scratch, ...]:
     tensor: Tensor = call.arguments["input"]
     if not call.arguments["training"]:
         return ()
-    if tensor.numel() >= LARGEST_INDEX:  # mean and variance in general, of a copy in fp32 (``batch_norm_choose_impl``)
+    if tensor.numel() >= LARGEST_INDEX:  # generic mean and variance of a copy in fp32 (``batch_norm_choose_impl``)
         copy = torch.empty_like(tensor, dtype=torch.float32)
         dims = [dim for dim in range(tensor.dim()) if dim != 1]
         moments = reduction_scratch(copy, dims, MOMENTS_BYTES, call.platform)
@@ -57,7 +58,7 @@ def _batch_norm_gradient(call: Call) -> tuple[Scratch, ...]:
 
 
 def _staged(call: Call, sums: int) -> tuple[Scratch, ...]:
-    """``sums`` numbers of four bytes for each channel and block, and a semaphore for each block of channels."""
+    """Return ``sums`` numbers of four bytes per channel and block, and one semaphore per block of channels."""
     tensor: Tensor = call.arguments["input"]
     channels = tensor.shape[1] if tensor.dim() > 1 else 0
     if not 0 < tensor.numel() < LARGEST_INDEX or not (_is_matrix(tensor) or is_channels_last(tensor)):
@@ -74,7 +75,7 @@ def _is_matrix(tensor: Tensor) -> bool:
 
 
 def _group_norm(call: Call) -> tuple[Scratch, ...]:
-    """A factor and a summand for each sample and channel."""
+    """Return a factor and a summand per sample and channel."""
     arguments = call.arguments
     if arguments["HxW"] <= 1 or (arguments["weight"] is None and arguments["bias"] is None):
         return ()
@@ -82,7 +83,7 @@ def _group_norm(call: Call) -> tuple[Scratch, ...]:
 
 
 def _group_norm_gradient(call: Call) -> tuple[Scratch, ...]:
-    """Two sums for each sample and channel, two factors for each group, and one for each channel of more than one pixel."""
+    """Return two sums and, for several pixels, a scale per sample and channel, and two factors per group."""
     arguments = call.arguments
     groups = _per_channel(call) // max(1, arguments["C"]) * arguments["group"]
     sums = 2 * exactly(_per_channel(call), KIND, held=True)
@@ -97,7 +98,7 @@ def _per_channel(call: Call) -> int:
 
 
 def _layer_norm_gradient(call: Call) -> tuple[Scratch, ...]:
-    """``LaunchGammaBetaBackwardCUDAKernel``: partial sums where rows are many, and what it takes to add them up."""
+    """Return the partial sums for many rows, and the scratch of their reduction (``LaunchGammaBetaBackwardCUDAKernel``)."""
     tensor: Tensor = call.arguments["input"]
     weight: Tensor | None = call.arguments["weight"]
     copies = contiguous("grad_out", "input", after=0)(call)

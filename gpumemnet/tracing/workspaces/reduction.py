@@ -1,8 +1,9 @@
-"""The buffer through which the blocks of a CUDA reduction meet: as large as 30 MiB for the gradient of one bias.
+"""Scratch memory of a CUDA reduction that uses several thread blocks per output.
 
-A reduction of many values to few splits each output over several thread blocks, and the blocks add up in global memory.  Whether
-and how follows from shape, strides and the GPU's size: ``setReduceConfig`` and ``ReduceConfig`` in
-``aten/src/ATen/native/cuda/Reduce.cuh``, on the geometry that ``aten/src/ATen/TensorIterator.cpp`` makes of the tensors.
+A reduction of many values to few outputs splits each output over several thread blocks.  They add their partial results in
+global memory: up to 30 MiB for the gradient of one bias.  The split depends on shape, strides and the GPU's size.  Sources:
+``setReduceConfig`` and ``ReduceConfig`` in ``aten/src/ATen/native/cuda/Reduce.cuh``, for the dimensions that
+``aten/src/ATen/TensorIterator.cpp`` derives from the tensors.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ THREADS_PER_MULTIPROCESSOR: Final[Mapping[tuple[int, int], int]] = {
 """Compute capability → resident threads per multiprocessor; 2,048 where it is not listed (CUDA programming guide)."""
 
 MOMENTS_BYTES: Final = 16
-"""Of a partial mean and variance: running mean, sum of squares and two counts (``WelfordData``)."""
+"""Size of a partial mean and variance: running mean, sum of squares and two counts (``WelfordData``)."""
 
 FOREACH_CHUNK: Final = 65_536
-"""Elements that one block of a foreach kernel works on (``kChunkSize`` in ``ATen/native/cuda/MultiTensorApply.cuh``)."""
+"""Elements that one block of a foreach kernel processes (``kChunkSize`` in ``ATen/native/cuda/MultiTensorApply.cuh``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """A dimension that the reduction runs over, in elements; ``is_reduced`` where the output has none."""
+    """A dimension of the reduction, with strides in elements; ``is_reduced`` if the output lacks it."""
 
     size: int
     stride: int
@@ -55,17 +56,17 @@ class _Dim:
 def reduction_scratch(
     tensor: Tensor, dims: Sequence[int] | None, accumulator_bytes: int, platform: Platform, output_bytes: int | None = None
 ) -> tuple[Scratch, ...]:
-    """The buffer for reducing ``tensor`` over ``dims``, and a semaphore per column; none where a block does it alone.
+    """Return the buffer for reducing ``tensor`` over ``dims``, and one semaphore per column of blocks.
 
-    Tensors that 32 bits cannot address are reduced in parts, one after the other, into partial results of their own where the
-    output is too narrow for them.
+    Nothing is needed if one block computes each output.  Tensors that 32-bit offsets cannot address are reduced in parts, one
+    after the other.  Their partial results need a separate buffer if the output's type is too narrow for them.
 
     Args:
-        tensor: what is reduced.
-        dims: the dimensions, all of them for ``None`` or none given.
-        accumulator_bytes: of a partial result.
-        platform: what it runs on.
-        output_bytes: of a result; as those of ``tensor`` by default.
+        tensor: the input.
+        dims: the dimensions to reduce; ``None`` or an empty sequence for all of them.
+        accumulator_bytes: size of a partial result.
+        platform: the GPU that it runs on.
+        output_bytes: size of an output element; that of ``tensor`` by default.
     """
     reduced = tuple(sorted({dim % tensor.dim() for dim in dims})) if dims and tensor.dim() else tuple(range(tensor.dim()))
     grid = _Grid(platform.device.multiprocessors, THREADS_PER_MULTIPROCESSOR.get(platform.compute_capability, 2048))
@@ -108,9 +109,10 @@ def _scratch(
 
 
 def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int) -> list[tuple[_Dim, ...]]:
-    """Halves along the longest dimension, until offsets fit into 32 bits (``TensorIteratorBase::with_32bit_indexing``).
+    """Return the halves along the longest dimension whose offsets fit into 32 bits.
 
-    Parts of one size follow one another in the same memory, so there is one of each size.
+    Parts of equal size reuse the same memory, so the result has one part of each size.  Source:
+    ``TensorIteratorBase::with_32bit_indexing``.
     """
 
     def fits(part: tuple[_Dim, ...]) -> bool:
@@ -120,7 +122,7 @@ def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int)
 
     def halves(part: tuple[_Dim, ...]) -> Iterator[tuple[_Dim, ...]]:
         extents = [((dim.size - 1) * max(dim.stride * item_bytes, dim.output_stride * output_bytes), dim.size) for dim in part]
-        longest = max(reversed(range(len(part))), key=extents.__getitem__)  # by size where all are expanded
+        longest = max(reversed(range(len(part))), key=extents.__getitem__)  # by size if all dimensions are expanded
         size = part[longest].size
         for half in (size // 2, size - size // 2):
             yield (*part[:longest], replace(part[longest], size=half), *part[longest + 1 :])
@@ -132,7 +134,7 @@ def _addressable_parts(dims: Sequence[_Dim], item_bytes: int, output_bytes: int)
 
 
 def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple[int, int]:
-    """Bytes of the buffer in which blocks meet, and how many columns of blocks do."""
+    """Return the bytes of the buffer for partial results, and the number of block columns that share it."""
     reduced_count = sum(dim.is_reduced for dim in dims)
     outputs = math.prod(dim.size for dim in dims if not dim.is_reduced)
     inputs = math.prod(dim.size for dim in dims if dim.is_reduced)
@@ -146,10 +148,10 @@ def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple
             vector = _output_vector(dims, reduced_count)
         width_limit, height_limit = outputs // vector, inputs
     width, height = _block(width_limit, height_limit, MAX_THREADS // vector)
-    per_output = width if along_memory else 1  # threads that share an output so far, in input steps
+    per_output = width if along_memory else 1  # threads that share an output at this point
     output_step = 1 if along_memory else width
     if ceil_div(inputs, per_output) < min(height * 16, MAX_VALUES_PER_THREAD):
-        return 0, 0  # each warp has an output of its own
+        return 0, 0  # each warp computes a different output
     per_thread = ceil_div(inputs, per_output * height)
     blocks = ceil_div(outputs // vector, output_step)
     wanted = grid.multiprocessors * (grid.threads_per_multiprocessor // (width * height))
@@ -164,7 +166,7 @@ def _meeting(dims: Sequence[_Dim], accumulator_bytes: int, grid: _Grid) -> tuple
 
 
 def _geometry(shape: tuple[int, ...], strides: tuple[int, ...], reduced: tuple[int, ...]) -> list[_Dim]:
-    """The dimensions as the iterator has them: reduced ones first, each group by rising stride, neighbours merged."""
+    """Return the dimensions in the iterator's order: reduced ones first, then by rising stride; adjacent ones are merged."""
     output_stride = 1
     dims: list[_Dim] = []
     for index in reversed(range(len(shape))):
@@ -189,7 +191,7 @@ def _follows(last: _Dim, dim: _Dim) -> bool:
 
 
 def _output_vector(dims: Sequence[_Dim], output_index: int) -> int:
-    """How many neighbouring outputs a thread takes at once."""
+    """Return how many adjacent outputs a thread computes at once."""
     vector = MAX_VECTOR
     for amount in (dims[output_index].size, *(dim.stride for index, dim in enumerate(dims) if index != output_index)):
         while amount % vector:
@@ -198,7 +200,7 @@ def _output_vector(dims: Sequence[_Dim], output_index: int) -> int:
 
 
 def _block(width_limit: int, height_limit: int, max_threads: int) -> tuple[int, int]:
-    """Width and height of a thread block."""
+    """Return width and height of a thread block."""
     widest = min(last_power_of_2(width_limit), max_threads)
     highest = min(last_power_of_2(height_limit), max_threads)
     width = min(widest, WARP)
@@ -207,12 +209,12 @@ def _block(width_limit: int, height_limit: int, max_threads: int) -> tuple[int, 
 
 
 def last_power_of_2(amount: int) -> int:
-    """The largest power of two that is not above ``amount``; 1 for 0."""
+    """Return the largest power of two that is at most ``amount``; 1 for 0."""
     return 1 << max(amount.bit_length() - 1, 0)
 
 
 def accumulator_bytes(dtype: torch.dtype) -> int:
-    """Bytes of a partial sum: half types are added up in fp32, integers in 64 bits."""
+    """Return the bytes of a partial sum: half types accumulate in fp32, integers in 64 bits."""
     return max(4, dtype.itemsize) if dtype.is_floating_point else 8
 
 
@@ -232,7 +234,7 @@ def _reduced(tensor: Tensor, call: Call, partial_bytes: int, output_bytes: int) 
 
 
 def _foreach_norm(call: Call) -> tuple[Scratch, ...]:
-    """A partial norm for each chunk of each tensor, as if all were the longest (``ATen/native/cuda/ForeachReduceOp.cu``)."""
+    """Return one partial norm per tensor and chunk of the longest tensor (``ATen/native/cuda/ForeachReduceOp.cu``)."""
     tensors: Sequence[Tensor] = call.arguments["self"]
     chunks = max((ceil_div(tensor.numel(), FOREACH_CHUNK) for tensor in tensors), default=0)
     return exactly(len(tensors) * chunks * 4, KIND)

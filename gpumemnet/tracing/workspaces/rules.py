@@ -1,7 +1,7 @@
-"""GPU memory from the caching allocator that no tensor of the job holds.
+"""Memory from the caching allocator that operators use besides the job's tensors.
 
-There are two kinds: :func:`scratch`, which an operator allocates and frees before it returns, and :func:`blas_workspace`, which a
-thread keeps from its first matrix product on.  :data:`NEGLECTED` lists what is left out, and why.
+There are two kinds.  An operator allocates :func:`scratch` and frees it before it returns.  A thread allocates a
+:func:`blas_workspace` at its first matrix product and keeps it.  :data:`NEGLECTED` lists the sources that are not modelled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NEGLECTED: Final[Mapping[str, str]] = {
     "nonzero, unique, boolean masks": "sizes depend on the data",
     "memory that cuDNN and cuBLAS allocate by themselves": "outside the allocator: it counts as context",
 }
-"""Sources of scratch memory that are left out → the reason."""
+"""Sources of scratch memory that are not modelled → the reason."""
 
 
 def takes_scratch(operator: OpOverload) -> bool:
@@ -56,9 +56,9 @@ def scratch(
     """Return the scratch memory that one call of ``operator`` allocates on ``platform``, in order.
 
     Args:
-        operator: the operator that a dispatch mode below autograd sees.
+        operator: the operator, as a dispatch mode below autograd receives it.
         args, kwargs: arguments of the call; only shapes, strides and types matter.
-        outputs: the tensors that it returned.
+        outputs: the tensors that the call returned.
         platform: the GPU that it runs on.
     """
     rule = _RULES.get(operator)
@@ -68,7 +68,7 @@ def scratch(
 
 
 def _named(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by name; the dispatcher leaves out those that have their default."""
+    """Return the arguments by name; the dispatcher omits those that equal their default, so these are added."""
     arguments = schema(operator).arguments
     named = {argument.name: argument.default_value for argument in arguments[len(args) :] if argument.has_default_value()}
     named.update(zip((argument.name for argument in arguments), args, strict=False))

@@ -1,6 +1,6 @@
-"""Scratch memory: what the CUDA kernel of an operator allocates from the caching allocator and frees before it returns.
+"""Scratch memory: the CUDA code of an operator allocates it from the caching allocator and frees it before it returns.
 
-The dispatcher does not show it, so it is computed from the operator's arguments by the rules of PyTorch's CUDA sources.
+It is not visible to the dispatcher.  So rules from PyTorch's CUDA sources compute it from the operator's arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpumemnet.tracing.platform import Platform
 class Scratch:
     """One piece of scratch memory.
 
-    Several pieces of one operator follow each other: each is freed before the next is allocated, unless it is held.
+    An operator may allocate several pieces in turn.  Each is freed before the next is allocated, unless it is held.
 
     Attributes:
         expected_bytes: its most likely size; 0 if only a bound is known.
@@ -26,8 +26,8 @@ class Scratch:
         kind: its purpose: ``convolution``, ``convolution_benchmark``, ``attention``, ``reduction``, ``sort``, ``copy`` …
         held: whether it stays allocated until the operator returns, or until the next output if it comes between two outputs.
         after: number of the operator's new outputs that are allocated before it; ``None`` for all of them.
-        once: a value: a thread needs the piece only at the first call with this value, and the allocator's cache is emptied
-            (``torch.cuda.empty_cache``) after it is freed; ``None`` for a piece that every call needs.
+        once: key of a piece that a thread needs only at the first call with this key; ``None`` for a piece that every call
+            needs.  After such a piece is freed, the allocator's cache is emptied (``torch.cuda.empty_cache``).
     """
 
     expected_bytes: int
@@ -58,20 +58,20 @@ Rule = Callable[[Call], tuple[Scratch, ...]]
 
 
 def exactly(amount_bytes: int, kind: str, *, held: bool = False, after: int | None = None) -> tuple[Scratch, ...]:
-    """A piece whose size is known for certain; nothing where it is empty."""
+    """Return one piece whose exact size is known, or nothing if it has no bytes."""
     return (Scratch(amount_bytes, amount_bytes, kind, held, after),) if amount_bytes else ()
 
 
 def tensor_bytes(tensor: Tensor) -> int:
-    """Bytes of a dense copy of ``tensor``."""
+    """Return the bytes of a dense copy of ``tensor``."""
     return tensor.numel() * tensor.element_size()
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-dividend // divisor)
 
 
 def round_up(amount: int, multiple: int) -> int:
-    """The next multiple of ``multiple``."""
+    """Return ``amount``, rounded up to a multiple of ``multiple``."""
     return ceil_div(amount, multiple) * multiple

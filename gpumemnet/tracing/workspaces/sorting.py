@@ -1,7 +1,7 @@
-"""Scratch of operators that sort on the GPU: the gradients of embeddings and of indexing, and sorting itself.
+"""Scratch memory of operators that sort on the GPU: sorting, and the gradients of embeddings and of indexing.
 
-Equal indices must be added up in order, so the gradient of an embedding sorts its indices and adds up in pieces of ten rows; the
-pieces are counted for the worst case, which makes them larger than the gradient that flows in.  Sources:
+The rows of equal indices must be summed in order.  So the gradient of an embedding sorts its indices and sums pieces of ten
+rows.  Memory is allocated for the largest possible number of pieces, which can exceed the incoming gradient.  Sources:
 ``aten/src/ATen/native/cuda/{Embedding,EmbeddingBackwardKernel,Indexing,SortStable}.cu`` and ``ATen/cuda/cub-RadixSortPairs.cuh``.
 """
 
@@ -18,19 +18,22 @@ from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
 
 UNSORTED_LIMIT: Final = 3072
-"""Indices up to which the gradient of an embedding is added up without sorting."""
+"""Up to this number of indices, the gradient of an embedding is summed without sorting."""
 ROWS_PER_PIECE: Final = 10
 MAX_BLOCK: Final = 1024
 BLOCKS_FOR_ATOMICS: Final = 4
-"""Thread blocks per multiprocessor below which partial sums are added in place (``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``)."""
+"""Below this number of thread blocks per multiprocessor, partial sums are added in place.
+
+PyTorch's name for it is ``MAX_ATOMIC_ACCUM_BLOCKS_PER_SM``.
+"""
 SMALL_SORT: Final = 4096
-"""Elements up to which a slice is sorted in place (``should_use_small_sort``)."""
+"""Up to this number of elements, a slice is sorted in place (``should_use_small_sort``)."""
 MANY_SEGMENTS: Final = 128
 INDEX_BYTES: Final = 8
 
 
 def radix_sort_bytes(count: int, pair_bytes: int) -> int:
-    """Temporary memory of ``cub::DeviceRadixSort`` on ``count`` pairs: a second buffer of keys and values."""
+    """Return the bytes that ``cub::DeviceRadixSort`` needs for ``count`` pairs: a second buffer of keys and values."""
     return count * pair_bytes
 
 
@@ -53,7 +56,7 @@ def _embedding_gradient(call: Call) -> tuple[Scratch, ...]:
 
 
 def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int:
-    """Partial sums and the tables that say which rows they are of."""
+    """Return the bytes of the partial sums, and of the tables that assign them to rows."""
     rows: int = call.arguments["num_weights"]
     width = grad.shape[-1]
     segments = min(count, rows)
@@ -73,11 +76,11 @@ def _pieces_bytes(call: Call, grad: Tensor, count: int, index_bytes: int) -> int
 
 def _index_put(call: Call) -> tuple[Scratch, ...]:
     if not call.arguments["accumulate"] and not torch.are_deterministic_algorithms_enabled():
-        return ()  # written without an order
+        return ()  # values are written in any order, without a sort
     indices: Sequence[Tensor | None] = call.arguments["indices"]
     given = [index for index in indices if index is not None]
     if not given or given[0].dtype == torch.bool:
-        return ()  # how many a mask selects is not known before it runs
+        return ()  # the number of elements that a mask selects is only known at run time
     count = math.prod(_broadcast(given))
     values: Tensor = call.arguments["values"]
     target: Tensor = call.arguments["self"]
