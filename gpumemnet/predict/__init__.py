@@ -1,1 +1,1 @@
-"""Predictions: bundles, distributions over memory, support, and the predictor that puts them together."""
+"""Predictions: model bundles, distributions over memory, support checks, and the predictor that combines them."""

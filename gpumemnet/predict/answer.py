@@ -1,6 +1,6 @@
-"""The one schema of an answer: what HTTP, ``--json`` and files of answers say of a prediction.
+"""Writes a prediction as a JSON object; HTTP, ``--json`` and output files share this schema.
 
-Programs read bytes.  Schedulers read ``request_mib`` and ``limit_mib``: the expected and the safe bytes in MiB, rounded up.
+``request_mib`` and ``limit_mib`` are for schedulers: the expected and the safe bytes in MiB, rounded up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpumemnet.units import ceil_mib
 
 
 def answer_document(prediction: Prediction) -> dict[str, Any]:
-    """What is said of one prediction, as a JSON object."""
+    """Returns one prediction as a JSON object."""
     index = prediction.bin_index
     lower_bytes, upper_bytes = prediction.bins.bounds_bytes(index)
     probabilities = prediction.probabilities.tolist()

@@ -1,7 +1,7 @@
 """Bins: the intervals of memory that a classifier predicts.
 
-GPUMemNet's tables use bins of 1,000, 2,000 and 8,000 MiB and call them 1, 2 and 8 "GB" (arXiv 2602.17817, section 5); they
-exist here as named schemes only.  Everything else asks for a width in bytes, 1 GiB unless said otherwise.
+GPUMemNet's tables use bins of 1,000, 2,000 and 8,000 MiB and call them 1, 2 and 8 "GB" (arXiv 2602.17817, section 5).  They
+are available as named schemes.  Any other scheme is given by its width in bytes; the default is 1 GiB.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gpumemnet.units import GIB, MIB
 MAX_BINS: Final = 4096
 MAX_WIDTH_BYTES: Final = 2**62
 DEFAULT_TOP_BYTES: Final = 192 * GIB
-"""Bins of an unbounded scheme are listed up to here: the largest single GPU of today (B200, 192 GB)."""
+"""Upper edge of the last closed bin by default: the largest single GPU of today (B200, 192 GB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BinScheme:
-    """Equal bins from zero: bin ``k`` is ``[k·width, (k+1)·width)``; the last bin is open above.
+    """Bins of equal width from zero: bin ``k`` is ``[k·width, (k+1)·width)``; the last bin has no upper edge.
 
     Attributes:
         width_bytes: width of a bin.
-        count: number of bins, the open one included.
-        name: the published name, or the width in words.
+        count: number of bins, including the open one.
+        name: the published name, or the width in MiB.
 
     Raises:
-        InvalidRequestError: when the width is not positive or the scheme would have no bin or more than 4,096.
+        InvalidRequestError: when the width is less than 1 MiB, or there are no bins or more than 4,096.
     """
 
     width_bytes: int
@@ -51,16 +51,16 @@ class BinScheme:
 
     @property
     def log_inner_edges(self) -> NDArray[np.float64]:
-        """Edges between neighbouring bins as ``log(bytes)``, shape ``[count - 1]``, read-only."""
+        """Edges between neighbouring bins in ``log(bytes)``, shape ``[count - 1]``, read-only."""
         return _log_inner_edges(self.width_bytes, self.count)
 
     def bounds_bytes(self, index: int) -> tuple[int, int | None]:
-        """Lower and upper edge of bin ``index``; the upper edge of the last bin is ``None``."""
+        """Lower and upper edge of bin ``index`` in bytes; the upper edge of the last bin is ``None``."""
         lower = index * self.width_bytes
         return lower, None if index == self.count - 1 else lower + self.width_bytes
 
     def index(self, amount_bytes: NDArray[np.float64] | float) -> NDArray[np.int64]:
-        """The bin of each amount; amounts above the last edge fall into the open bin."""
+        """Index of the bin that holds each amount; amounts above the last edge fall into the open bin."""
         clipped = np.clip(amount_bytes, 0.0, float(self.width_bytes) * self.count)
         indices: NDArray[np.int64] = np.minimum(clipped // self.width_bytes, self.count - 1).astype(np.int64)
         return indices
@@ -74,10 +74,10 @@ def _log_inner_edges(width_bytes: int, count: int) -> NDArray[np.float64]:
 
 
 def bins_of_width(width_bytes: float, top_bytes: int = DEFAULT_TOP_BYTES) -> BinScheme:
-    """Bins of any width that cover ``top_bytes``, and an open one above.
+    """Bins of the given width up to ``top_bytes``, and an open bin above.
 
     Raises:
-        InvalidRequestError: when the width is no finite positive number or gives more than 4,096 bins.
+        InvalidRequestError: when the width is not a finite positive number or gives more than 4,096 bins.
     """
     if isinstance(width_bytes, bool) or not isinstance(width_bytes, int | float) or not abs(width_bytes) <= MAX_WIDTH_BYTES:
         raise InvalidRequestError(f"must be a number of bytes, not {describe(width_bytes)}", "bin_width")
@@ -95,10 +95,10 @@ PUBLISHED_BINS: Final[dict[str, BinScheme]] = {
 
 
 def named_bins(name: str) -> BinScheme:
-    """A published scheme by its name.
+    """Looks up a published scheme by its name.
 
     Raises:
-        InvalidRequestError: lists the names.
+        InvalidRequestError: when the name is unknown; the message lists the names.
     """
     if not isinstance(name, str) or name not in PUBLISHED_BINS:
         raise InvalidRequestError(f"must be one of {', '.join(PUBLISHED_BINS)}, not {describe(name)}", "bins")

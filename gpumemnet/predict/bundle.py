@@ -1,22 +1,22 @@
-"""A bundle: a trained estimator on disk, as an ONNX graph, a card and checksums.  Never a pickle.
+"""Reads, checks and writes bundles: a trained estimator on disk, without pickle.
 
 A bundle is a folder with three files::
 
     model.onnx    input  features   float32 [B, F]   the columns of gpumemnet.features.vector, in natural units
-                         sequences  float32 [B, L, S]   transformer-based only: the columns of gpumemnet.features.sequence
-                         mask       float32 [B, L]   transformer-based only: 1 for a token, 0 for padding
+                         sequences  float32 [B, L, S]   transformer only: the columns of gpumemnet.features.sequence
+                         mask       float32 [B, L]   transformer only: 1 for a token, 0 for padding
                   output weights    float32 [B, K]   mixture weights
                          locations  float32 [B, K]   component means in log-bytes
                          scales     float32 [B, K]   component scales in log-bytes
                          amounts    float32 [B, 2 + L]   log-bytes of the calibrated closed form, of the mixture's
                                     centre, and of a bound for each calibrated coverage
-    card.json     what the model is, what it was trained on, where it holds, how sure it is
+    card.json     identity of the model, its training data, support, and calibration
     SHA256SUMS    checksums of both, in the format of sha256sum(1)
 
-A bundle answers for one family, or for several: its family is then ``all``, its encoder ``common``, and ``families`` in its card
-states for each of them what differs: support, fall-back and the calibration of traced peaks.
+A bundle serves one job family or several.  A bundle for several has the family ``all`` and the encoder ``common``.  The field
+``families`` of its card then holds what differs between them: support, fallback and calibration of traced peaks.
 
-Files are read once, checked, and handed on as bytes, so that what was checked is what runs.
+Each file is read once and checked.  The checked bytes are passed on, so a file that changes later has no effect.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
 BUNDLE_FILES: Final = frozenset({MODEL_FILE, CARD_FILE, SUMS_FILE})
 COMMON: Final = "common"
-"""Encoder of a model that several families have in common: the MLP-based, learnt from all of them together."""
+"""Encoder of a model trained on several families together: an MLP over the feature vector."""
 ALL_FAMILIES: Final = "all"
-"""What stands for the family in the card of such a model."""
+"""Value of ``family`` in the card of such a model."""
 ENCODERS: Final = ("mlp", "transformer", COMMON)
 MAX_FILE_BYTES: Final = 64 * 2**20
 MAX_DEVICE_BYTES: Final = 2**41
-"""More memory than any GPU has: bins up to a capacity beyond it could not be listed."""
+"""Upper limit of a card's capacity, above the memory of any GPU; it keeps the number of bins within its limit."""
 _MAX_DEPTH: Final = 50
 GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPeakCalibration:
-    """How measured memory lies around the traced peak with the CUDA context, for jobs that send one.
+    """Distribution of measured memory around the traced peak plus the CUDA context, for jobs that state a traced peak.
 
     Attributes:
         weights, log_scales: mixture of logistics around ``log(traced peak + context)``.
-        log_shift: centre of the mixture, relative to that.
-        log_bounds: for each of the card's coverages the bound, relative to that.
-        options: job field → values among the jobs that it was measured on.
+        log_shift: centre of the mixture, relative to that logarithm.
+        log_bounds: upper bound for each coverage of the card, relative to that logarithm.
+        options: job field → values among the calibration jobs.
     """
 
     weights: tuple[float, ...]
@@ -76,26 +76,28 @@ class TracedPeakCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleCard:
-    """What a bundle says of itself; ``document`` is the whole card as written.
+    """The parsed card of a bundle.
 
     Attributes:
         name, version: identity of the model.
-        family, encoder: which jobs it answers for, and from what (``mlp``: the feature vector; ``transformer``: the layer
-            sequence with it; ``common``: the feature vector, by one model for all families).
-        label_source: what it learnt from: readings of a GPU, or ``traced``.
-        gpu: the GPU model whose memory it predicts.
-        capacity_bytes, blas_workspace_bytes: of that GPU, as :class:`gpumemnet.gpu.catalogue.DeviceProfile` has them.
-        context_bytes: CUDA context within the labels that it learnt from; on another GPU that one's takes its place.
-        traced_peak: how to answer jobs that send a traced peak; ``None`` where that has not been calibrated.
-        options: job field → values seen in training; another value lies outside the support.
-        kinds: layer kinds seen in training; another kind lies outside the support.
+        family: the job family that the model predicts.
+        encoder: the model's input: ``mlp`` (feature vector), ``transformer`` (feature vector and layer sequence) or ``common``
+            (feature vector, one model for all families).
+        label_source: origin of the training labels: readings of a GPU, or ``traced``.
+        gpu: the GPU model of the training labels.
+        capacity_bytes, blas_workspace_bytes: of that GPU, see :class:`gpumemnet.gpu.catalogue.DeviceProfile`.
+        context_bytes: CUDA context included in the training labels; for another GPU it is replaced by that GPU's context.
+        traced_peak: calibration for jobs that state a traced peak; ``None`` when there is none.
+        options: job field → values seen in training; any other value is outside the support.
+        kinds: layer kinds seen in training; any other kind is outside the support.
         ranges: feature column → smallest and largest value seen in training.
-        coverages: the calibrated coverages of the graph's bounds, rising.
+        coverages: the calibrated coverages of the graph's bounds, increasing.
         range_log_scale: scale, in log-bytes, of the closed form's error beyond the training ranges.
-        option_log_scale: the same for options or layer kinds never seen.
-        document: the card.
-        site_calibration: how it answers for the GPU of a site that has calibrated it; ``None`` as shipped.
-        by_family: the card as it holds for each family of a common model, whose own fields span all of them; else empty.
+        option_log_scale: the same for options or layer kinds not seen in training.
+        document: the whole card as written.
+        site_calibration: a site's calibration for its GPU; ``None`` in shipped bundles.
+        by_family: the card of each family, for a common model; empty for other models.  The fields of a common model's own card
+            span all its families.
     """
 
     name: str
@@ -120,11 +122,11 @@ class BundleCard:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families that it answers for."""
+        """The job families that the model predicts."""
         return tuple(self.by_family) or (self.family,)
 
     def of(self, family: str) -> BundleCard:
-        """The card as it holds for jobs of ``family``, one of :attr:`families`."""
+        """The card for jobs of ``family``, one of :attr:`families`."""
         return self.by_family.get(family, self)
 
 
@@ -136,7 +138,7 @@ class Bundle:
         card: the parsed card.
         model: the ONNX graph, serialised.
         sha256: hash over both files; identifies the bundle in every answer.
-        source: where it was loaded from, for messages.
+        source: the folder that it was loaded from, for messages.
     """
 
     card: BundleCard
@@ -146,10 +148,10 @@ class Bundle:
 
 
 def load_bundle(folder: str | Path) -> Bundle:
-    """Read and check the bundle in ``folder``.
+    """Reads and checks the bundle in ``folder``.
 
     Raises:
-        BundleError: when a file is missing or too large, a checksum differs, or the card is of another format or
+        BundleError: when a file is missing or too large, a checksum differs, or the card has another format or
             feature schema.
     """
     folder = Path(folder)
@@ -165,10 +167,10 @@ def load_bundle(folder: str | Path) -> Bundle:
 
 
 def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -> Bundle:
-    """Write a bundle atomically: ``folder`` either holds a whole, loadable bundle or does not exist.
+    """Writes a bundle atomically: ``folder`` then holds a complete, loadable bundle.
 
     Raises:
-        BundleError: when the card is incomplete or the folder exists and is no bundle.
+        BundleError: when the card is incomplete, or the folder exists and is not a bundle.
     """
     folder = Path(folder)
     check_replaceable(folder)
@@ -196,7 +198,7 @@ def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse a folder that a bundle may not take the place of: one that holds anything but a bundle's files.
+    """Raises an error when ``folder`` holds anything but the files of a bundle.
 
     Raises:
         BundleError: names the folder.
@@ -206,7 +208,7 @@ def check_replaceable(folder: Path) -> None:
 
 
 def shipped_bundles() -> tuple[Bundle, ...]:
-    """The bundles inside the package."""
+    """Loads the bundles inside the package."""
     root = Path(str(resources.files("gpumemnet").joinpath("bundles")))
     return tuple(load_bundle(folder) for folder in sorted(root.iterdir()) if (folder / SUMS_FILE).is_file())
 
@@ -302,7 +304,7 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
 
 
 def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
-    """Refuse what other JSON libraries cannot write, as the whole card goes out with the service's list of models.
+    """Raises an error for values that not every JSON library can write: the service's list of models contains the whole card.
 
     Raises:
         BundleError: on a number of more than 64 bits, text that UTF-8 cannot carry, or deep nesting.

@@ -1,4 +1,4 @@
-"""Whether the modules that can be compiled are: without them answers are the same, and take longer."""
+"""Tells whether the compiled modules were built; without them, predictions are the same but slower."""
 
 from __future__ import annotations
 

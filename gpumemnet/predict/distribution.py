@@ -1,8 +1,8 @@
-"""A distribution over memory: a mixture of logistics over log-bytes.
+"""Distributions over memory: mixtures of logistics over log-bytes.
 
-One such distribution answers every question about a job: the probability of any bin is the difference of its cumulative
-distribution at the bin's edges, its centre is what to expect, and its spread, calibrated, bounds what the job may take.
-The head is that of PixelCNN++ (Salimans et al., ICLR 2017, section 2.1), used here for ordered bins of any width.
+The probability of a bin is the difference of the cumulative distribution function at the bin's two edges.  The centre gives
+the expected memory, and the calibrated spread gives an upper bound.  The head is that of PixelCNN++ (Salimans et al., ICLR
+2017, section 2.1), applied to ordered bins of any width.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _FEW_PAIRS: Final = 4096 if IS_COMPILED else 0
-"""Mixtures with so few pairs of a component and an edge are gone through one by one, where that is compiled."""
+"""Up to this many pairs of a component and an edge, the compiled loop is faster than arrays; 0 without compiled code."""
 _PAIRS_AT_ONCE: Final = 2048
-"""Of more pairs than these the arrays with every component fall out of the processor's cache."""
+"""Pairs of a distribution and an edge in one step; arrays of more do not fit the processor's cache."""
 _PROBABILITIES_AT_ONCE: Final = 2**18
-"""So many are held at a time where only the largest of each are asked for."""
+"""Most bin probabilities held in memory when only the largest of each job is needed."""
 MOST_LOG_BYTES: Final = 700.0
-"""However large a graph's amounts are, they stay numbers."""
+"""Upper limit of log-bytes, so that the exponential stays finite."""
 _LEAST_SCALE: Final = 1e-300
-"""Widths that vanish beside what is added stay ones to divide by."""
+"""Lower limit of a scale, so that dividing by it is safe."""
 _REACHES: Final = (0, 2, 12)
-"""So many bins to both sides of a guess are looked at for the most probable one, before all are."""
+"""Bins to each side of the guess that the search for the most probable bin tries, before it computes all bins."""
 _NEAR_TANGENTS: Final = 8192
-"""So many edges, with all components at each, fit the processor's cache."""
+"""Number of edges, with all components at each, that fit the processor's cache."""
 _DOUBT: Final = 1e-4
-"""Twice a probability: by less than this no bin outweighs another for sure, as here it is worked out in single precision."""
+"""Float32 tolerance, in twice a probability, for naming one bin the largest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +53,12 @@ class MemoryDistribution:
     scales: Array
 
     def _half_shares(self) -> Array:
-        """Half of what makes the weights of each add up to one: in single precision they do not quite."""
+        """Half of the factor that normalises each job's weights, shape ``[B]``: float32 weights do not sum exactly to one."""
         shares: Array = 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)
         return shares
 
     def bin_probabilities(self, log_inner_edges: Array) -> Array:
-        """Probabilities of the ``E + 1`` bins that ``E`` rising inner edges separate; shape ``[B, E + 1]``, rows sum to one."""
+        """Probabilities of the ``E + 1`` bins between ``E`` increasing inner edges; shape ``[B, E + 1]``, rows sum to one."""
         count = len(log_inner_edges)
         if self.weights.size * count <= _FEW_PAIRS:
             shares = np.zeros((len(self.weights), count + 1))
@@ -66,7 +66,7 @@ class MemoryDistribution:
             log_edges = np.ascontiguousarray(log_inner_edges, dtype=np.float64)
             fill_shares(mixtures.reshape(-1), self.weights.shape[1], log_edges, shares.reshape(-1))
             return shares
-        # Most edges lie where the distribution has not begun yet, or has ended.
+        # At most edges the cumulative distribution is 0 or 1: only those in between need computing.
         reaches = REACH * self.scales
         first = np.searchsorted(log_inner_edges, (self.locations - reaches).min(axis=1))
         last = np.searchsorted(log_inner_edges, (self.locations + reaches).max(axis=1))
@@ -80,12 +80,12 @@ class MemoryDistribution:
         return probabilities
 
     def _cdf_of(self, rows: Indices, log_amounts: Array) -> Array:
-        """P(memory ≤ amount) of pairs of a distribution and an amount, shape ``[P]`` both."""
+        """P(memory ≤ amount) for pairs of a distribution and an amount, both of shape ``[P]``."""
         halves, shares = np.divide(0.5, self.scales, dtype=np.float64), self._half_shares()
         answer = np.empty(len(rows))
         for at in range(0, len(rows), _PAIRS_AT_ONCE):
             own = rows[at : at + _PAIRS_AT_ONCE]
-            # The logistic function as a hyperbolic tangent, which never overflows.
+            # The logistic function written as a hyperbolic tangent, which never overflows.
             tangents = log_amounts[at : at + _PAIRS_AT_ONCE, None] - self.locations[own]
             tangents *= halves[own]
             np.tanh(tangents, out=tangents)
@@ -93,14 +93,14 @@ class MemoryDistribution:
         return answer
 
     def most_probable_bins(self, log_inner_edges: Array, near: Indices) -> Indices:
-        """The most probable bin of each, the first of the largest :meth:`bin_probabilities`; shape ``[B]``.
+        """Index of the most probable bin of each job, the first one on a tie of :meth:`bin_probabilities`; shape ``[B]``.
 
-        Most distributions lie within a few bins.  Those around a first guess are looked at, and where one of them outweighs the
-        rest of them as well as everything beyond, no other can be the largest.
+        Most distributions span a few bins, so the search starts with the bins around a guess.  If one of them is larger than
+        each of the others, and than all probability outside, it is the largest of all.
 
         Args:
             log_inner_edges: as for :meth:`bin_probabilities`.
-            near: a guess at each, which costs time where it is far off and changes nothing; shape ``[B]``.
+            near: a guess for each job, shape ``[B]``; a bad guess costs time and does not change the answer.
         """
         answer = np.empty(len(near), dtype=np.int64)
         left = np.arange(len(near))
@@ -125,8 +125,8 @@ class MemoryDistribution:
         return answer
 
     def _outweighing(self, log_edges: Array) -> tuple[Indices, Flags]:
-        """The largest of the bins between each one's own edges, ``[E, B]``, and whether it is the largest of all for sure."""
-        # Single precision will do, counted from a point nearby: the logarithms themselves need double.
+        """The largest bin between each job's own edges, shape ``[E, B]``, and whether it is certainly the largest of all."""
+        # Float32 is enough for differences from a nearby point; the logarithms themselves need float64.
         middle = self.locations[:, 0].astype(np.float64)
         edges = (log_edges - middle).astype(np.float32)
         locations = (self.locations - middle[:, None]).astype(np.float32).T.copy()
@@ -145,7 +145,7 @@ class MemoryDistribution:
         return MemoryDistribution(self.weights[rows], self.locations[rows], self.scales[rows])
 
     def replaced(self, rows: NDArray[np.bool_], location: Array, scale: Array) -> MemoryDistribution:
-        """The same distributions, but a single logistic (location and scale in log-bytes, shape ``[B]``) in the given rows."""
+        """Replaces the given rows by a single logistic; ``location`` and ``scale`` are in log-bytes, shape ``[B]``."""
         chosen = rows[:, None]
         return MemoryDistribution(
             np.where(chosen, 1.0 / self.weights.shape[1], self.weights),
@@ -154,9 +154,9 @@ class MemoryDistribution:
         )
 
     def moved(self, amounts: Array) -> MemoryDistribution:
-        """The same distributions, each of memory that is so many bytes more, shape ``[B]``; those of 0 stay as they are.
+        """Shifts each distribution up by ``amounts`` bytes, shape ``[B]``; rows with 0 stay unchanged.
 
-        Widths in bytes stay what they are, to first order.
+        To first order, widths in bytes stay the same.
         """
         chosen = amounts[:, None] > 0
         centres = np.exp(np.minimum(self.locations, MOST_LOG_BYTES, dtype=np.float64))
@@ -170,12 +170,12 @@ class MemoryDistribution:
     def mixed(
         self, rows: NDArray[np.bool_], location: Array, weights: Sequence[float], scales: Sequence[float]
     ) -> MemoryDistribution:
-        """The same distributions, but in the given rows logistics around one location (log-bytes, shape ``[B]``).
+        """Replaces the given rows by a mixture of logistics around one location.
 
         Args:
-            rows: which ones, shape ``[B]``.
-            location: their centres; what stands in other rows does not matter.
-            weights, scales: of the logistics, alike in all rows; scales in log-bytes.
+            rows: the rows to replace, shape ``[B]``.
+            location: their centres in log-bytes, shape ``[B]``; values in other rows are ignored.
+            weights, scales: of the mixture, the same in all rows; scales in log-bytes.
         """
         count = max(len(weights), self.weights.shape[1])
         padded = [(weights[i], scales[i]) if i < len(weights) else (0.0, 1.0) for i in range(count)]

@@ -1,8 +1,8 @@
-"""The question turned round: the largest batch that fits a GPU, and the smallest GPU or MIG profile that holds a job.
+"""Finds the largest batch that fits a GPU, and the smallest GPU or MIG profile that holds a job.
 
-A predicted amount may fall by a little where the batch grows; a scheduler that searches would then run in circles.  So all here
-rests on the running maximum over a dense grid of batch sizes: with more memory the batch never shrinks, and with a larger batch
-neither the memory nor the GPU does.
+Predicted memory may fall slightly when the batch grows, which would confuse a scheduler that searches.  The functions therefore
+use the running maximum over a dense grid of batch sizes.  With more memory, the largest batch never shrinks.  With a larger
+batch, neither the memory nor the GPU shrinks.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_BATCH: Final = 65_536
 _FINE_STEPS: Final = 16
-"""Steps of the grid to each doubling of the batch; every batch size up to twice as many is on it."""
+"""Grid steps per doubling of the batch size; the grid holds every batch size up to twice this number."""
 _LAYER_ROWS: Final = 50_000
-"""A job of so many layers that the grid up to the default would hold more gets fewer steps: a question's work is bounded."""
+"""Most layers that the grid up to the default may hold in all; jobs of many layers get fewer steps, which bounds the work."""
 
 _NOTHING: Final = Memory(0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPoint:
-    """Memory at one batch size: the largest of this and all smaller ones on the grid.
+    """Memory at one batch size: the maximum over this and all smaller batch sizes on the grid.
 
     Attributes:
         batch_size: the batch size.
-        request_mib: expected memory, rounded up.
-        limit_mib: safe memory, rounded up; ``None`` outside the model's support.
+        request_mib: expected memory in MiB, rounded up.
+        limit_mib: safe memory in MiB, rounded up; ``None`` outside the model's support.
     """
 
     batch_size: int
@@ -55,13 +55,13 @@ class BatchSizes:
     """The largest batches that fit one target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, as :class:`~gpumemnet.gpu.fits.Target` has them.
-        coverage: share of jobs that stay below a limit.
-        max_batch: no batch above this was looked at.
-        safe_batch: the largest whose limit is available; ``None`` where there is none, or none with a limit.
-        likely_batch: the largest whose request is available; ``None`` where there is none.
-        reasons: why there is no limit at any batch size; empty where there is one.
-        curve: memory against batch size from 1 to ``max_batch``, which never falls.
+        gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.gpu.fits.Target`.
+        coverage: share of jobs that stay below the limit.
+        max_batch: the largest batch size considered.
+        safe_batch: the largest batch whose limit fits; ``None`` when no limit fits or there is no limit.
+        likely_batch: the largest batch whose request fits; ``None`` when none does.
+        reasons: why no batch size has a limit; empty when one has.
+        curve: memory against batch size from 1 to ``max_batch``, never falling.
     """
 
     gpu: str
@@ -78,13 +78,13 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallestGpu:
-    """The smallest places that hold a job, by the memory available there.
+    """The smallest targets that hold a job, by available memory.
 
     Attributes:
-        coverage: share of jobs that stay below a limit.
-        safe: the smallest that holds the limit; ``None`` where none does, or there is no limit.
-        likely: the smallest that holds the request; ``None`` where none does.
-        reasons: why there is no limit; empty where there is one.
+        coverage: share of jobs that stay below the limit.
+        safe: the smallest target that holds the limit; ``None`` when none does or there is no limit.
+        likely: the smallest target that holds the request; ``None`` when none does.
+        reasons: why there is no limit; empty when there is one.
     """
 
     coverage: float
@@ -102,17 +102,17 @@ def batch_sizes(
     encoder: str | None = None,
     max_batch: int = DEFAULT_MAX_BATCH,
 ) -> BatchSizes:
-    """The largest batches of ``job`` that fit ``target``, whatever batch size the job itself states.
+    """Finds the largest batches of ``job`` that fit ``target``; the batch size of the job itself is ignored.
 
-    A traced peak is of one batch size and is left out of the question.
+    A traced peak holds for one batch size only and is ignored too.
 
     Args:
-        predictor: who predicts.
+        predictor: the predictor.
         job: the job.
-        target: where it is to run.
+        target: the GPU or partition that it is to run on.
         coverage: share of jobs that stay below the limit.
-        encoder: ``mlp``, ``transformer`` or ``common``; as the predictor chooses unless given.
-        max_batch: the largest batch size to look at.
+        encoder: ``mlp``, ``transformer`` or ``common``; by default the predictor chooses.
+        max_batch: the largest batch size to consider.
 
     Raises:
         InvalidRequestError: on an impossible ``max_batch``, and as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
@@ -154,10 +154,10 @@ def smallest_gpu(
     coverage: float = DEFAULT_COVERAGE,
     encoder: str | None = None,
 ) -> SmallestGpu:
-    """The smallest of ``targets`` (the whole catalogue unless given) that holds ``job``.
+    """Finds the smallest of ``targets`` that holds ``job``; by default, of the whole catalogue.
 
-    The memory is that of the next batch size on the grid, or of a smaller one where that is predicted to take more.  There is a
-    limit where there is one on all of them.  A job with a traced peak is answered from that peak alone.
+    The memory is the running maximum up to the next batch size on the grid.  The answer has a limit only if every target has
+    one.  For a job with a traced peak, the answer uses that peak alone.
 
     Raises:
         InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
@@ -175,7 +175,7 @@ def smallest_gpu(
         last = _running_maximum(grid, ask(grid))[-1]
         memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
         reasons = reasons or ask.last_reasons
-    if reasons:  # a limit on some GPUs alone would let the answer jump between them from one batch size to the next
+    if reasons:  # with limits on some GPUs only, the answer would jump between GPUs from one batch size to the next
         memories = {position: Memory(memory.request_mib, None) for position, memory in memories.items()}
     at = dataclasses.replace(job, batch_size=grid[-1])
     probabilities = [fit.probability for fit in fits(predictor, at, wanted, coverage=coverage, encoder=encoder)]
@@ -205,12 +205,12 @@ def _smallest(found: Sequence[Fit], coverage: float, reasons: tuple[str, ...]) -
 
 
 def batch_grid(max_batch: int, steps: int = _FINE_STEPS, *, is_rounded_up: bool = False) -> list[int]:
-    """Batch sizes from 1 to ``max_batch``: all up to twice the steps, then so many to each doubling.
+    """Batch sizes from 1 to ``max_batch``: every one up to twice ``steps``, then ``steps`` per doubling.
 
     Args:
-        max_batch: the last one.
-        steps: to each doubling, a power of two.
-        is_rounded_up: let the grid end at its first point that is not below ``max_batch`` instead.
+        max_batch: the last batch size.
+        steps: steps per doubling, a power of two.
+        is_rounded_up: whether the grid ends at its first point that is not below ``max_batch``.
     """
     points = _grid(steps)
     end = bisect_left(points, max_batch)
@@ -229,7 +229,7 @@ def _grid(steps: int) -> tuple[int, ...]:
 
 
 def _steps(job: TrainingJob) -> int:
-    """Steps of the grid for a job; whatever its batch size, or answers for two of them could not be compared."""
+    """Grid steps for a job; they do not depend on its batch size, so that answers for two batch sizes are comparable."""
     steps = _FINE_STEPS
     while steps > 1 and len(job.layers) * steps * DEFAULT_MAX_BATCH.bit_length() > _LAYER_ROWS:
         steps //= 2
@@ -237,7 +237,7 @@ def _steps(job: TrainingJob) -> int:
 
 
 class _Question:
-    """Asks for one job at many batch sizes on one GPU: as one table, whatever their number."""
+    """Predicts one job at many batch sizes on one GPU, as one table."""
 
     def __init__(self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None) -> None:
         self._predictor = predictor
@@ -255,7 +255,7 @@ class _Question:
 
 
 def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Memory = _NOTHING) -> list[BatchPoint]:
-    """The memory at each batch size or at the largest smaller one; a limit is at least the request, and missing where it was."""
+    """Running maximum of request and limit; a limit is at least the request, and stays missing where there was none."""
     request, limit = start.request_mib, start.limit_mib or 0
     points = []
     for batch, memory in zip(grid, memories, strict=True):
@@ -267,9 +267,9 @@ def _running_maximum(grid: Sequence[int], memories: Sequence[Memory], start: Mem
 
 
 class _Bracket:
-    """Closes in on the largest batch that fits, between two neighbours on the grid.
+    """Searches for the largest batch that fits, between two neighbours on the grid.
 
-    The batches that it asks for depend on the bracket alone and not on the memory available, so that more memory leads to the
+    The batch sizes that it tries depend on the bracket alone, not on the available memory.  More memory therefore leads to the
     same bracket or to a later one, and never to a smaller batch.
     """
 
@@ -282,14 +282,14 @@ class _Bracket:
         self._take(curve, max_batch)
 
     def open_batches(self) -> list[int]:
-        """The batches to ask for next; none when the answer is found."""
+        """The batch sizes to try next; empty when the search is finished."""
         if self.largest is None or self._end - self.largest <= 1:
             return []
         width = self._end - self.largest
         return sorted({self.largest + width * step // _FINE_STEPS for step in range(1, _FINE_STEPS)} - {self.largest})
 
     def narrow(self, known: dict[int, Memory]) -> None:
-        """Take note of what was asked for."""
+        """Narrows the bracket with the memory at the batch sizes that were tried."""
         batches = self.open_batches()
         if batches:
             self._take(_running_maximum(batches, [known[batch] for batch in batches], self._below), self._end)

@@ -1,6 +1,6 @@
-"""One bundle, ready to run: from features through its graph to predictions, for jobs that it is asked about on any GPU.
+"""Runs one bundle: from features through its ONNX graph to predictions, for any GPU.
 
-Which bundle answers for a job is :mod:`gpumemnet.predict.predictor`'s affair.
+:mod:`gpumemnet.predict.predictor` chooses the bundle for a job.
 """
 
 from __future__ import annotations
@@ -31,17 +31,23 @@ from gpumemnet.units import GIB
 Array = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
-"""So many jobs go through a graph at once: more would fall out of the processor's cache, and take memory that stays taken."""
+"""Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
 NO_NUMBER: Final = "the model gives no number for it"
-"""The reason of a job for which a graph answers infinity or no number."""
+"""Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
-"""However large an amount is, it stays a number of 64 bits."""
+"""Upper limit of an amount, so that it fits a 64-bit integer."""
 
 
 class GraphAnswer(NamedTuple):
-    """What a bundle's graph says of ``B`` jobs: distributions; closed form and expected ``[B]``, bounds ``[B, L]``, in bytes.
+    """Output of a bundle's graph for ``B`` jobs.
 
-    Where ``is_broken`` is set, the graph says nothing of the jobs ``[B]`` in it, and all amounts are the GPU's capacity.
+    Attributes:
+        distribution: the distributions.
+        reference_bytes: the closed form, shape ``[B]``.
+        expected_bytes: the expected memory, shape ``[B]``.
+        bounds_bytes: the bounds for the ``L`` calibrated coverages, shape ``[B, L]``.
+        is_broken: jobs with infinity or NaN in the output, whose amounts are set to the GPU's capacity, shape ``[B]``; ``None``
+            when there are none.
     """
 
     distribution: MemoryDistribution
@@ -52,14 +58,14 @@ class GraphAnswer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The GPU that a question is about, as a model needs it.
+    """The GPU that a prediction is for.
 
     Attributes:
-        gpu: its name.
-        capacity_bytes, blas_workspace_bytes: of it.
-        context_bytes: its CUDA context, less the one that the model's labels hold.
-        context_bound_bytes: the most that it can be, less the same.
-        site: what a site has calibrated for this GPU; ``None`` for the model as it was trained.
+        gpu: name of the GPU.
+        capacity_bytes, blas_workspace_bytes: its capacity and its cuBLAS workspace per handle.
+        context_bytes: its expected CUDA context, minus the context included in the model's labels.
+        context_bound_bytes: upper bound of its CUDA context, minus the context included in the model's labels.
+        site: a site's calibration for this GPU; ``None`` for the model as trained.
     """
 
     gpu: str
@@ -71,10 +77,16 @@ class Place(NamedTuple):
 
 
 class BundleModel:
-    """One bundle, ready to run for jobs of one family: its graph in onnxruntime and its support as arrays."""
+    """One bundle loaded for jobs of one family: its graph in onnxruntime, and its support as arrays."""
 
     def __init__(self, bundle: Bundle, family: str | None = None, session: onnxruntime.InferenceSession | None = None) -> None:
-        """For jobs of ``family``, the bundle's first unless given; ``session`` is the bundle's graph where that is loaded."""
+        """Loads the bundle for jobs of one family.
+
+        Args:
+            bundle: the bundle.
+            family: the job family; by default the bundle's first.
+            session: the bundle's graph, if it is already loaded.
+        """
         self.bundle = bundle
         self.card = card = bundle.card.of(family or bundle.card.families[0])
         self.needs_layers = card.encoder == "transformer"
@@ -85,10 +97,10 @@ class BundleModel:
         self._session = session or load_session(bundle)
 
     def place(self, gpu: str | None) -> Place:
-        """The GPU called ``gpu`` beside the model's own, which it is unless named.
+        """Looks up the GPU called ``gpu``; by default the GPU that the model was trained on.
 
         Raises:
-            InvalidRequestError: when there is no profile of it.
+            InvalidRequestError: when the catalogue has no such GPU.
         """
         if gpu is None or gpu == self.card.gpu:
             return self.own_place
@@ -107,14 +119,14 @@ class BundleModel:
         )
 
     def _at_site(self, place: Place) -> Place:
-        """The same place as a site has calibrated it, where it is the site's GPU."""
+        """Adds the site's calibration if ``place`` is the site's GPU."""
         site = self.card.site_calibration
         if site is None or site.gpu != place.gpu:
             return place
         return place._replace(context_bytes=site.shift_bytes, context_bound_bytes=site.shift_bound_bytes, site=site)
 
     def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
-        """The graph's answer for ``B`` jobs with their features, shape ``[B, F]``."""
+        """Runs the graph for ``B`` jobs with their features, shape ``[B, F]``."""
         step = self._rows_at_once
         if len(features) <= step:
             weights, locations, scales, amounts = self._run(table, features)
@@ -145,7 +157,7 @@ class BundleModel:
         return answer
 
     def reaches(self, coverage: float) -> bool:
-        """Whether the bounds are calibrated for ``coverage``."""
+        """Whether ``coverage`` lies within the calibrated coverages."""
         coverages = self.card.coverages
         return type(coverage) in (int, float) and coverages[0] <= coverage <= coverages[-1]
 
@@ -153,7 +165,7 @@ class BundleModel:
         """Position of the smallest calibrated coverage that is at least ``coverage``.
 
         Raises:
-            InvalidRequestError: when the coverage lies outside the calibrated ones.
+            InvalidRequestError: when ``coverage`` lies outside the calibrated coverages.
         """
         coverages = self.card.coverages
         if not self.reaches(coverage):
@@ -167,7 +179,7 @@ class BundleModel:
         return bisect.bisect_left(coverages, coverage)
 
     def features(self, table: JobTable, place: Place) -> NDArray[np.float64]:
-        """Feature vectors of ``B`` jobs on the GPU ``place``, shape ``[B, F]``."""
+        """Computes feature vectors of ``B`` jobs on the GPU ``place``, shape ``[B, F]``."""
         return feature_matrix(table, place.blas_workspace_bytes)
 
     def predict(
@@ -179,18 +191,18 @@ class BundleModel:
         features: NDArray[np.float64] | None = None,
         unseen: Unseen | None = None,
     ) -> PredictionTable:
-        """Predictions of jobs that all belong to the bundle's family.
+        """Predicts jobs that all belong to the bundle's family.
 
         Args:
             table: the jobs.
-            bins: bin scheme of the probabilities; 1 GiB up to the capacity of the GPU unless given.
-            coverage: share of jobs that the safe bytes shall cover.
-            place: the GPU; the one that the model learnt from unless given.
-            features: what :meth:`features` gives, where that is known.
-            unseen: what :attr:`support` says of the jobs, where that is known.
+            bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
+            coverage: share of jobs that the safe bytes cover.
+            place: the GPU; by default the one that the model was trained on.
+            features: the result of :meth:`features`, if already known.
+            unseen: the result of checking the jobs against :attr:`support`, if already known.
 
         Raises:
-            InvalidRequestError: when the coverage lies outside the calibrated ones.
+            InvalidRequestError: when ``coverage`` lies outside the calibrated coverages.
         """
         place = place or self.own_place
         level = self.level(coverage)
@@ -240,9 +252,13 @@ class BundleModel:
         safe: NDArray[np.float64],
         level: int,
     ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]]:
-        """Answers in which jobs with a traced peak are answered from it, and why these lie outside of its calibration.
+        """Replaces the predictions of jobs with a traced peak by ones based on that peak.
 
-        A trace has seen what a feature vector cannot.
+        A trace contains allocations that the feature vector cannot describe.
+
+        Returns:
+            Distributions, expected bytes and safe bytes of all jobs; for each job with a traced peak, the reasons why it lies
+            outside the calibration.
         """
         calibration = self.card.traced_peak
         assert calibration is not None
@@ -259,19 +275,19 @@ class BundleModel:
 
 
 def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array) -> bool:
-    """Whether a graph has answered with numbers; a spoilt one may not for some job, though it did when it was tried."""
+    """Whether all outputs are finite; a damaged graph can pass the trial run and still output NaN for some job."""
     products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
     return all(map(math.isfinite, products))
 
 
 def _in_bytes(amounts: Array) -> NDArray[np.float64]:
-    """Amounts from their logarithms."""
+    """Amounts in bytes from their logarithms."""
     amounts_bytes: NDArray[np.float64] = np.exp(np.minimum(amounts, MOST_LOG_BYTES, dtype=np.float64))
     return amounts_bytes
 
 
 def _log_edges(bins: BinScheme, place: Place) -> NDArray[np.float64]:
-    """Edges between the bins, less what the context at ``place`` takes beyond the model's own."""
+    """Edges between the bins in log-bytes, minus the CUDA context of ``place`` beyond the one in the model's labels."""
     log_edges = bins.log_inner_edges
     if place.context_bytes:
         log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
@@ -279,20 +295,20 @@ def _log_edges(bins: BinScheme, place: Place) -> NDArray[np.float64]:
 
 
 def load_session(bundle: Bundle) -> onnxruntime.InferenceSession:
-    """The bundle's graph in onnxruntime, tried once.
+    """Loads the bundle's graph into onnxruntime and runs it once.
 
     Raises:
-        BundleError: when it does not load or run, or is no graph of a bundle.
+        BundleError: when the graph does not load or run, or has other inputs or outputs than a bundle's graph.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # at these sizes a second thread costs more than it gives
+    options.intra_op_num_threads = 1  # for graphs this small a second thread costs more than it saves
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(bundle.model, options, providers=["CPUExecutionProvider"])
         inputs = {entry.name: entry.shape for entry in session.get_inputs()}
         outputs = {entry.name for entry in session.get_outputs()}
-    except Exception as error:  # onnxruntime raises its own, undocumented classes
+    except Exception as error:  # onnxruntime raises undocumented exception classes
         raise BundleError(f"{bundle.source}: the graph does not load ({type(error).__name__})") from None
     wanted: dict[str, int | None] = {"features": len(FEATURE_NAMES)}
     if bundle.card.encoder == "transformer":

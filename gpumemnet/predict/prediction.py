@@ -1,7 +1,7 @@
-"""What an estimator answers for one job, and the interface that every estimator shares.
+"""The prediction for one job, and the interface of all estimators.
 
-Classifier, trace and published formula all map jobs to memory in the same terms, so that a report can put them into one table and
-a scheduler can swap them.
+Classifiers, the trace and published formulas return the same type.  A report can therefore compare them, and a scheduler can
+replace one by another.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ DEFAULT_COVERAGE: Final = 0.99
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Prediction:
-    """The memory that one job is expected to take, in ``nvidia-smi`` terms (CUDA context included).
+    """The predicted memory of one job as ``nvidia-smi`` shows it, including the CUDA context.
 
     Attributes:
-        expected_bytes: centre of the predicted distribution: about as often too low as too high.
-        safe_bytes: upper bound that holds with ``coverage``; ``None`` outside the model's support.
-        coverage: the coverage asked for.
+        expected_bytes: centre of the predicted distribution: too low about as often as too high.
+        safe_bytes: upper bound that holds for the share ``coverage`` of jobs; ``None`` outside the model's support.
+        coverage: the requested coverage.
         bins: the bin scheme of ``probabilities``.
         probabilities: probability of every bin, shape ``[bins.count]``, sums to one.
         in_support: whether the job resembles those that the model was trained and calibrated on.
-        reasons: why it does not, one sentence each; empty inside the support.
+        reasons: why the job does not resemble them, one sentence each; empty inside the support.
         gpu: the GPU model that the amounts are for.
         estimator: name of the estimator.
         version: version of the estimator.
-        label_source: what the estimator learnt from: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), or ``traced``.
+        label_source: origin of the training labels: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), or ``traced``.
     """
 
     expected_bytes: int
@@ -53,25 +53,25 @@ class Prediction:
 
     @property
     def bin_index(self) -> int:
-        """The most probable bin."""
+        """Index of the most probable bin."""
         return int(self.probabilities.argmax())
 
     @property
     def bin_bounds_bytes(self) -> tuple[int, int | None]:
-        """Edges of the most probable bin; the last bin is open above."""
+        """Edges of the most probable bin in bytes; the upper edge of the last bin is ``None``."""
         return self.bins.bounds_bytes(self.bin_index)
 
 
 class Estimator(Protocol):
-    """Anything that maps jobs to memory."""
+    """Interface of everything that predicts the memory of jobs."""
 
     def predict_table(
         self, jobs: JobTable, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
     ) -> PredictionTable:
-        """One prediction per job, in order.
+        """Returns one prediction per job, in order.
 
         Raises:
-            InvalidRequestError: when the coverage is one that the estimator cannot give.
-            UnsupportedJobError: when the estimator has no answer for a job's family.
+            InvalidRequestError: when the estimator does not offer the coverage.
+            UnsupportedJobError: when the estimator does not support a job's family.
         """
         ...

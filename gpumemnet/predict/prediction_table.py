@@ -1,7 +1,6 @@
-"""The prediction table: what the models answer for ``B`` jobs, as columns in the order of the jobs.
+"""The prediction table: predictions for ``B`` jobs as columns, in the order of the jobs.
 
-Every job is answered by one model, and different jobs of a table may be answered by different ones.  Probabilities are worked out
-when they are first asked for.
+One model predicts each job; different jobs of a table may have different models.  Probabilities are computed on first access.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Indices = NDArray[np.int64]
 
 
 class AnsweringModel(NamedTuple):
-    """The model that answers for some rows.
+    """The model that predicts some rows.
 
     Attributes:
-        name, version, label_source: of its bundle.
-        gpu: the GPU that its amounts are for.
-        bins: the bins of its probabilities: those asked for, else 1 GiB wide up to the capacity of ``gpu``.
+        name, version, label_source: of the model's bundle.
+        gpu: the GPU that the amounts are for.
+        bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity of ``gpu``.
     """
 
     name: str
@@ -43,9 +42,9 @@ class ModelAnswer:
 
     Attributes:
         model: the model.
-        rows: the rows of the table that it answers for, rising, shape ``[R]``.
-        distribution: of these rows, less a shift of the amounts that is in ``log_edges``.
-        log_edges: edges between neighbouring bins, for ``distribution``, in log-bytes, shape ``[bins.count - 1]``.
+        rows: the rows of the table that it predicts, increasing, shape ``[R]``.
+        distribution: the distributions of these rows, without the shift of amounts that ``log_edges`` contains.
+        log_edges: edges between neighbouring bins for ``distribution``, in log-bytes, shape ``[bins.count - 1]``.
     """
 
     model: AnsweringModel
@@ -62,7 +61,7 @@ class ModelAnswer:
         return self._probabilities
 
     def bin_index(self, expected_bytes: Indices) -> Indices:
-        """The most probable bin of each row; ``expected_bytes`` of the same rows says where to look first."""
+        """Index of the most probable bin of each row; the search starts at the bin of ``expected_bytes``."""
         if self._probabilities is not None:
             indices: Indices = self._probabilities.argmax(axis=1)
             return indices
@@ -74,8 +73,8 @@ class PredictionTable(Sequence[Prediction]):
 
     Attributes:
         expected_bytes: centre of each predicted distribution, int64, shape ``[B]``.
-        coverage: the coverage asked for.
-        answers: who answers for which rows, with the distributions.
+        coverage: the requested coverage.
+        answers: each model with its rows and distributions.
     """
 
     __slots__ = ("_places", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes")
@@ -88,14 +87,14 @@ class PredictionTable(Sequence[Prediction]):
         coverage: float,
         answers: Sequence[ModelAnswer],
     ) -> None:
-        """A table of columns.
+        """Builds a table from columns.
 
         Args:
             expected_bytes: shape ``[B]``.
-            safe_bytes: shape ``[B]``; what stands in rows outside the support does not matter.
-            reasons: every row outside the support → why it is.
-            coverage: the coverage asked for.
-            answers: every row is in one of them.
+            safe_bytes: shape ``[B]``; values of rows outside the support are ignored.
+            reasons: every row outside the support → the reasons.
+            coverage: the requested coverage.
+            answers: the models' answers; every row is in exactly one of them.
         """
         self.expected_bytes = expected_bytes
         self.coverage = coverage
@@ -106,7 +105,7 @@ class PredictionTable(Sequence[Prediction]):
 
     @staticmethod
     def join(parts: Sequence[tuple[Indices, PredictionTable]], count: int, coverage: float) -> PredictionTable:
-        """The table of ``count`` rows, each from one of ``parts``: rows of the whole, and their predictions in the same order."""
+        """Joins tables into one of ``count`` rows; each part is its rows in the result, and their predictions in that order."""
         expected, safe = np.zeros((2, count), dtype=np.int64)
         reasons: dict[int, tuple[str, ...]] = {}
         answers = []
@@ -121,12 +120,12 @@ class PredictionTable(Sequence[Prediction]):
 
     @property
     def models(self) -> tuple[AnsweringModel, ...]:
-        """The models that answer for some row; :attr:`model_index` says which."""
+        """The models that predict at least one row; :attr:`model_index` assigns them to rows."""
         return tuple(answer.model for answer in self.answers)
 
     @property
     def model_index(self) -> Indices:
-        """Position in :attr:`models` of the model that answers for each row, shape ``[B]``."""
+        """Position in :attr:`models` of the model that predicts each row, shape ``[B]``."""
         return self._placed()[0]
 
     @property
@@ -138,16 +137,16 @@ class PredictionTable(Sequence[Prediction]):
 
     @property
     def safe_bytes(self) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
-        """Upper bounds that hold with :attr:`coverage`, int64, masked outside the support, shape ``[B]``."""
+        """Upper bounds that hold for the share :attr:`coverage` of jobs, int64, masked outside the support, shape ``[B]``."""
         return np.ma.MaskedArray(self._safe_bytes, mask=~self.in_support)
 
     def reasons(self, row: int) -> tuple[str, ...]:
-        """Why the job in ``row`` lies outside the support of its model, one sentence each; empty inside."""
+        """Why the job in ``row`` lies outside its model's support, one sentence each; empty inside the support."""
         return self._reasons.get(row, ())
 
     @property
     def bin_index(self) -> Indices:
-        """The most probable bin of each job, shape ``[B]``."""
+        """Index of the most probable bin of each job, shape ``[B]``."""
         index = np.zeros(len(self), dtype=np.int64)
         for answer in self.answers:
             index[answer.rows] = answer.bin_index(self.expected_bytes[answer.rows])
@@ -155,7 +154,7 @@ class PredictionTable(Sequence[Prediction]):
 
     @property
     def probabilities(self) -> Array:
-        """Probability of every bin, shape ``[B, bins]``; zero beyond the bins of a row's model, where models differ in them."""
+        """Probability of every bin, shape ``[B, bins]``; rows whose model has fewer bins are padded with zeros."""
         if len(self.answers) == 1:
             return self.answers[0].probabilities
         width = max((answer.model.bins.count for answer in self.answers), default=0)
@@ -174,7 +173,7 @@ class PredictionTable(Sequence[Prediction]):
     def __getitem__(self, index: slice) -> list[Prediction]: ...
 
     def __getitem__(self, index: int | slice) -> Prediction | list[Prediction]:
-        """One prediction, or a list of some."""
+        """One prediction for an index, a list of predictions for a slice."""
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
@@ -204,7 +203,7 @@ class PredictionTable(Sequence[Prediction]):
         )
 
     def _placed(self) -> tuple[Indices, Indices]:
-        """Each row's answer, and its place there."""
+        """For each row, the position of its answer and its position in that answer, both of shape ``[B]``."""
         if self._places is None:
             which, places = np.zeros((2, len(self)), dtype=np.int64)
             for number, answer in enumerate(self.answers):

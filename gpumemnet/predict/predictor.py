@@ -1,7 +1,7 @@
-"""Predicts the memory of jobs in process, from bundles.  Loads numpy and onnxruntime, never torch.
+"""Predicts the memory of jobs in process, from bundles; needs numpy and onnxruntime, not torch.
 
-A predictor chooses the bundles of the job's family and asks them in turn (:mod:`gpumemnet.predict.model`) for an
-:class:`~gpumemnet.predict.prediction_table.PredictionTable`.  It holds no state that changes and may be shared by threads.
+A predictor selects the bundles of a job's family and tries them in order (:mod:`gpumemnet.predict.model`).  The result is a
+:class:`~gpumemnet.predict.prediction_table.PredictionTable`.  A predictor is immutable, so threads may share it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.predict.prediction_table import PredictionTable
 
 TRUST: Final = ("observed", "measured", "published", "traced")
-"""Provenance of the labels that a model learnt from, the most trustworthy first: what jobs took at this very site leads."""
+"""Provenance of training labels, most trusted first; ``observed`` labels come from jobs at the user's site."""
 _UNKNOWN: Final = 2**62
-"""More things than any job can have that a model has not seen."""
+"""Start value of a minimum, larger than the number of unseen options, kinds and values of any job."""
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
 
 
 class Predictor:
-    """Answers for the families of its bundles.
+    """Predicts the memory of jobs of the families that its bundles cover.
 
-    Of several bundles for a family, those that learnt from measurements are asked first: the first whose support holds a job
-    answers for it, and where none does the one with the fewest options, layer kinds and values that it has not seen.  The
-    MLP-based encoder of the family answers unless the transformer-based, or the model that all families have in common, is asked
-    for.  A bundle given later takes the place of one with the same family, encoder and provenance.
+    When a family has several bundles, the predictor tries them in order of :data:`TRUST`.  The first whose support contains a
+    job predicts it.  If none does, the model with the fewest unseen options, layer kinds and values predicts it.  The default
+    encoder is the family's ``mlp``; ``transformer`` and ``common`` are available by name.  A later bundle replaces an earlier
+    one with the same family, encoder and provenance.
 
     Raises:
-        BundleError: when there is no bundle, two have one name, or a graph does not run.
+        BundleError: when there is no bundle, two bundles have the same name, or a graph does not run.
     """
 
     def __init__(self, bundles: Iterable[Bundle]) -> None:
@@ -59,25 +59,25 @@ class Predictor:
 
     @classmethod
     def default(cls) -> Predictor:
-        """A predictor with the bundles that ship inside the package."""
+        """Creates a predictor with the bundles shipped in the package."""
         return cls(shipped_bundles())
 
     @classmethod
     def load(cls, *folders: str | Path) -> Predictor:
-        """A predictor with the bundles in ``folders``."""
+        """Creates a predictor with the bundles in ``folders``."""
         return cls(load_bundle(folder) for folder in folders)
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        """The bundles in use, by family, the most trusted first."""
+        """The bundles in use, ordered by family, most trusted first."""
         return self._bundles
 
     def models_of(self, family: str, encoder: str | None = None) -> list[BundleModel]:
-        """The models that may answer for jobs of ``family``, in the order in which they are asked.
+        """The models that can predict jobs of ``family``, in the order in which they are tried.
 
         Args:
-            family: of the jobs.
-            encoder: ``mlp``, ``transformer`` or ``common``; the MLP-based where there is one unless given.
+            family: the job family.
+            encoder: ``mlp``, ``transformer`` or ``common``; by default ``mlp`` if the family has it, else its first encoder.
 
         Raises:
             InvalidRequestError: when no model of the family has that encoder.
@@ -96,16 +96,19 @@ class Predictor:
         return models
 
     def models_reaching(self, coverage: float, family: str, encoder: str | None = None) -> list[BundleModel]:
-        """The models for jobs of ``family`` that were calibrated for ``coverage``; where none is, asking the first says why.
+        """The models for jobs of ``family`` that are calibrated for ``coverage``.
 
-        A model that learnt from few jobs reaches no high coverage, and then the next one is asked instead.  Errors as
-        :meth:`models_of`.
+        If there are none, the list holds the first model, whose :meth:`~gpumemnet.predict.model.BundleModel.predict` raises the
+        error.  A model trained on few jobs is not calibrated for high coverages; the next model then takes over.
+
+        Raises:
+            InvalidRequestError, UnsupportedJobError: as :meth:`models_of`.
         """
         models = self.models_of(family, encoder)
         return [model for model in models if model.reaches(coverage)] or models[:1]
 
     def refusals(self, table: JobTable, encoder: str | None = None) -> dict[int, FieldError]:
-        """Every row for which no model answers → why: no bundle of its family or encoder, or layers that are missing."""
+        """Every row that no model can predict → the error: no bundle of its family or encoder, or missing layers."""
         errors: list[FieldError | None] = []
         needs_layers = []
         for family in table.options("family"):
@@ -132,17 +135,17 @@ class Predictor:
         gpu: str | None = None,
         encoder: str | None = None,
     ) -> Prediction:
-        """The prediction of one job.
+        """Predicts the memory of one job.
 
         Args:
             job: the job.
-            bins: bin scheme of the probabilities; 1 GiB up to the capacity of the GPU unless given.
-            coverage: share of jobs that the safe bytes shall cover.
-            gpu: name or alias of the GPU; the one that the model learnt from unless given.
-            encoder: ``mlp`` or ``transformer``, of the family; ``common``, of all families together.
+            bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
+            coverage: share of jobs that the safe bytes cover.
+            gpu: name or alias of the GPU; by default the one that the model was trained on.
+            encoder: ``mlp`` or ``transformer`` for a model of the family; ``common`` for the model of all families.
 
         Raises:
-            InvalidRequestError: on a coverage that the bundle is not calibrated for, an unknown GPU or encoder.
+            InvalidRequestError: when the bundle is not calibrated for the coverage, or the GPU or encoder is unknown.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
         table = JobTable.from_jobs((job,))
@@ -157,7 +160,7 @@ class Predictor:
         gpu: str | None = None,
         encoder: str | None = None,
     ) -> PredictionTable:
-        """Predictions of several jobs, in order; arguments and errors as :meth:`predict`."""
+        """Predicts the memory of several jobs, in order; arguments and errors as in :meth:`predict`."""
         return self.predict_table(JobTable.from_jobs(jobs), bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)
 
     def predict_table(
@@ -169,7 +172,7 @@ class Predictor:
         gpu: str | None = None,
         encoder: str | None = None,
     ) -> PredictionTable:
-        """Predictions of all jobs of a table, in order, with few runs of each graph; arguments and errors as :meth:`predict`."""
+        """Predicts the memory of all jobs of a table, in order, in batches; arguments and errors as in :meth:`predict`."""
         asked = []
         for family, rows in _rows_of_families(jobs):
             models = self.models_reaching(coverage, family, encoder)
@@ -186,7 +189,7 @@ class Predictor:
 
 
 def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:
-    """The families of the jobs, in the order in which they appear, and the positions of their jobs."""
+    """The families of the jobs in order of first appearance, each with the positions of its jobs."""
     families = table.options("family")
     if len(set(families)) == 1:
         return [(families[0], np.arange(len(table)))] if len(table) else []
@@ -203,10 +206,10 @@ def _without_layers() -> InvalidRequestError:
 def _cascade(
     models: Sequence[BundleModel], table: JobTable, bins: BinScheme | None, coverage: float, gpu: str | None
 ) -> list[tuple[Indices, PredictionTable]]:
-    """Every job from the first model whose support holds it, else from the one that has not seen the fewest things of it.
+    """Predicts each job with the first model whose support contains it, else with the model that has the fewest unseen values.
 
     Returns:
-        For each model that answers for some, the positions of the jobs and their predictions.
+        For each model that predicts at least one job, the positions of its jobs and their predictions.
     """
     left, some = np.arange(len(table)), table
     features, workspace = None, None

@@ -1,7 +1,7 @@
-"""What ``gpumemnet calibrate`` writes into a bundle's card: how the same graph answers for one GPU of one site.
+"""A site's calibration of a bundle for one GPU, which ``gpumemnet calibrate`` writes into the bundle's card.
 
-The shift moves every answer for that GPU by the difference of the CUDA contexts; the multiples replace the shipped bounds where
-the site's own jobs carry a coverage.  For any other GPU the bundle answers as before.
+The shift adds the difference of the CUDA contexts to every prediction for that GPU.  The multiples replace the shipped bounds
+for each coverage that the site's jobs support.  Predictions for other GPUs do not change.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpumemnet.units import MIB
 Array = NDArray[np.float64]
 
 UNIT_COVERAGES: Final = (0.5, 0.9)
-"""The shipped bounds at these two, one less the other, are a job's unit of spread."""
+"""The difference of the shipped bounds at these two coverages is a job's unit of spread."""
 UNIT_FLOOR_BYTES: Final = 2 * MIB
-"""Readings are whole MiB, and no spread is known better than one to each side."""
+"""Smallest unit of spread: readings are whole MiB, so a spread is uncertain by 1 MiB on each side."""
 MAX_SHIFT_BYTES: Final = 2**41
 
 
@@ -30,13 +30,14 @@ class SiteCalibration:
     """A site's calibration of one bundle for one GPU.
 
     Attributes:
-        gpu: the GPU's name; the calibration holds for it alone.
-        shift_bytes: what the site's jobs take more than the graph says, which is mostly another CUDA context.
-        shift_bound_bytes: the most that it can be; the shift itself where the multiples contain its error.
-        multiples: for each coverage of the card the bound, in units of spread above the shifted expectation, or ``None`` where
-            the site's jobs do not carry it.
-        largest: the largest error among them, in the same units: a floor under the shipped bounds that stay; ``None`` without.
-        unit_levels: positions, among the card's coverages, of the two bounds whose difference is the unit.
+        gpu: name of the GPU that the calibration is for.
+        shift_bytes: how much more memory the site's jobs take than the graph predicts, mostly another CUDA context.
+        shift_bound_bytes: upper bound of the shift; equal to the shift when the multiples include its error.
+        multiples: for each coverage of the card, the bound in units of spread above the shifted expectation; ``None`` when the
+            site has too few jobs for that coverage.
+        largest: the largest error of the site's jobs, in units of spread: a lower limit for the shipped bounds that stay in
+            use; ``None`` when there are no multiples.
+        unit_levels: positions, among the card's coverages, of the two bounds whose difference is the unit of spread.
     """
 
     gpu: str
@@ -47,7 +48,7 @@ class SiteCalibration:
     unit_levels: tuple[int, int]
 
     def bounds(self, expected_bytes: Array, bounds_bytes: Array) -> Array:
-        """The bounds of ``B`` jobs before the shift, shape ``[B, L]``, from what the graph says."""
+        """The site's bounds of ``B`` jobs before the shift, shape ``[B, L]``, from the graph's expected bytes and bounds."""
         unit = spread_unit(bounds_bytes, self.unit_levels)
         site = bounds_bytes.copy()
         for level, multiple in enumerate(self.multiples):
@@ -59,7 +60,7 @@ class SiteCalibration:
 
 
 def unit_levels(coverages: Sequence[float]) -> tuple[int, int]:
-    """Positions of the calibrated coverages nearest to :data:`UNIT_COVERAGES`: different ones where there are two."""
+    """Positions of the calibrated coverages nearest to each of :data:`UNIT_COVERAGES`."""
 
     def nearest(wanted: float) -> int:
         return min(range(len(coverages)), key=lambda at: abs(coverages[at] - wanted))
@@ -76,10 +77,10 @@ def spread_unit(bounds_bytes: Array, levels: tuple[int, int]) -> Array:
 
 
 def site_calibration_from_card(document: Any, levels: int) -> SiteCalibration | None:
-    """The calibration in a card; ``None`` where it has none.
+    """Reads the calibration from a card; ``None`` when it has none.
 
     Raises:
-        KeyError, TypeError, ValueError: on anything else.
+        KeyError, TypeError, ValueError: when the entry is not a valid calibration.
     """
     if document is None:
         return None

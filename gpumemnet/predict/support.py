@@ -1,7 +1,7 @@
-"""Says whether a job resembles those that a model was trained on, and in words why it does not.
+"""Checks whether a job resembles a model's training data, and explains why when it does not.
 
-A network's answer is worth nothing far from its training data, and a scheduler has to know.  The support is the box of the
-options and of the feature ranges seen in training; whoever asks beyond it gets the reason with the value and the range.
+A network's predictions far from its training data are unreliable, and a scheduler has to know.  The support consists of the
+options, layer kinds and feature ranges seen in training.  Each reason names the value of the job and the values seen.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Flags = NDArray[np.bool_]
 OptionValue = str | bool | int | None
 
 RANGE_TOLERANCE: Final = 1.05
-"""A value this much beyond the largest (or below the smallest) seen still counts as inside."""
+"""Factor by which a value may exceed the largest value seen, or fall below the smallest, and still be inside."""
 
 _LISTED: Final = 8
-"""More numbers than this are told as their range."""
+"""Longer lists of numbers are written as a range."""
 _KNOWN_TABLES: Final = 256
 
 
@@ -52,7 +52,7 @@ class Support:
         self._unseen_options = lru_cache(maxsize=_KNOWN_TABLES)(self._count_unseen_options)
 
     def check(self, table: JobTable, features: Array) -> Unseen:
-        """What of ``B`` jobs was not seen in training.
+        """Finds the options, layer kinds and feature values of ``B`` jobs that were not seen in training.
 
         Args:
             table: the jobs.
@@ -81,7 +81,7 @@ class Support:
         return Unseen(self, table, option_counts, kinds, values, beyond, counts)
 
     def _count_unseen_options(self, option_sets: tuple[OptionSet, ...]) -> Indices:
-        """How many options of each set were not seen."""
+        """Number of options of each set that were not seen in training, shape ``[S]``."""
         seen = self._card.options
         counts = [
             sum(value not in seen.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
@@ -90,32 +90,32 @@ class Support:
         return np.array(counts, dtype=np.int64)
 
     def kind_reasons(self, kinds: frozenset[str]) -> tuple[str, ...]:
-        """A sentence for layer kinds that were not seen."""
+        """A sentence about layer kinds that were not seen in training."""
         known = ", ".join(sorted(self._card.kinds))
         return (f"layers of kind {', '.join(sorted(kinds))[:200]}; the model was trained on {known}",)
 
     def range_reason(self, column: int, value: float) -> str:
-        """A sentence for a value beyond the range of the column."""
+        """A sentence about a value outside the range of the column."""
         name, seen = self._range_words[column]
         return f"{name} is {_amount(name, value)}; the model was trained on {seen}"
 
     def option_reasons(self, table: JobTable, row: int) -> tuple[str, ...]:
-        """A sentence for each option of the job in ``row`` that was not seen."""
+        """One sentence for each option of the job in ``row`` that was not seen in training."""
         return option_reasons(table, row, self._card.options, "the model was trained on")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unseen:
-    """What of ``B`` jobs a model has not seen in training: counted for all at once, put into words for the rows asked about.
+    """Properties of ``B`` jobs that a model has not seen in training; counted for all jobs, worded only for requested rows.
 
     Attributes:
         support: the model's support.
         table: the jobs.
-        option_counts: how many options of each were not seen, shape ``[B]``.
-        kinds: row → its layer kinds that were not seen; rows without any are not in it.
+        option_counts: number of unseen options of each job, shape ``[B]``.
+        kinds: row → its unseen layer kinds; rows without any are left out.
         values: the features that have a range, shape ``[B, R]``.
-        is_beyond: which of them lie beyond it, shape ``[B, R]``.
-        counts: how many options, kinds and values of each were not seen, shape ``[B]``; 0 for jobs in the support.
+        is_beyond: which of these lie outside their range, shape ``[B, R]``.
+        counts: number of unseen options, kinds and values of each job, shape ``[B]``; 0 inside the support.
     """
 
     support: Support
@@ -127,7 +127,7 @@ class Unseen:
     counts: Indices
 
     def reasons(self, row: int) -> tuple[str, ...]:
-        """Why the job in ``row`` lies outside the support, one sentence each; empty inside."""
+        """Why the job in ``row`` lies outside the support, one sentence each; empty inside the support."""
         reasons: tuple[str, ...] = ()
         if self.option_counts[row]:
             reasons += self.support.option_reasons(self.table, row)
@@ -138,13 +138,13 @@ class Unseen:
 
     @property
     def has_unseen_option(self) -> Flags:
-        """Whether an option or a layer kind of each job was not seen, shape ``[B]``."""
+        """Whether each job has an unseen option or layer kind, shape ``[B]``."""
         has: Flags = self.option_counts > 0
         has[list(self.kinds)] = True
         return has
 
     def take(self, rows: Indices) -> Unseen:
-        """The same of the jobs in ``rows``."""
+        """The same properties of the jobs in ``rows``."""
         kinds = {at: self.kinds[row] for at, row in enumerate(rows.tolist()) if row in self.kinds} if self.kinds else {}
         return Unseen(
             self.support,
@@ -158,7 +158,7 @@ class Unseen:
 
 
 def option_reasons(table: JobTable, row: int, options: Mapping[str, tuple[OptionValue, ...]], seen_words: str) -> tuple[str, ...]:
-    """A sentence for each option of the job in ``row`` that is not among the values in ``options``."""
+    """One sentence for each option of the job in ``row`` whose value is not listed in ``options``."""
     stated = dict(zip(OPTION_FIELDS, table.option_sets[table.option_codes[row]], strict=True))
     reasons = []
     for name, seen in options.items():
