@@ -1,8 +1,8 @@
-"""Does the safe bound hold what it promises?  What predictions said against what their jobs really used.
+"""Tests whether the safe bytes reach their nominal coverage, by comparing predictions with the observed memory.
 
-The alarm is an exact one-sided test: if every job stayed within its safe bytes with the probability promised to it, how likely
-would be as many misses as were seen, or more?  Below :data:`ALARM_PROBABILITY` it is too unlikely to be chance.  Jobs may have
-been promised different coverages, so the number of misses is Poisson-binomial; with one coverage for all it is binomial.
+The alarm is an exact one-sided test.  Null hypothesis: every job stays within its safe bytes with its nominal coverage.  The
+p-value is the probability of as many misses as observed, or more.  Below :data:`ALARM_PROBABILITY` the alarm is on.  Jobs may
+have different coverages, so the number of misses is Poisson-binomial; with one coverage for all it is binomial.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from gpumemnet.units import MIB
 
 ALARM_PROBABILITY: Final = 0.001
-"""Of 200 jobs promised 99 %, 9 misses raise the alarm (95.5 % coverage); a service that keeps its word sees less than one false
-alarm in a thousand windows."""
+"""Of 200 jobs with 99 % nominal coverage, 9 misses raise the alarm (95.5 % coverage).
+At nominal coverage, less than one window in a thousand raises a false alarm.
+"""
 ALARM_RULE: Final = (
     "Over the last observations of a family: the exact one-sided probability of as many misses of the safe bytes or more, if "
     f"every job kept within them with the coverage promised to it. Below {ALARM_PROBABILITY:g} the alarm is on."
@@ -29,16 +30,16 @@ _NORMAL_95: Final = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A prediction and what its job used.
+    """A prediction and the memory that its job used.
 
     Attributes:
         family, gpu, release: of the job and of the prediction.
-        coverage: promised for the safe bytes.
+        coverage: nominal coverage of the safe bytes.
         expected_bytes, safe_bytes: as predicted; safe bytes are ``None`` outside the model's support.
-        peak_bytes: as observed; ``None`` where memory ran out and nobody knows at what.
-        oom: whether memory ran out.
-        limit_bytes: the memory that the job could have had, where that is known.
-        challenger_expected_bytes, challenger_safe_bytes: what the challenger said, where it was asked.
+        peak_bytes: as observed; ``None`` when the job ran out of memory and its peak is unknown.
+        oom: whether the job ran out of memory.
+        limit_bytes: the memory available to the job; ``None`` when unknown.
+        challenger_expected_bytes, challenger_safe_bytes: as the challenger predicted; ``None`` without its prediction.
     """
 
     family: str
@@ -54,10 +55,10 @@ class Outcome:
     challenger_safe_bytes: int | None = None
 
     def covered(self, safe_bytes: int | None) -> bool | None:
-        """Whether the job stayed within ``safe_bytes``; ``None`` where that cannot be said.
+        """Whether the job stayed within ``safe_bytes``; ``None`` when that is unknown.
 
-        A job that ran out of memory needed more than it had.  Had it less than the safe bytes, the bound was not put to the
-        test; had it as much or more, or does nobody know, then the bound failed.
+        A job that ran out of memory needed more than its limit.  With a limit below the safe bytes, the bound was not tested.
+        With a limit of at least the safe bytes, or an unknown limit, the bound counts as missed.
         """
         if safe_bytes is None:
             return None
@@ -83,7 +84,7 @@ def miss_probability(promised: Sequence[float], misses: int) -> float:
 
 
 def interval(successes: int, count: int) -> tuple[float, float] | None:
-    """Wilson's 95 % interval of a share; ``None`` of nothing."""
+    """Wilson's 95 % interval of a share; ``None`` for a count of zero."""
     if not count:
         return None
     z2 = _NORMAL_95**2
@@ -94,14 +95,14 @@ def interval(successes: int, count: int) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Whether a family's coverage is below what was promised.
+    """Whether a family's coverage is below its nominal coverage.
 
     Attributes:
         family: of the jobs.
-        count: observations that put a safe bound to the test, at most the window.
-        covered: of these, those that stayed within.
-        promised: mean of the promised coverages; ``None`` of nothing.
-        probability: of as many misses or more, if all promises held.
+        count: observations that tested a safe bound, at most the window.
+        covered: of these, the jobs that stayed within the bound.
+        promised: mean nominal coverage; ``None`` for a count of zero.
+        probability: of as many misses or more, at nominal coverage.
     """
 
     family: str
@@ -112,12 +113,12 @@ class Alarm:
 
     @property
     def on(self) -> bool:
-        """Whether it is too unlikely to be chance."""
+        """Whether the probability is below :data:`ALARM_PROBABILITY`."""
         return self.probability < ALARM_PROBABILITY
 
 
 def alarm(family: str, newest_first: Iterable[Outcome], window: int) -> Alarm:
-    """The alarm's state over the first ``window`` outcomes that tested their bound."""
+    """The state of the alarm over the first ``window`` outcomes that tested their bound."""
     promised: list[float] = []
     covered = 0
     for outcome in newest_first:
@@ -134,7 +135,7 @@ def alarm(family: str, newest_first: Iterable[Outcome], window: int) -> Alarm:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What a group of predictions was worth: coverage, error and waste, and the challenger's beside where it was asked."""
+    """Coverage, error and waste of a group of predictions, and the same for the challenger where it predicted."""
     asked = [outcome for outcome in outcomes if outcome.challenger_expected_bytes is not None]
     return {
         "observations": len(outcomes),
@@ -150,7 +151,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def median_error_ratio(outcomes: Iterable[Outcome]) -> float | None:
-    """Median of (expected - observed) / observed; ``None`` where no peak is known."""
+    """Median of (expected - observed) / observed; ``None`` when no peak is known."""
     errors = [(one.expected_bytes - one.peak_bytes) / one.peak_bytes for one in outcomes if one.peak_bytes and not one.oom]
     return statistics.median(errors) if errors else None
 

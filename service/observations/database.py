@@ -1,7 +1,7 @@
-"""The database behind the observations: which URLs are accepted, how connections are set up, and whether its schema is ours.
+"""The database of the observations: its supported URLs, its connections, and the check of its schema.
 
-The server asks for the schema's revision with one query.  Only when that is not the newest does it run the migrations, in a child
-process that ends: Alembic would cost the server start-up time and memory for as long as it lives.
+The server reads the schema's revision with one query.  Only an outdated revision starts the migrations, in a child process:
+Alembic in the server would cost start-up time, and memory for as long as the server runs.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from gpumemnet.errors import GpumemnetError
 from .schema import HEAD, REVISIONS, VERSION_TABLE
 
 BUSY_SECONDS: Final = 5.0
-"""How long a write waits for that of another process."""
+"""How long a write waits for a write of another process."""
 CONNECT_SECONDS: Final = 3
 MIGRATION_SECONDS: Final = 120
 MIGRATION_LOCK: Final = 0x6770756D656D
-"""Key of PostgreSQL's advisory lock, by which one process at a time migrates."""
+"""Key of PostgreSQL's advisory lock, which lets one process migrate at a time."""
 
 _WAL_PAUSE_SECONDS: Final = 0.02
 _READS: Final = "gpumemnet_reads"
 
 
 class DatabaseError(GpumemnetError):
-    """The database cannot be used: another kind, a newer schema, no permission."""
+    """The database cannot be used: an unsupported kind, a newer schema, or a missing permission."""
 
 
 class DatabaseAwayError(DatabaseError):
-    """The database cannot be reached now, and may be later."""
+    """The database cannot be reached now, but perhaps later."""
 
 
 def database_url(address: str) -> URL:
-    """The URL with the driver that is used for it.
+    """The URL with its driver.
 
     Raises:
-        DatabaseError: when it is none, or one of a database that is not supported.
+        DatabaseError: when it is not a URL, or the database is not supported.
     """
     try:
         url = make_url(address)
@@ -66,9 +66,9 @@ def database_url(address: str) -> URL:
 
 
 def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
-    """An engine with one connection, to be made after any fork and used by one thread at a time.
+    """An engine with one connection; it is opened after any fork and used by one thread at a time.
 
-    SQLite keeps a write-ahead log and brings every commit to the disk (``synchronous=FULL``); PostgreSQL does by default.
+    SQLite keeps a write-ahead log and syncs every commit to the disk (``synchronous=FULL``); PostgreSQL does so by default.
 
     Raises:
         DatabaseError: when the driver is not installed.
@@ -105,17 +105,17 @@ def make_engine(url: URL, *, busy_seconds: float = BUSY_SECONDS) -> Engine:
 
 
 def reading(engine: Engine) -> Connection:
-    """A connection for a transaction that only reads: in SQLite it does not wait for writers."""
+    """A connection for a read-only transaction: in SQLite it does not wait for writers."""
     return engine.connect().execution_options(**{_READS: True})
 
 
 def shown(url: URL) -> str:
-    """``url`` as it may stand in a log: without the password."""
+    """``url`` for a log: without the password."""
     return url.render_as_string(hide_password=True)
 
 
 def ensure_schema(url: URL) -> None:
-    """See that the database has the tables of this version; make or migrate them where it has not.
+    """Create or migrate the database's tables unless they are those of this version.
 
     Raises:
         DatabaseAwayError: when the database cannot be reached.
@@ -136,10 +136,10 @@ def ensure_schema(url: URL) -> None:
 
 
 def revision(engine: Engine) -> str | None:
-    """The schema's revision; ``None`` in a database without our tables.
+    """The schema's revision; ``None`` in a database without the service's tables.
 
     Raises:
-        SQLAlchemyError: when the database does not answer.
+        SQLAlchemyError: when the query fails.
     """
     with reading(engine) as connection:
         if not inspect(connection).has_table(VERSION_TABLE):
@@ -149,10 +149,10 @@ def revision(engine: Engine) -> str | None:
 
 
 def check_revision(found: str | None, url: URL) -> None:
-    """Refuse a database whose revision this version does not know.
+    """Reject a database whose revision is unknown to this version.
 
     Raises:
-        DatabaseError: says so.
+        DatabaseError: names the revision.
     """
     if found is not None and found not in REVISIONS:
         raise DatabaseError(
@@ -162,7 +162,7 @@ def check_revision(found: str | None, url: URL) -> None:
 
 
 def _migrate_in_child(url: URL) -> None:
-    # The URL goes through the standard input: arguments can be seen by every user of the machine, and it may hold a password.
+    # The URL may hold a password, so it goes through standard input: all users of the machine can see arguments.
     command = [sys.executable, "-m", f"{__package__}.migrate"]
     try:
         done = subprocess.run(
@@ -198,14 +198,14 @@ def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
 
 
 def _set_up_sqlite(busy_seconds: float, connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where _begin_sqlite says so, not where the driver guesses
+    connection.isolation_level = None  # _begin_sqlite begins the transactions, not the driver
     _use_write_ahead_log(connection, busy_seconds)
     for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection, busy_seconds: float) -> None:
-    """Turn the log on, which is for good.  SQLite does not wait for others while it does so, whatever its timeout."""
+    """Enable the write-ahead log, permanently.  SQLite does not wait for other processes here, whatever its timeout."""
     deadline = time.monotonic() + busy_seconds
     while True:
         try:
@@ -218,6 +218,6 @@ def _use_write_ahead_log(connection: sqlite3.Connection, busy_seconds: float) ->
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that begins with a read and goes on to write fails at once when another process has written in between.
+    # A transaction that reads first and then writes fails at once when another process has written in between.
     reads = connection.get_execution_options().get(_READS, False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")

@@ -1,7 +1,7 @@
-"""``gpumemnet observations export``: writes the observations as a dataset, in the Parquet schema that training reads.
+"""``gpumemnet observations export``: writes the observations as a dataset, in the Parquet schema of the training.
 
-What an observation does not know is not made up: its architecture is empty, its recipe is ``observations``, and a job that ran
-out of memory without a word on how much it had is left out, because it says nothing.
+Unknown values stay unknown: the architecture is empty, and the recipe is ``observations``.  A job that ran out of memory without
+a known limit or peak is left out, because it carries no information.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def export(address: str, out: Path, *, since: float | None = None) -> tuple[int,
     """Write the observations received from ``since`` on, in seconds since the epoch.
 
     Returns:
-        How many were written, and how many left out.
+        The number of observations written, and the number left out.
 
     Raises:
-        DatabaseError: when the database cannot be read, or is of another version.
+        DatabaseError: when the database cannot be read, or has another version.
         DatasetError: when the file cannot be written.
         MissingExtraError: when pyarrow is not installed.
     """
@@ -82,13 +82,13 @@ def _rows(connection: Connection, since: float | None) -> Iterator[Any]:
 
 def _measurement(row: Any) -> Measurement | None:
     capacity_bytes = row.limit_bytes
-    if row.oom:  # censored: all that is known is that it needed more than this
+    if row.oom:  # censored: it needed more than this
         known = [amount for amount in (row.limit_bytes, row.peak_bytes) if amount is not None]
         if not known:
             return None
         capacity_bytes = max(known)
     elif capacity_bytes is None:
-        capacity_bytes = _capacity_bytes(row.gpu) or row.peak_bytes  # of an unknown GPU: it held at least the peak
+        capacity_bytes = _capacity_bytes(row.gpu) or row.peak_bytes  # unknown GPU: it held at least the peak
     of_process = row.source in PROCESS_OBSERVATIONS
     return Measurement(
         job=job_from_dict(row.document),

@@ -1,4 +1,4 @@
-"""The JSON documents of jobs as the database holds them; a job is known by the hash of its document."""
+"""The JSON documents of jobs in the database; a job's key is the hash of its document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER_FIELDS: Final = tuple(name for name in FIELD_DEFAULTS if name in NUMBER_
 
 
 def job_documents(jobs: JobTable) -> list[bytes]:
-    """The document of each job."""
+    """The JSON document of each job."""
     numbers = [_whole(jobs.column(name), name in UNSTATED_AS_ZERO) for name in _NUMBER_FIELDS]
     options = [dict(zip(OPTION_FIELDS, values, strict=True)) for values in jobs.option_sets]
     return [
@@ -24,7 +24,7 @@ def job_documents(jobs: JobTable) -> list[bytes]:
 
 
 def _layers(jobs: JobTable) -> list[list[Any]]:
-    """The list of layers of each job."""
+    """The layer list of each job."""
     names = jobs.kind_names
     kinds = map(names.__getitem__, jobs.layer_kinds.tolist())
     amounts = (amounts.astype(np.int64).tolist() for amounts in (jobs.layer_activations, jobs.layer_parameters))

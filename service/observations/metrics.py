@@ -1,6 +1,6 @@
-"""The metrics of observations and of the predictions kept for them.
+"""The metrics of observations and of the stored predictions.
 
-The gauges of coverage and error come from the database, so all workers say the same.
+The gauges of coverage and error come from the database, so all workers report the same values.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``python -m service.observations.migrate``: brings a database's tables to this version; its URL comes on standard input.
+"""``python -m service.observations.migrate``: migrates a database's tables to this version; reads its URL from standard input.
 
-Several services may start at once on one database: one of them migrates, the others wait and find it done.
+Several services may start at once on one database: one of them migrates, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .schema import METADATA, VERSION_TABLE
 
 def main() -> int:
     """Migrate the database whose URL is on standard input, or the only argument; returns the exit code."""
-    end_with_starter()  # what is done by then is rolled back
+    end_with_starter()  # an unfinished migration is rolled back
     try:
         migrate(database_url(sys.argv[1] if len(sys.argv) == 2 else sys.stdin.read().strip()))
     except GpumemnetError as error:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def migrate(url: URL) -> None:
-    """Bring the tables to the newest revision.
+    """Migrate the tables to the newest revision.
 
     Raises:
         DatabaseError: when that fails; nothing has changed then.

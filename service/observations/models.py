@@ -1,4 +1,4 @@
-"""The shapes of what is reported of finished jobs, and of what the service makes of it."""
+"""Request and response models of the observation endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of observations: how a report reaches the store, and what the store says of the predictions so far."""
+"""The observation endpoints: one stores observations, the other summarises them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .tables import Stored
 DEFAULT_DAYS: Final = 30
 MAX_DAYS: Final = 3650
 KEY_NAME: Final = "key_name"
-"""Where in a request's state the name of its API key stands."""
+"""The key of the API key's name in a request's state."""
 
 _OFF: Final = "this service stores no observations: GPUMEMNET_DATABASE_URL is 'off'"
 
@@ -57,7 +57,7 @@ _REPORTS: Final = {
 
 
 def observation_operations(store: ObservationStore | None) -> list[Operation]:
-    """What is answered below ``/v1/observations``; without a store, that there is none."""
+    """The operations below ``/v1/observations``; without a store they respond that observations are disabled."""
     return [
         Operation(
             method="POST",
@@ -148,11 +148,11 @@ class _Summary:
 
 
 def read_observations(body: bytes) -> Observation | list[Observation | FieldError]:
-    """The observation in a body, or those of a list, each of which may be at fault alone.
+    """The observation in a body, or those of a list, each parsed or rejected separately.
 
     Raises:
-        InvalidRequestError: when the body is no JSON, or its envelope is wrong.
-        FieldError: when the only observation is at fault.
+        InvalidRequestError: when the body is not JSON, or a member beside the observations is invalid.
+        FieldError: when the only observation is invalid.
     """
     try:
         document = parse_json(body)

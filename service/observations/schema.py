@@ -1,6 +1,6 @@
 """The tables of the service's database, the same in SQLite and PostgreSQL.
 
-Migrations (``migrations/``) make them; a test holds that both say the same.  Amounts are bytes, times seconds since 1970.
+Migrations (``migrations/``) create them; a test checks that both agree.  Amounts are bytes, times seconds since 1970.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sqlalchemy import (
 )
 
 REVISIONS: Final = ("0001",)
-"""The revisions of the schema that this version knows, the oldest first; the last is the one that it works with."""
+"""The schema revisions that this version knows, oldest first; it works with the last."""
 HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "gpumemnet_schema"
-"""Where Alembic notes the revision; other programs may keep their tables in the same database."""
+"""The table in which Alembic stores the revision; other programs may keep their tables in the same database."""
 
 METADATA: Final = MetaData()
 

@@ -1,8 +1,9 @@
-"""The store: one thread that writes what the event loop hands it, many observations in one transaction.
+"""The store: one thread that writes observations and predictions, many in one transaction.
 
-An observation is answered when its transaction is on the disk.  A prediction is only put on a list, which the thread writes every
-quarter of a second; when there are more than fit, they are dropped and counted, because answers come first.  While the database
-is away, observations are refused at once, predictions are answered as ever, and the store finds its way back by itself.
+A request with an observation gets its response when the transaction is on the disk.  A prediction is only queued; the thread
+writes the queue every quarter of a second.  When the queue is full, predictions are dropped and counted, so that responses are
+never delayed.  While the database is unavailable, observations are rejected at once and predictions continue.  The store
+reconnects by itself.
 """
 
 from __future__ import annotations
@@ -45,26 +46,26 @@ from .tables import (
 )
 
 FLUSH_SECONDS: Final = 0.25
-"""How long a prediction waits at most before it is written."""
+"""Longest time that a prediction waits to be written."""
 MAX_GROUP: Final = 500
 """Most observations in one transaction."""
 MAX_PENDING_PREDICTIONS: Final = 4000
 MAX_PENDING_LAYERS: Final = 200_000
-"""Most predictions, and layers of their jobs, that wait to be written: some 30 MB."""
+"""Most predictions, and layers of their jobs, in the queue: some 30 MB."""
 ANSWER_SECONDS: Final = 15.0
 """How long a request waits for its observation to be stored."""
 YOUNG_SECONDS: Final = 2.0
-"""A prediction younger than this may still wait in another worker to be written: an observation of it is tried again."""
+"""A younger prediction may still be in another worker's queue, so an observation of it is tried again."""
 RETRY_SECONDS: Final = 1.0
-"""How often a database that is away is tried again."""
+"""Time between two attempts to reconnect."""
 REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
 _SLICE: Final = 64
 _PAUSE_SECONDS: Final = 0.0005
-"""After every slice of records the thread rests, or it would hold the interpreter's lock for milliseconds on end."""
+"""The thread pauses after every slice of records; otherwise it would hold the interpreter's lock for many milliseconds."""
 _PAUSES_WHEN_BUSY: Final = 4
-"""Times that a slice took, for which the thread rests after it while requests are in work: answers come first."""
+"""Length of the pause while requests are in progress, as a multiple of the slice's time: responses have priority."""
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -73,16 +74,16 @@ Reply = Stored | FieldError | Refusal
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """An observation and who waits for it."""
+    """An observation, and the future of its request."""
 
     incoming: Incoming
     future: asyncio.Future[Reply]
     loop: asyncio.AbstractEventLoop
-    known_by: float  # when its prediction must be in the database, monotonic
+    known_by: float  # monotonic time at which its prediction must be in the database
 
 
 class _Held(NamedTuple):
-    """Predictions that wait to be written: the first ``kept`` of ``records``, whose jobs have so many layers."""
+    """Queued predictions: the first ``kept`` of ``records``, and the number of layers of each job."""
 
     records: RecordBatch
     layer_counts: Sequence[int]
@@ -91,7 +92,7 @@ class _Held(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """Something to be read from the database, and who waits for it."""
+    """A query of the database, and the future of its request."""
 
     read: Callable[[Connection], Any]
     future: asyncio.Future[Any]
@@ -101,16 +102,16 @@ class _Question:
 class ObservationStore:
     """Stores observations and the predictions that they are compared with.
 
-    Make it before any fork, and :meth:`start` it in every process that serves.  :meth:`record` and :meth:`record_shadow` may be
-    called by any thread; the coroutines belong to the event loop.
+    Create it before any fork, and :meth:`start` it in every process that serves.  Any thread may call :meth:`record` and
+    :meth:`record_shadow`; the coroutines belong to the event loop.
 
     Args:
         address: the database's URL, of SQLite or PostgreSQL.
         queue_size: most observations that wait to be stored.
-        record_predictions: whether predictions are kept; without them only observations with a job can be stored.
-        prediction_retention_days: how long a prediction is kept that nobody reports on.
-        alarm_window: observations of a family that the alarm looks at.
-        busy_seconds: how long a write waits for that of another process.
+        record_predictions: whether predictions are stored; otherwise only observations with a job can be stored.
+        prediction_retention_days: how long a prediction without an observation is kept.
+        alarm_window: observations of a family that the alarm tests.
+        busy_seconds: how long a write waits for a write of another process.
 
     Raises:
         DatabaseError: when the URL cannot be used.
@@ -157,23 +158,23 @@ class ObservationStore:
         return self._queue_size
 
     def prepare(self) -> None:
-        """Make or migrate the tables; once, before the service listens.
+        """Create or migrate the tables; call it once, before the service listens.
 
         Raises:
-            DatabaseAwayError: when the database cannot be reached; the store tries again by itself after :meth:`start`.
+            DatabaseAwayError: when the database cannot be reached; after :meth:`start` the store tries again by itself.
             DatabaseError: when it can never be used: its schema is newer, or the file cannot be written.
         """
         ensure_schema(self._url)
 
     def start(self) -> None:
-        """Begin to write; in the process that serves, after any fork."""
+        """Start the thread; call it in the serving process, after any fork."""
         if self._thread is None:
             self._stopping = False
             self._thread = threading.Thread(target=self._run, name="gpumemnet-observations", daemon=True)
             self._thread.start()
 
     def drain(self) -> None:
-        """Write all that waits, answer who waits, and stop; blocks until that is done."""
+        """Write everything that is queued, complete the waiting requests, and stop; blocks until that is done."""
         thread = self._thread
         if thread is not None:
             self._stopping = True
@@ -182,14 +183,14 @@ class ObservationStore:
             self._thread = None
 
     def record(self, records: RecordBatch) -> None:
-        """Keep predictions; never blocks, never raises, and drops those for which there is no room."""
+        """Queue predictions; never blocks, never raises, and drops those that exceed the queue."""
         if self._record_predictions:
             counts = records.jobs.layer_counts.tolist()
             with self._lock:
                 self._hold(records, counts, len(records))
 
     def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
-        """Keep what the challenger said of a prediction; as :meth:`record`."""
+        """Queue the challenger's prediction; as :meth:`record`."""
         with self._lock:
             if self._record_predictions and len(self._challenges) < MAX_PENDING_PREDICTIONS:
                 self._challenges.append(ChallengeRecord(prediction_id, model_sha256, expected_bytes, safe_bytes))
@@ -198,13 +199,13 @@ class ObservationStore:
         """Store one observation; returns when it is on the disk.
 
         Args:
-            observation: what was reported.
-            key_name: name of the API key that it came with; idempotency keys of different names never meet.
+            observation: the observation.
+            key_name: name of the API key that sent it; idempotency keys are separate for each name.
 
         Raises:
-            Refusal: 503 when the queue is full or the database away, 404 when it names an unknown prediction, 409 when its
-                idempotency key was used for another.
-            FieldError: when its peak cannot have been on the prediction's GPU.
+            Refusal: 503 when the queue is full or the database unavailable, 404 when it names an unknown prediction, 409 when its
+                idempotency key belongs to another observation.
+            FieldError: when the prediction's GPU cannot hold its peak.
         """
         answer = (await self.add_many([observation], key_name))[0]
         if isinstance(answer, Stored):
@@ -212,7 +213,7 @@ class ObservationStore:
         raise answer
 
     async def add_many(self, observations: Sequence[Observation], key_name: str = "") -> list[Reply]:
-        """Store observations; what :meth:`add` would raise stands in the place of those that are not stored."""
+        """Store observations; returns a result for each, or the error that :meth:`add` would raise."""
         loop = asyncio.get_running_loop()
         waiting = [self._submit(observation, key_name, loop) for observation in observations]
         self._wake.set()
@@ -222,10 +223,10 @@ class ObservationStore:
         return [self._answer(one) for one in waiting]
 
     async def summary(self, days: float = 30) -> dict[str, Any]:
-        """What predictions were worth over the last ``days``.
+        """Coverage and error of the predictions of the last ``days``.
 
         Raises:
-            Refusal: 503 when the database is away.
+            Refusal: 503 when the database is unavailable.
         """
         answer: dict[str, Any] = await self._ask(
             lambda connection: read_summary(connection, now=time.time(), days=days, window=self._window)
@@ -280,7 +281,7 @@ class ObservationStore:
         )
 
     def _hold(self, records: RecordBatch, counts: Sequence[int], count: int) -> None:
-        """Keep as many of the first ``count`` as there is room for, and count the others as dropped; the lock is held."""
+        """Queue as many of the first ``count`` as fit, and count the others as dropped; the caller holds the lock."""
         kept, room, layers = 0, min(count, MAX_PENDING_PREDICTIONS - self._pending), self._layers
         while kept < room and layers + counts[kept] <= MAX_PENDING_LAYERS:
             layers += counts[kept]
@@ -291,7 +292,7 @@ class ObservationStore:
         self._layers = layers
         self._dropped += count - kept
 
-    # What follows runs in the thread.
+    # The methods below run in the thread.
 
     def _run(self) -> None:
         while True:
@@ -300,7 +301,7 @@ class ObservationStore:
             stopping = self._stopping
             try:
                 self._round(stopping)
-            except Exception:  # the thread must live: without it every observation would wait for nothing
+            except Exception:  # the thread must survive: without it every observation would wait in vain
                 logger.exception("the observation store failed")
                 self._refuse_all("the observation store failed; the cause is in the log of the service")
                 time.sleep(RETRY_SECONDS)
@@ -337,7 +338,7 @@ class ObservationStore:
         self._engine = make_engine(self._url, busy_seconds=self._busy_seconds)
 
     def _lose(self, error: Exception) -> None:
-        """The database failed: say so once, refuse what waits, and come back later."""
+        """Handle a database failure: log it once, reject the waiting observations, and schedule a reconnect."""
         cause = getattr(error, "orig", None) or error
         reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         if self._away is None:
@@ -371,7 +372,7 @@ class ObservationStore:
         except (DataError, IntegrityError) as error:
             self._known.forget()
             PREDICTIONS.labels("dropped").inc(count)
-            if not self._complained:  # once, until it works again
+            if not self._complained:  # log once until it works again
                 logger.error("predictions are not kept, the database refuses them: %s", error)
             self._complained = True
             return
@@ -407,7 +408,7 @@ class ObservationStore:
             self._challenges = (challenges + self._challenges)[:MAX_PENDING_PREDICTIONS]
 
     def _flush_observations(self, *, last: bool) -> bool:
-        """Write one group; returns whether there is more to write now."""
+        """Write one group; returns whether more can be written now."""
         with self._lock:
             group = self._waiting[:MAX_GROUP]
         if not group:
@@ -468,7 +469,7 @@ class ObservationStore:
             _tell(question.loop, [(question.future, answer)])
 
     def _look_after(self, now: float, stopping: bool) -> None:
-        """What is done every few seconds: the gauges, and the sweep."""
+        """Periodic work, every few seconds: update the gauges and delete old rows."""
         if stopping:
             return
         if now >= self._refresh_at:
@@ -522,7 +523,7 @@ def _busy(reason: str) -> Refusal:
 
 
 def _made_at_seconds(identity: str | None) -> float:
-    """When a prediction of this id was made, by the id itself (UUID version 7); 0 for another kind."""
+    """Creation time of a prediction, from its id (UUID version 7); 0 for other ids."""
     if identity is None or identity[14] != "7":
         return 0.0
     return int(identity[:8] + identity[9:13], 16) / 1000

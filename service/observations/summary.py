@@ -1,6 +1,6 @@
-"""Reads predictions with what their jobs really used, for the summary and for the gauges.
+"""Joins predictions with the memory that their jobs used, for the summary and the gauges.
 
-Only a job that ran on the GPU that it was predicted for is compared; the others are counted.
+It compares only jobs that ran on the GPU of their prediction, and counts the others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .alarm import ALARM_PROBABILITY, ALARM_RULE, Alarm, Outcome, alarm, median_
 from .schema import CHALLENGES, OBSERVATIONS, PREDICTIONS
 
 MAX_SUMMARISED: Final = 5000
-"""Newest observations that a summary looks at."""
+"""Most observations in a summary; the newest are used."""
 SECONDS_PER_DAY: Final = 86_400
 
 
 def read_summary(connection: Connection, *, now: float, days: float, window: int) -> dict[str, Any]:
-    """The answer to ``GET /v1/observations/summary``."""
+    """The response to ``GET /v1/observations/summary``."""
     since = now - days * SECONDS_PER_DAY
     counted = _counts(connection, since)
     outcomes = _outcomes(connection, _compared().where(OBSERVATIONS.c.received_at >= since).limit(MAX_SUMMARISED))
@@ -48,10 +48,10 @@ def read_summary(connection: Connection, *, now: float, days: float, window: int
 
 
 def read_alarms(connection: Connection, window: int) -> list[tuple[Alarm, float | None]]:
-    """Of every family with observations: the alarm's state, and the median error ratio over the same window."""
+    """For every family with observations: the alarm's state, and the median error ratio over the same window."""
     found = []
     for family in FAMILIES:
-        # Some outcomes put no bound to the test; twice the window leaves room for them.
+        # Some outcomes do not test their bound; twice the window leaves room for them.
         question = _compared().where(OBSERVATIONS.c.family == family).limit(2 * window)
         outcomes = _outcomes(connection, question)
         if outcomes:

@@ -1,7 +1,7 @@
-"""What is written to the tables: rows out of records, in few statements.
+"""SQL statements of the store: rows from records, and few statements for many rows.
 
-One statement holds many rows, so the database works on them without the interpreter's lock and the event loop goes on meanwhile.
-Jobs are stored once for each content; a hash that was seen within the hour is not sent again.
+One statement holds many rows, so the database works without the interpreter's lock and the event loop continues.  Each job is
+stored once, by the hash of its content; a hash that was sent within the last hour is not sent again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000
-"""Hashes of jobs that are remembered as stored: some 3 MB."""
+"""Most hashes of stored jobs in the cache: some 3 MB."""
 SEEN_SECONDS: Final = 3600.0
-"""How exactly the database knows when a job was last asked about."""
+"""Resolution, in seconds, of the time at which a job was last predicted."""
 SWEEP_ROWS: Final = 1000
 SWEEP_LOCK: Final = 0x6770756D7377
 _LARGEST: Final = 2**63 - 1
@@ -42,7 +42,7 @@ Row = tuple[Any, ...]
 
 
 class ChallengeRecord(NamedTuple):
-    """What the challenger said of a prediction."""
+    """The challenger's prediction beside a prediction of the champion."""
 
     prediction_id: str
     model_sha256: str
@@ -52,14 +52,14 @@ class ChallengeRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An observation on its way into the database.
+    """An observation to be stored.
 
     Attributes:
-        observation_id: the id that it gets, if it is not there already.
-        observation: what was reported.
-        key_name: name of the API key that it came with.
-        key: its idempotency key, or the content's hash without one.
-        content_hash: over all that it says.
+        observation_id: its new id, unless it is stored already.
+        observation: the observation.
+        key_name: name of the API key that sent it.
+        key: its idempotency key; without one, the hash of its content.
+        content_hash: over its whole content.
         received_at: seconds since the epoch.
     """
 
@@ -77,8 +77,8 @@ class Stored:
 
     Attributes:
         observation_id: its id.
-        created: whether this request stored it; not if the same had been stored before.
-        prediction_id, job_hash, gpu: what it was stored for.
+        created: whether this request stored it; false when the same was stored before.
+        prediction_id, job_hash, gpu: its prediction, its job and its GPU.
     """
 
     observation_id: str
@@ -104,19 +104,19 @@ Result = Stored | UnknownPrediction | OtherContent | FieldError
 
 
 class KnownJobs:
-    """The jobs that are in the database, by hash, as far as this process remembers."""
+    """A cache of the hashes of jobs that this process knows to be in the database."""
 
     def __init__(self, seen_seconds: float = SEEN_SECONDS) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._seen_seconds = seen_seconds
 
     def add_missing(self, rows: dict[str, Row], digest: str, family: str, document: bytes, now: float) -> None:
-        """Put the job's row into ``rows`` unless it is known to be stored and to be noted as seen lately."""
+        """Add the job's row to ``rows`` unless the cache says that it was stored recently."""
         if not self._is_fresh(digest, now):
             rows[digest] = (digest, family, document.decode(), now)
 
     def note(self, rows: Mapping[str, Row]) -> None:
-        """Remember what has been committed."""
+        """Add committed rows to the cache."""
         for digest, row in rows.items():
             self._seen[digest] = row[3]
             self._seen.move_to_end(digest)
@@ -124,7 +124,7 @@ class KnownJobs:
             self._seen.popitem(last=False)
 
     def forget(self) -> None:
-        """Remember nothing: the database may be another one."""
+        """Clear the cache: the database may have been replaced."""
         self._seen.clear()
 
     def _is_fresh(self, digest: str, now: float) -> bool:
@@ -138,7 +138,7 @@ def job_content(job: TrainingJob) -> tuple[str, bytes]:
 
 
 def prediction_rows(records: RecordBatch, rows: slice, known: KnownJobs, jobs: dict[str, Row], now: float) -> list[Row]:
-    """The rows of some predictions; those of their jobs are put into ``jobs`` as :meth:`KnownJobs.add_missing` does."""
+    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as :meth:`KnownJobs.add_missing` does."""
     hashes = []
     families, codes = records.jobs.options("family"), records.jobs.option_codes[rows].tolist()
     for document, code in zip(job_documents(records.jobs[rows]), codes, strict=True):
@@ -161,7 +161,7 @@ def prediction_rows(records: RecordBatch, rows: slice, known: KnownJobs, jobs: d
 
 
 def challenge_row(record: ChallengeRecord) -> Row:
-    """The row of a challenger's answer."""
+    """The row of a challenger's prediction."""
     safe_bytes = None if record.safe_bytes is None else min(int(record.safe_bytes), _LARGEST)
     return record.prediction_id, record.model_sha256, min(int(record.expected_bytes), _LARGEST), safe_bytes
 
@@ -169,7 +169,7 @@ def challenge_row(record: ChallengeRecord) -> Row:
 def write_predictions(
     connection: Connection, jobs: Mapping[str, Row], predictions: Sequence[Row], challenges: Sequence[Row]
 ) -> None:
-    """Write predictions, the jobs that they are for, and the challenger's answers."""
+    """Write predictions, their jobs, and the challenger's predictions."""
     _insert_jobs(connection, jobs)
     _insert(connection, PREDICTIONS, _PREDICTION_COLUMNS, predictions)
     _insert(connection, CHALLENGES, _CHALLENGE_COLUMNS, challenges)
@@ -178,7 +178,7 @@ def write_predictions(
 def write_observations(
     connection: Connection, incoming: Sequence[Incoming], known: KnownJobs
 ) -> tuple[list[Result], dict[str, Row]]:
-    """Write observations; every one has its result, in order, and the jobs that were written come beside."""
+    """Write observations; returns the result of each, in order, and the jobs that were written."""
     predicted = _predictions_by_id(connection, {one.observation.prediction_id for one in incoming} - {None})
     results: list[Result | None] = [None] * len(incoming)
     jobs: dict[str, Row] = {}
@@ -204,7 +204,7 @@ def write_observations(
         prediction_id = None if found is None else observation.prediction_id
         rows[index] = _observation_row(one, prediction_id, job_hash, family, gpu)
     _insert_jobs(connection, jobs)
-    # In one order everywhere: or two processes that store the same observations would wait for each other.
+    # The same order in every process: otherwise two processes that store the same observations could deadlock.
     ordered = sorted(rows.values(), key=lambda row: (row[-2], row[-3]))
     _insert(connection, OBSERVATIONS, _OBSERVATION_COLUMNS, ordered)
     stored = _observations_by_key(connection, [incoming[index].key for index in rows])
@@ -221,7 +221,7 @@ def write_observations(
 
 
 def sweep(connection: Connection, before: float) -> bool:
-    """Delete some predictions made before a time that nobody has reported on, and jobs that nothing refers to any more.
+    """Delete some old predictions without an observation, and jobs without references.
 
     Returns:
         Whether there may be more.
@@ -231,7 +231,7 @@ def sweep(connection: Connection, before: float) -> bool:
         if not alone:
             return False
     observed = exists().where(OBSERVATIONS.c.prediction_id == PREDICTIONS.c.id)
-    milliseconds = f"{int(before * 1000):012x}"  # an id begins with the time
+    milliseconds = f"{int(before * 1000):012x}"  # an id begins with its time
     earlier = PREDICTIONS.c.id < f"{milliseconds[:8]}-{milliseconds[8:]}-7000-8000-000000000000"
     old = select(PREDICTIONS.c.id).where(earlier, ~observed).order_by(PREDICTIONS.c.id)
     identities = connection.execute(old.limit(SWEEP_ROWS)).scalars().all()

@@ -1,7 +1,11 @@
-"""The Open Inference Protocol, version 2: predictions as KServe's, Triton's and MLServer's clients ask for them.
+"""The Open Inference Protocol, version 2: predictions for the clients of KServe, Triton and MLServer.
 
-Jobs travel in a tensor of JSON documents, because a feature vector alone does not say whether the job's options and layer kinds
-lie in a model's support, and without that no limit could be given honestly.
+Jobs are sent in a tensor of JSON documents.  A feature vector alone does not show whether the job's options and layer kinds lie
+in a model's support, and then no limit would be reliable.
+
+* :mod:`.routes` is the application; :mod:`.shapes` declares the protocol's request and response models.
+* :mod:`.request` reads an inference request; :mod:`.models` predicts; :mod:`.outputs` makes the output tensors.
+* :mod:`.tensors` converts tensors from and to JSON and raw bytes.
 """
 
 from .routes import OipApplication

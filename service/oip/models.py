@@ -1,4 +1,4 @@
-"""The models that the protocol shows: the whole predictor, which chooses among its bundles, and every bundle by its name."""
+"""The models of the protocol: the whole predictor, which chooses among its bundles, and every bundle by its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .outputs import Answered
 from .request import INPUT_NAME, InferRequest
 
 WHOLE: Final = "gpumemnet"
-"""The model that is the whole predictor."""
+"""Name of the model that is the whole predictor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class OipModel:
 
     Attributes:
         name, version: as the protocol shows them.
-        answerer: what its bundles are loaded in, and who takes note of predictions.
-        bundle: the one bundle that answers, or ``None`` where the predictor chooses.
+        answerer: holds the predictor with the loaded bundles, and the recorder.
+        bundle: the bundle of the model, or ``None`` for the whole predictor.
     """
 
     name: str
@@ -45,12 +45,12 @@ class OipModel:
 
     @property
     def predictor(self) -> Predictor:
-        """What its bundles are loaded in."""
+        """The predictor with the loaded bundles."""
         return self.answerer.predictor
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the metadata say of it beyond the protocol."""
+        """The members of the metadata beyond the protocol."""
         if self.bundle is None:
             return {"feature_schema": FEATURE_SCHEMA}
         card = self.bundle.card
@@ -63,10 +63,10 @@ class OipModel:
         }
 
     def predict(self, request: InferRequest) -> Answered:
-        """A prediction of every job of ``request``, in order, each noted.
+        """The predictions for every job of ``request``, in order; each is recorded.
 
         Raises:
-            InvalidJobError, InvalidRequestError, UnsupportedJobError: at the job or the parameter that cannot be answered.
+            InvalidJobError, InvalidRequestError, UnsupportedJobError: for the invalid job or parameter.
         """
         options = request.options
         jobs = self.answerer.read(request.documents, None, f"{INPUT_NAME}[{{}}]".format)
@@ -81,7 +81,7 @@ class OipModel:
         return Answered(self.answerer.noted(jobs.table, predictions), predictions, bundles)
 
     def check(self) -> None:
-        """Let the model answer an example job of each of its families.
+        """Let the model predict an example job of each of its families.
 
         Raises:
             BundleError: when it fails.
@@ -92,7 +92,7 @@ class OipModel:
                 for family in bundle.card.families:
                     jobs = read_jobs([EXAMPLE_JOBS[family]]).table
                     self._model(bundle, family).predict(jobs, None, bundle.card.coverages[-1])
-            except Exception as error:  # whatever a foreign graph makes onnxruntime and numpy raise
+            except Exception as error:  # onnxruntime and numpy may raise any exception on an unknown graph
                 raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
 
     def _predictions(self, jobs: JobTable, options: Options) -> PredictionTable:
@@ -109,7 +109,7 @@ class OipModel:
         return PredictionTable.join(parts, len(jobs), options.coverage)
 
     def _check(self, jobs: JobTable, encoder: str | None) -> None:
-        """Refuse a job that the model cannot answer for."""
+        """Reject a job that the model cannot predict."""
         if self.bundle is None:
             for row, error in self.predictor.refusals(jobs, encoder).items():
                 place = f"{INPUT_NAME}[{row}]"
@@ -137,7 +137,7 @@ class OipModel:
 
 
 def oip_models(answerer: Answerer) -> dict[str, OipModel]:
-    """All models by name; a bundle that is called as the whole predictor is hidden by it."""
+    """All models by name; the whole predictor hides a bundle of the same name."""
     models = {
         bundle.card.name: OipModel(bundle.card.name, bundle.card.version, answerer, bundle)
         for bundle in answerer.predictor.bundles

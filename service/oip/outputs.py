@@ -1,4 +1,4 @@
-"""The output tensors: what a prediction says, column by column."""
+"""The output tensors: the columns of a prediction."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from gpumemnet.predict.prediction_table import AnsweringModel, PredictionTable
 from .tensors import Tensor
 
 NO_LIMIT: Final = -1
-"""Stands for the limit of a job outside the model's support: a tensor of integers has no null."""
+"""The limit of a job outside the model's support: an integer tensor has no null."""
 
 
 class Answered(NamedTuple):
-    """Predictions: their ids, what was answered, and the bundles by name."""
+    """Predictions: their ids, the table, and the bundles by name."""
 
     prediction_ids: Sequence[str]
     predictions: PredictionTable
     bundles: Mapping[str, Bundle]
 
     def of_models(self, value: Callable[[AnsweringModel], str]) -> list[str]:
-        """What ``value`` says of the model that answers each job."""
+        """A property of the model that made each prediction."""
         values = [value(model) for model in self.predictions.models]
         return [values[model] for model in self.predictions.model_index.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output tensor: name, data type, how it is made for ``B`` predictions, and what it means."""
+    """One output tensor: its name, its data type, how it is made for ``B`` predictions, and its meaning."""
 
     name: str
     datatype: str
@@ -41,7 +41,7 @@ class Output:
 
     @property
     def shape(self) -> list[int]:
-        """As the model's metadata say it: -1 where the size varies."""
+        """The shape in the model's metadata: -1 where the size varies."""
         return [-1, -1] if self.name == "probabilities" else [-1]
 
 
@@ -95,7 +95,7 @@ _NUMPY_TYPES: Final[Mapping[str, Any]] = {"INT64": np.int64, "INT32": np.int32, 
 
 
 def output_tensors(answered: Answered, wanted: Collection[str]) -> dict[str, Tensor]:
-    """The tensors called ``wanted`` by name."""
+    """The output tensors with the names in ``wanted``."""
     return {output.name: _tensor(output, answered) for output in OUTPUTS if output.name in wanted}
 
 

@@ -1,8 +1,8 @@
-"""Reads an inference request: the jobs, how the answer is wanted, and which outputs in which form.
+"""Reads an inference request: the jobs, the options, and the requested outputs with their form.
 
-The envelope is the protocol's ``$inference_request`` (:class:`service.oip.shapes.OipRequest`); the jobs in it are read by
-:mod:`gpumemnet.job.json_codec`.  What this service does not know is refused and never passed over: a misspelt ``coverage`` would
-change the limit.
+The request is the protocol's ``$inference_request`` (:class:`service.oip.shapes.OipRequest`);
+:mod:`gpumemnet.job.json_codec` reads the jobs in it.  Unknown parameters are rejected and never ignored: a misspelt ``coverage``
+would change the limit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INPUT_DATATYPE: Final = "BYTES"
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """One output, and whether it is wanted in raw form."""
+    """One requested output, and whether it is sent in raw form."""
 
     name: str
     is_binary: bool
@@ -39,13 +39,13 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferRequest:
-    """What is asked.
+    """An inference request.
 
     Attributes:
-        id: the client's name for the request, which the answer repeats.
-        documents: the jobs, unread; at least one.
-        options: how the answers are wanted; the bin scheme is always given.
-        outputs: what is wanted, in this order.
+        id: the client's name for the request, which the response repeats.
+        documents: the JSON documents of the jobs; at least one.
+        options: the options of the predictions; the bin scheme is always set.
+        outputs: the requested outputs, in this order.
     """
 
     id: str | None
@@ -59,12 +59,12 @@ def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) 
     """The request in ``body``.
 
     Args:
-        body: a JSON object, and behind it the raw form of the inputs that say so.
-        header_length: the header ``Inference-Header-Content-Length``: bytes of the JSON object, where others follow it.
+        body: a JSON object, followed by the raw form of the inputs that declare it.
+        header_length: the header ``Inference-Header-Content-Length``: bytes of the JSON object, when raw inputs follow it.
         max_jobs: most jobs.
 
     Raises:
-        InvalidRequestError, InvalidJobError: with the place of the fault as seen from the body.
+        InvalidRequestError, InvalidJobError: with the field's path from the body.
     """
     length = _header_length(header_length, len(body))
     request = read_request(body[:length], OipRequest)
@@ -102,7 +102,7 @@ def _header_length(header: bytes | None, body_length: int) -> int:
 
 
 def _outputs(wanted: Sequence[OipRequestedOutput], default_binary: bool) -> Sequence[RequestedOutput]:
-    if not wanted:  # the protocol: all outputs of the model
+    if not wanted:  # the protocol's default: all outputs
         return [RequestedOutput(name, default_binary) for name in OUTPUT_NAMES]
     outputs: list[RequestedOutput] = []
     for index, output in enumerate(wanted):
@@ -144,7 +144,7 @@ def _elements(tensor: OipInput, raw: bytes) -> Sequence[str | bytes]:
 
 
 def _flattened(data: Iterable[str | list[str]]) -> Iterable[str]:
-    """The protocol allows rows nested or one after the other; a tensor ``[n, 1]`` has rows of one."""
+    """The elements as one flat list; the protocol allows nested rows, and a tensor ``[n, 1]`` has rows of one element."""
     for element in data:
         if isinstance(element, list):
             yield from element

@@ -1,7 +1,7 @@
-"""The protocol's paths, and its one shape of errors: ``{"error": …}`` and not a problem document.
+"""The protocol's paths and its error format: ``{"error": …}`` and not a problem document.
 
-Everything under ``/v2`` goes through one small application, so that whatever fails there, an unknown path included, is said as
-the protocol's clients expect it.  Who may ask, and how often, is decided before.
+One small application serves everything under ``/v2``, so that every error, an unknown path included, has the format that the
+protocol's clients expect.  The gate has checked the key and the rate before.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ def _infer_examples() -> dict[str, Any]:
 
 
 class Serving(Protocol):
-    """Whoever says what answers now."""
+    """Gives the current answerer."""
 
     @property
     def answerer(self) -> Answerer:
-        """What answers; another one after a swap of models."""
+        """The current answerer; a model swap replaces it."""
         ...
 
 
 class _WholePath(PathConvertor):
-    """The rest of a path, line breaks included: Starlette's own stops at them, and the error would be of another kind."""
+    """The rest of a path, line breaks included: Starlette's converter stops at them, and the error would have another format."""
 
     regex = r"[\s\S]*"
 
@@ -92,13 +92,13 @@ register_url_convertor("whole", _WholePath())
 
 
 class _Endpoint:
-    """ASGI application of a function: Starlette's own would answer errors before we see them."""
+    """ASGI application of a function: Starlette's own would handle errors before :class:`OipApplication` sees them."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         response = await self._answer(Request(scope, receive))
         await response(scope, receive, send)
 
@@ -172,7 +172,7 @@ class OipApplication:
         return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and say what is wrong with it as the protocol does."""
+        """Respond to one request, with errors in the protocol's format."""
         has_started = False
 
         async def watched(message: Message) -> None:
@@ -193,10 +193,10 @@ class OipApplication:
         except Exception:
             if not has_started:
                 await _error(500, "an unexpected error occurred; the cause is in the log of the service")(scope, receive, send)
-            raise  # the server logs it
+            raise  # the server logs the exception
 
     def _models(self) -> dict[str, OipModel]:
-        """The models of what answers now."""
+        """The models of the current answerer."""
         answerer = self._serving.answerer
         known, models = self._of_answerer
         if known is not answerer:
@@ -254,7 +254,7 @@ class OipApplication:
         _check_media_type(request)
         body = await read_body(request.receive)
         if body is None:
-            return Response(status_code=400)  # the client has left
+            return Response(status_code=400)  # the client has disconnected
         header = request.headers.get(HEADER_LENGTH)
         header_length = None if header is None else header.encode("latin-1")
         if len(body) <= INLINE_BODY_BYTES:
@@ -263,10 +263,10 @@ class OipApplication:
 
 
 def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response:
-    """The answer to an inference request.
+    """The response to an inference request.
 
     Raises:
-        FieldError: when something in the request is at fault.
+        FieldError: when a field of the request is invalid.
     """
     request = read_infer_request(body, header_length, model.answerer.max_jobs)
     tensors = output_tensors(model.predict(request), {output.name for output in request.outputs})
@@ -306,7 +306,7 @@ def _check(model: OipModel) -> None:
 
 
 def _check_media_type(request: Request) -> None:
-    """Triton's client declares nothing; what a web page's form could send without asking is refused."""
+    """Reject media types that a form of any web page can send; a missing one is accepted, because Triton's client sends none."""
     media_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media_type not in (JSON, RAW):
         raise HTTPException(415, f"the body must be sent with 'Content-Type: {JSON}', or {RAW} with raw tensors behind it")
@@ -320,5 +320,5 @@ def _json(document: Any) -> Response:
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    text = message.encode("utf-8", "replace").decode()  # JSON's escapes can smuggle lone surrogates into a name
+    text = message.encode("utf-8", "replace").decode()  # JSON escapes allow lone surrogates in a name
     return Response(orjson.dumps({"error": text}), status, headers, JSON)

@@ -1,4 +1,4 @@
-"""The shapes of the protocol's requests and answers."""
+"""Request and response models of the protocol."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..api.models import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB, Coverage, Encoder
 from .outputs import OUTPUT_NAMES
 
 DEFAULT_BIN_WIDTH_MIB: Final = 1024
-"""Bins reach to 192 GiB whatever GPU a row is for: a tensor has the same columns in all rows."""
+"""Bins reach to 192 GiB for every GPU: a tensor has the same columns in all rows."""
 
 
 def _encodable(text: str) -> str:
-    """JSON's escapes can smuggle in lone surrogates, which UTF-8 cannot carry back."""
+    """Reject lone surrogates: JSON escapes allow them, and UTF-8 cannot encode them."""
     try:
         text.encode()
     except UnicodeEncodeError:

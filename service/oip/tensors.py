@@ -1,7 +1,7 @@
-"""Tensors of the protocol: from JSON and from raw bytes, and back.
+"""Converts the protocol's tensors from and to JSON and raw bytes.
 
-In raw form (Triton's extension ``binary_tensor_data``) numbers are little-endian and row-major, a truth value is one byte, and
-an element of type BYTES is its length in four bytes and then itself.
+In raw form (Triton's extension ``binary_tensor_data``) numbers are little-endian and row-major, and a boolean is one byte.
+An element of type BYTES is its length in four bytes, followed by its content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMPY_TYPES: Final = {"BOOL": "u1", "INT32": "<i4", "INT64": "<i8", "FP64": "<f
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One output: its values are texts for the data type BYTES, and an array of the tensor's shape for all others."""
+    """One output: its values are strings for the data type BYTES, and an array of the tensor's shape for all others."""
 
     name: str
     datatype: str
@@ -33,7 +33,7 @@ class Tensor:
         return list(self.values.shape) if isinstance(self.values, np.ndarray) else [len(self.values)]
 
     def as_json(self) -> NDArray[Any] | Sequence[str]:
-        """The elements in one row, as orjson writes them."""
+        """The elements as a flat list, as orjson writes them."""
         return self.values.ravel() if isinstance(self.values, np.ndarray) else self.values
 
     def as_bytes(self) -> bytes:
@@ -52,7 +52,7 @@ def split_bytes(raw: bytes, place: str) -> list[bytes]:
     """The elements of a BYTES tensor in raw form.
 
     Raises:
-        InvalidRequestError: at ``place``, when an element is longer than what is there.
+        InvalidRequestError: at ``place``, when an element is longer than the remaining bytes.
     """
     elements: list[bytes] = []
     at = 0

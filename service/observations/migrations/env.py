@@ -1,6 +1,6 @@
-"""What Alembic runs for every migration, in one transaction.
+"""The script that Alembic runs for every migration, in one transaction.
 
-Alembic runs this file outside of its package, so :mod:`service.observations.migrate` passes the connection and the schema.
+Alembic runs this file outside its package, so :mod:`service.observations.migrate` passes the connection and the schema.
 """
 
 from alembic import context

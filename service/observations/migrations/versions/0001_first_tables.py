@@ -1,4 +1,4 @@
-"""Jobs, predictions, the challenger's answers and observations."""
+"""Creates the tables of jobs, predictions, challenger predictions and observations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make the tables."""
+    """Create the tables."""
     op.create_table(
         "jobs",
         sa.Column("hash", sa.String(64), primary_key=True, comment="SHA-256 of the document"),

@@ -1,1 +1,1 @@
-"""One file for each revision; what is here has run on somebody's database and is not changed any more."""
+"""One file for each revision of the schema; a released revision is never changed, because databases have run it."""
