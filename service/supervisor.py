@@ -1,7 +1,7 @@
 """Runs several workers: this process binds the socket, starts the workers, and replaces those that die.  It serves no request.
 
 Workers are forked before anything heavy is loaded, and share the listening socket: the others accept the waiting connections of
-a dead worker.  A worker that dies before it is ready is restarted with growing pauses, five times in a row.
+a dead worker.  A worker that dies before it is ready is restarted after a pause; five such failures in a row end the service.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class Serving:
         self._follow_challenger()
 
     def _swap(self, loaded: Loaded | None) -> None:
-        """Serve ``loaded``; keep the current answerer when it is the same release."""
+        """Serve ``loaded``; ``None`` keeps the current answerer."""
         self._report(None)
         if loaded is None:
             return

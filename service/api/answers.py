@@ -181,7 +181,7 @@ class Answerer:
         if refusals:
             left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
             table, rows = table.take(left), rows[left]
-        # `encoder` is beside the jobs in the request.
+        # `encoder` is a member of the request, not of a job: its path stays.
         placed = {row: error if error.field == "encoder" else located(error, place(row)) for row, error in errors.items()}
         return ReadJobs(table, rows, placed)
 

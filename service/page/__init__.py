@@ -1,4 +1,4 @@
-"""The start page and the API documentation: static files, served from memory.
+"""The start page and the API documentation: static files with fixed routes.
 
-:mod:`.routes` lists the files; they are read once, when the application is made.
+:mod:`.routes` makes one route for each file of ``files/``, ``examples/`` and ``docs/`` when the application is made.
 """
