@@ -1,8 +1,8 @@
-"""The MLP-based classifier as it is trained: an ensemble of small MLPs whose head is a distribution over memory.
+"""The MLP-based classifier in training: an ensemble of small MLPs that predict a distribution over memory.
 
 The encoder is GPUMemNet's (arXiv 2602.17817, section 5.1: an ensemble of tiny MLPs over the feature vector).  The head is a
-mixture of logistics over log-bytes relative to the calibrated closed form: it answers bins of any width and respects their order.
-Everything from the raw feature columns on is inside the modules, hence inside the exported graph (:mod:`models.networks.served`).
+mixture of logistics over log-bytes relative to the calibrated closed form.  So it supports bins of any width and respects their
+order.  The modules take raw feature columns, so the exported graph includes every transform (:mod:`models.networks.served`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ SMALLEST_SCALE: Final = 0.03
 """Floor of a component's scale, in units of the closed form's typical error."""
 BACKGROUND_WEIGHT: Final = 0.005
 BACKGROUND_SCALE: Final = 8.0
-"""A thin, wide component that takes faulty labels, so that no other has to."""
+"""Scale of a wide component with small weight that absorbs faulty labels, in units of the closed form's typical error."""
 MEAN_DEVIATION: Final = 2.0 * math.log(2.0)
 """Mean absolute deviation of a logistic of scale 1."""
 LANES: Final = 16
-"""Logarithms and sines are taken of some numbers at a time, of four in onnxruntime as it is built today, and of the rest one by
-one, with other last bits.  There is to be no rest in any row: logarithms are filled up to so many, and the sines are four."""
+"""Rows of logarithms are padded to a multiple of this, so that vector code computes all of them.
+
+onnxruntime computes logarithms and sines in vectors, of four numbers in current builds.  It computes the remaining numbers one by
+one, and these differ in the last bits.  There are four sines, so they need no padding.
+"""
 CLIP: Final = 6.0
 CONSTANT: Final = 1e-5
-"""An input that varies less than this over the training jobs is left out."""
+"""The transform drops inputs that vary less than this over the training jobs."""
 _LAYERS, _TOTALS, _BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
-"""In which of :data:`MODES` an input is on."""
+"""Masks over :data:`MODES`: the modes in which an input is active."""
 LAYER_BYTES: Final = (
     *(f"{part}_{size}_bytes" for part in ("peak", "weights", "kept") for size in SIZE_CLASSES),
     *(f"kept_by_{group}_bytes" for group in GROUP_NAMES),
@@ -50,7 +53,7 @@ LAYER_BYTES: Final = (
     *("largest_convolution_bytes", "largest_weight_bytes", "largest_activation_bytes"),
 )
 OPTIONS: Final = tuple(name for name in FEATURE_NAMES if name.startswith("is_"))
-"""Flags of the job; a flag that is the same for all training jobs is left out by the transform."""
+"""Flags of the job; the transform drops a flag that is equal for all training jobs."""
 _MIB: Final = 1.0 / MIB
 _TURN_SMALL: Final = 2.0 * math.pi / SMALL_SEGMENT_BYTES
 _TURN_MEDIUM: Final = 2.0 * math.pi / LARGE_SEGMENT_BYTES
@@ -66,7 +69,7 @@ TOTAL_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"total_activations": 0.004},
     dict.fromkeys((*MODEL_STATE_COLUMNS, "activation_bytes"), _MIB),
 )
-"""Amounts that totals give; each enters as its logarithm and relative to the calibrated line."""
+"""Amounts that totals determine; the inputs are each one's logarithm and its ratio to the calibrated line."""
 FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"weight_bytes": 16 * _MIB},
     {"activation_bytes": 16 * _MIB},
@@ -75,22 +78,25 @@ FINE_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"activation_bytes": 128 * _MIB},
     {"batch_size": 1.0},
 )
-"""The same in finer units, as logarithms only: they tell small jobs apart."""
+"""Amounts in finer units that distinguish small jobs; the inputs are their logarithms only."""
 LAYER_AMOUNTS: Final[tuple[Amount, ...]] = tuple({name: _MIB} for name in LAYER_BYTES)
-"""Amounts that need the layers; logarithm and relative to the calibrated line."""
+"""Amounts that need the layers; the inputs are each one's logarithm and its ratio to the calibrated line."""
 COUNTS: Final[tuple[Amount, ...]] = tuple(
     {name: 1.0} for name in (*(f"{group}_count" for group in GROUP_NAMES), "layer_count", "block_count")
 )
-"""Numbers of layers; logarithms only."""
+"""Numbers of layers; the inputs are their logarithms only."""
 SHARED_COUNTS: Final[tuple[Amount, ...]] = ({"sequence_length": 1.0}, {"gradient_accumulation": 1.0})
-"""The same, known without layers."""
+"""Counts that do not need the layers; the inputs are their logarithms only."""
 ANGLES: Final[tuple[Amount, ...]] = (
     {"small_slack_bytes": _TURN_SMALL},
     {"medium_slack_bytes": _TURN_MEDIUM},
     {"small_slack_bytes": _TURN_SMALL, "": math.pi / 2.0},
     {"medium_slack_bytes": _TURN_MEDIUM, "": math.pi / 2.0},
 )
-"""Where in its last segment the closed form ends, as angles whose sine is taken: memory grows by whole segments."""
+"""Position of the closed form's end in its last segment, as angles; the inputs are their sines.
+
+The position matters because memory grows by whole segments.
+"""
 PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"small_slack_bytes": _MIB},
     {"medium_slack_bytes": _MIB},
@@ -98,27 +104,28 @@ PLAIN_AMOUNTS: Final[tuple[Amount, ...]] = (
     {"reused_segments": 1.0},
 )
 MODES: Final[tuple[Amount, ...]] = ({"has_layers": 1.0}, {"has_layers": -1.0, "": 1.0})
-"""1 and 0 for a job with layers, 0 and 1 for one with totals only."""
+"""Amounts that are 1 and 0 for a job with layers, 0 and 1 for one with totals only."""
 BENCHMARK: Final = "is_cudnn_benchmark"
 
 
 def group_names(families: Sequence[str] = ()) -> tuple[str, ...]:
-    """Kinds of jobs whose bounds are calibrated apart; those of a common model for each of its ``families``.
+    """Return the groups of jobs whose bounds are calibrated separately; a common model has them for each of its ``families``.
 
-    This is Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5).  Where cuDNN tries
-    all algorithms the workspace of one convolution can exceed all else; and the bounds of a common model hold in every family.
+    This is Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5).  Jobs with
+    ``cudnn.benchmark`` form separate groups, because the workspace of one convolution can then exceed all other memory.
+    Separate groups by family make the bounds of a common model hold in every family.
     """
     modes = tuple(mode_name(mode, family) for family in families or ("",) for mode in ("layers", "totals"))
     return (*modes, *(f"{mode}, cudnn_benchmark" for mode in modes))
 
 
 def mode_name(mode: str, family: str = "") -> str:
-    """``layers`` or ``totals``, with the family where a model has several."""
+    """Return ``layers`` or ``totals``, preceded by the family if a model has several."""
     return f"{family}, {mode}" if family else mode
 
 
 def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
-    """Matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that give the amounts from the features."""
+    """Return matrix ``[F, len(amounts)]`` and offset ``[len(amounts)]`` that map features to the amounts."""
     matrix, offset = torch.zeros(len(FEATURE_NAMES), len(amounts)), torch.zeros(len(amounts))
     for column, amount in enumerate(amounts):
         for name, factor in amount.items():
@@ -130,7 +137,7 @@ def _affine(amounts: Sequence[Amount]) -> tuple[Tensor, Tensor]:
 
 
 def _group_amounts(families: Sequence[str]) -> list[Amount]:
-    """Amounts that are 1 for jobs of one of the :func:`group_names`, and 0 or less for others: all its flags are up."""
+    """Return one amount per name of :func:`group_names`: 1 for jobs with all flags of the group, 0 or less for others."""
     amounts: list[Amount] = []
     for benchmark in (-1.0, 1.0):
         for family in families or ("",):
@@ -153,11 +160,11 @@ def _line_amount(line: PhysicsLine) -> Amount:
 
 
 class FeatureTransform(nn.Module):
-    """From raw feature columns to the network's inputs and to the reference, the calibrated closed form.
+    """Converts raw feature columns to the network's inputs and to the reference, the calibrated closed form.
 
-    Jobs with layers and jobs with totals only share the network.  The totals come twice, once for each kind of job, so that what
-    is learnt of the one does not blur the other; a mask turns off what does not apply.  A common model has a line for each of its
-    families, as what the closed form leaves out is another share of each.
+    Jobs with layers and jobs with totals only share the network.  The totals enter twice, once for each mode, so that the modes
+    have separate weights; a mask sets the inputs of the other mode to zero.  A common model has separate lines for each family,
+    because the share of memory that the closed form omits depends on the family.
     """
 
     matrix: Tensor
@@ -170,8 +177,12 @@ class FeatureTransform(nn.Module):
     flags: Tensor
 
     def __init__(self, lines: Sequence[PhysicsLine], errors: Sequence[float], families: Sequence[str] = ()) -> None:
-        """Lines of jobs with layers and of jobs with totals only, and the typical size of their error in log-bytes, the unit of
-        the network's output; two of each, and of a common model two for each of ``families``.
+        """Create a transform that is not yet fitted.
+
+        Args:
+            lines: the line of jobs with layers and that of jobs with totals only; for a common model, both for each family.
+            errors: typical error of each line in log-bytes, which is the unit of the network's output.
+            families: families of a common model.
         """
         super().__init__()
         self.families = tuple(families)
@@ -209,20 +220,20 @@ class FeatureTransform(nn.Module):
             self.register_buffer("flags", _affine([{f"is_{family}": 1.0} for family in families])[0])
 
     def fit(self, features_BF: Tensor) -> None:
-        """Take mean and deviation from the features of jobs with layers, shape ``[B, F]``; the last input, the mode, stays."""
+        """Set mean and deviation from the features of jobs with layers, ``[B, F]``; the last input, the mode, is not scaled."""
         raw_BD, _, _, _ = self._raw(features_BF)
         self.mean[:-1] = raw_BD.mean(0)[:-1]
         deviation = raw_BD.std(0)[:-1]
         self.deviation[:-1] = torch.where(deviation > CONSTANT, deviation, torch.inf)
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :func:`group_names` ``[B, G]``."""
+        """Return inputs ``[B, D]``; reference and unit of the output in log-bytes ``[B, 1]``; :func:`group_names` ``[B, G]``."""
         raw_BD, log_lines_B2, modes_B2, groups_BG = self._raw(features_BF)
         inputs_BD = ((raw_BD - self.mean) / self.deviation).clamp(-CLIP, CLIP) * (modes_B2 @ self.mask)
         return inputs_BD, (log_lines_B2 * modes_B2).sum(1, keepdim=True), groups_BG @ self.errors, groups_BG
 
     def _raw(self, features_BF: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs before standardisation; both lines in log-bytes, those of the job's family; the modes; the groups."""
+        """Return inputs before standardisation, both lines of the job's family in log-bytes, the modes, and the groups."""
         blocks = torch.split(torch.addmm(self.offset, features_BF, self.matrix), self.blocks, dim=1)
         positive, totals, layers, angles, plain, modes_B2, groups_BG = blocks
         positive = torch.maximum(positive, self.floors)
@@ -234,7 +245,7 @@ class FeatureTransform(nn.Module):
         return raw_BD, self._of_family(log_lines_BM, features_BF), modes_B2, groups_BG.relu()
 
     def _of_family(self, lines_BM: Tensor, features_BF: Tensor) -> Tensor:
-        """The two of each job's own family, shape ``[B, 2]``."""
+        """Return the two columns of each job's family, shape ``[B, 2]``."""
         if not self.families:
             return lines_BM
         flags_BM1 = (features_BF @ self.flags).unsqueeze(2)
@@ -246,7 +257,7 @@ Mixture = tuple[Tensor, Tensor, Tensor]
 
 
 class MemberMLPs(nn.Module):
-    """``E`` MLPs of two hidden layers side by side, as batched matrix products."""
+    """``E`` MLPs with two hidden layers each, computed as batched matrix products."""
 
     def __init__(self, inputs: int, members: int, hidden: int, components: int, seed: int) -> None:
         super().__init__()
@@ -264,7 +275,7 @@ class MemberMLPs(nn.Module):
             self.biases[2][:, :, 2 * components :] = -0.7
 
     def forward(self, inputs_EBD: Tensor) -> Mixture:
-        """Each member's mixture."""
+        """Return each member's mixture."""
         hidden_EBH = nn.functional.silu(inputs_EBD @ self.weights[0] + self.biases[0])
         hidden_EBH = nn.functional.silu(hidden_EBH @ self.weights[1] + self.biases[1])
         outputs_BEK = (hidden_EBH @ self.weights[2] + self.biases[2]).transpose(0, 1)
@@ -273,10 +284,10 @@ class MemberMLPs(nn.Module):
 
 
 def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Centre of a mixture, and the distance of its components' mass from there; ``[..., K]`` to ``[..., 1]`` each.
+    """Return a mixture's centre and the mean distance of its mass from the centre; ``[..., K]`` to ``[..., 1]`` each.
 
-    The centre is the mean of the locations weighted by each component's height, ``weight / scale``: close to the mode, without
-    a search.  The spread grows with the weights' sum.
+    The centre is the mean of the locations, weighted by each component's height ``weight / scale``.  It is close to the mode and
+    needs no search.  The spread is proportional to the sum of the weights.
     """
     heights = weights / scales
     centre = (heights * locations).sum(-1, keepdim=True) / heights.sum(-1, keepdim=True)
@@ -285,12 +296,12 @@ def centre_and_spread(weights: Tensor, locations: Tensor, scales: Tensor) -> tup
 
 
 def mixture_cdf(mixture: Mixture, positions: Tensor) -> Tensor:
-    """CDF of each member's mixture with its background, at positions of shape ``[B, E]`` in units of the error."""
+    """Return the CDF of each member's mixture and background, at positions ``[B, E]`` in units of the closed form's error."""
     weights, locations, scales = mixture
     cumulative = (weights * torch.sigmoid((positions[..., None] - locations) / scales)).sum(-1)
     return (1.0 - BACKGROUND_WEIGHT) * cumulative + BACKGROUND_WEIGHT * torch.sigmoid(positions / BACKGROUND_SCALE)
 
 
 def float_tensor(values: NDArray[np.float64]) -> Tensor:
-    """Features as the graph takes them: single precision."""
+    """Convert features to single precision, the type of the graph's inputs."""
     return torch.from_numpy(values.astype(np.float32))

@@ -1,6 +1,6 @@
-"""Calibrated physics: memory as a straight line in bytes that physics gives, with the context as its intercept.
+"""Calibrated closed form: memory as a linear function of computed bytes, with the CUDA context as its intercept.
 
-Lines are fitted by median regression, so that a handful of faulty labels moves none of them.
+Lines are fitted by median regression, so that a few faulty labels do not affect them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from gpumemnet.units import MIB
 
 MODEL_STATE_COLUMNS: Final = ("weight_bytes", "gradient_bytes", "optimizer_state_bytes", "optimizer_temporary_bytes")
 LAYER_TERMS: Final = (("segment_bytes",), ("unfragmented_bytes",))
-"""The line of a job with layers: the closed form in whole segments that only tensors about as large take over, and without them.
+"""Terms for a job with layers: the closed form with and without fragmentation.
 
-The truth lies between: a free segment of 200 MiB does serve a tensor of 50 where no smaller one is free.
+The first counts whole segments, which only tensors of about the same size reuse.  Actual memory lies between the two: a free
+segment of 200 MiB serves a tensor of 50 MiB if no smaller one is free.
 """
 TOTALS_TERMS: Final = (MODEL_STATE_COLUMNS, ("activation_bytes",), ("input_bytes",))
-"""The line of a job with totals only: three terms, the first a sum of columns."""
+"""Terms for a job with totals only; the first is a sum of columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class PhysicsLine:
     """``intercept + Σ slope · term`` in MiB, never below ``floor``.
 
     Attributes:
-        terms: each term as the feature columns that it sums.
-        intercept_mib, slopes: the fit.
-        floor_mib: smallest value that the line may give.
+        terms: the feature columns that each term sums.
+        intercept_mib, slopes: the fitted coefficients.
+        floor_mib: smallest value of the line.
     """
 
     terms: tuple[tuple[str, ...], ...]
@@ -42,7 +43,7 @@ class PhysicsLine:
     floor_mib: float
 
     def predict_bytes(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The line for features of shape ``[B, F]``; shape ``[B]``."""
+        """Return the line's bytes for features of shape ``[B, F]``; shape ``[B]``."""
         line = self.intercept_mib + term_matrix_mib(features, self.terms) @ np.array(self.slopes)
         line_bytes: NDArray[np.float64] = np.maximum(line, self.floor_mib) * MIB
         return line_bytes
@@ -57,8 +58,8 @@ def fit_line(
 ) -> PhysicsLine:
     """Fit the line of ``terms`` to the rows with a label (no NaN), by median regression or by least squares.
 
-    No slope is negative, as no bytes make a job smaller, and the line answers beyond the jobs that it was fitted to: a term whose
-    slope would be negative is left out, the most negative first.
+    Slopes are not negative, because more bytes never reduce memory and the line must extrapolate.  Terms whose slope would be
+    negative are dropped, the most negative first.
     """
     known = ~np.isnan(label_bytes)
     inputs, labels_mib = term_matrix_mib(features[known], terms), label_bytes[known] / MIB
@@ -83,6 +84,6 @@ def fit_line(
 
 
 def term_matrix_mib(features: NDArray[np.float64], terms: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """The terms in MiB, shape ``[B, len(terms)]``."""
+    """Return the terms in MiB, shape ``[B, len(terms)]``."""
     sums = [features[:, [FEATURE_NAMES.index(name) for name in columns]].sum(axis=1) for columns in terms]
     return np.stack(sums, axis=1) / MIB

@@ -1,7 +1,8 @@
-"""The transformer-based classifier: attention over a job's layers, beside its feature vector; the head is the MLP-based one's.
+"""The transformer-based classifier: attention over a job's layers together with its feature vector.
 
 The encoder is GPUMemNet's (arXiv 2602.17817, section 5.2: tiny transformer encoders over (type, activations, parameters) of each
-layer, pooled, with the job features).  Attention runs over the layers, padding is masked, and any length is taken.
+layer, pooled, with the job features).  Attention runs over the layers, padding is masked, and any length is supported.  The head
+is that of the MLP-based classifier.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .mlp import FeatureTransform, MemberMLPs, Mixture
 
 
 class LayerAttention(nn.Module):
-    """One encoder layer: attention over the layers of a job, then a feed-forward network, each with a norm before it."""
+    """One encoder layer: attention over the layers of a job, then a feed-forward network, each preceded by a norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class LayerAttention(nn.Module):
         self.narrow = nn.Linear(2 * width, width)
 
     def forward(self, tokens_BLW: Tensor, bias_B11L: Tensor) -> Tensor:
-        """Tokens with what they learnt of each other, shape ``[B, L, W]``; the bias is 0, or very negative for padding."""
+        """Return the transformed tokens, shape ``[B, L, W]``; the attention bias is 0, or very negative for padding."""
         batch, length, width = tokens_BLW.shape
         split = self.projections(self.before_attention(tokens_BLW)).reshape(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
@@ -45,7 +46,7 @@ class LayerAttention(nn.Module):
 
 
 class LayerEncoder(nn.Module):
-    """From layer sequences to one vector for each job: embedding, attention, mean and maximum over the layers."""
+    """Encodes a layer sequence as one vector: embedding, attention, then mean and maximum over the layers."""
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -55,12 +56,12 @@ class LayerEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, sequences_BLF: Tensor, mask_BL: Tensor, reference_B1: Tensor) -> Tensor:
-        """Shape ``[B, 2 · W]``.
+        """Return the vectors, shape ``[B, 2 · W]``.
 
         Args:
             sequences_BLF: the columns :data:`gpumemnet.features.sequence.SEQUENCE_COLUMNS`.
             mask_BL: 1 for a layer, 0 for padding.
-            reference_B1: the closed form in log-bytes; amounts count relative to it.
+            reference_B1: the closed form in log-bytes; amounts are relative to it.
         """
         kinds, amounts = sequences_BLF[:, :, :-2], sequences_BLF[:, :, -2:]
         mask_BL1 = mask_BL.unsqueeze(-1)
@@ -77,7 +78,7 @@ class LayerEncoder(nn.Module):
 
 
 class SequenceInputs(nn.Module):
-    """Transform and encoder: what the head reads."""
+    """Transform and encoder, which compute the inputs of the head."""
 
     def __init__(self, transform: FeatureTransform, encoder: LayerEncoder) -> None:
         super().__init__()
@@ -85,14 +86,14 @@ class SequenceInputs(nn.Module):
         self.encoder = encoder
 
     def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs of the head ``[B, D]``; reference and unit ``[B, 1]``, groups ``[B, 4]`` as the transform gives them."""
+        """Return the head's inputs ``[B, D]``, and the transform's reference and unit ``[B, 1]`` and groups ``[B, 4]``."""
         inputs_BD, reference_B1, units_B1, groups_B4 = self.transform(features_BF)
         pooled = self.encoder(sequences_BLF, mask_BL, reference_B1)
         return torch.cat((inputs_BD, pooled), dim=1), reference_B1, units_B1, groups_B4
 
 
 class SequenceNetwork(nn.Module):
-    """Transform, encoder and members, as they are trained."""
+    """Transform, encoder and members in training."""
 
     def __init__(self, inputs: SequenceInputs, members: MemberMLPs) -> None:
         super().__init__()
@@ -100,18 +101,18 @@ class SequenceNetwork(nn.Module):
         self.members = members
 
     def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Mixture, Tensor, Tensor]:
-        """The members' mixtures, ``[B, E, K]`` each; reference and unit ``[B, 1]``."""
+        """Return the members' mixtures, ``[B, E, K]`` each; reference and unit ``[B, 1]``."""
         inputs_BD, reference_B1, units_B1, _ = self.inputs(features_BF, sequences_BLF, mask_BL)
         return self.members(inputs_BD.unsqueeze(0)), reference_B1, units_B1
 
 
 def encoder_width(width: int) -> int:
-    """Inputs that the encoder adds to the head's."""
+    """Return the number of inputs that the encoder adds to the head."""
     return 2 * width
 
 
 def initialised(width: int, depth: int, heads: int, seed: int) -> LayerEncoder:
-    """An encoder with weights drawn with ``seed``, whatever has been drawn before."""
+    """Return an encoder whose random weights depend on ``seed`` alone, not on earlier random numbers."""
     generator = torch.Generator().manual_seed(seed)
     encoder = LayerEncoder(width, depth, heads)
     with torch.no_grad():

@@ -1,9 +1,10 @@
-"""The classifiers as they are served: what was trained, laid out in few and large operations.
+"""The classifiers in inference: the trained networks, rearranged into a few large operations.
 
-Each node of a graph costs a third of a microsecond, and onnxruntime packs the weights of two-dimensional products once, when it
-loads the graph, and of others at every call; rows of such products are also the same alone and among others.  So the members lie
-side by side, and sums are products with ones.  Every number is a buffer as the operations take it: two classifiers of one shape
-differ in their state alone (:mod:`models.training.graph_export`).
+Each node of a graph costs a third of a microsecond.  onnxruntime packs the weights of two-dimensional products once, when it
+loads the graph, but those of other products at every call.  Two-dimensional products also give each row the same result alone
+and in a batch.  So the members' weights are concatenated, and sums are products with ones.  Every constant is a buffer in the
+form that the operations need.  So classifiers of one architecture differ in their state only
+(:mod:`models.training.graph_export`).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from .sequence import SequenceInputs
 # jobs, C coverages.
 
 MOST_LOGIT: Final = 40.0
-"""Logits and log-scales are cut here, far beyond what training gives, so that their exponentials stay numbers."""
+"""Limit of logits and log-scales, far above trained values, which keeps their exponentials finite."""
 
 
 class SideBySide(nn.Module):
-    """What the last layer says of all trained members and of the background, in two-dimensional products."""
+    """All trained members and the background component, computed with two-dimensional products."""
 
     first: Tensor
     first_bias: Tensor
@@ -62,7 +63,7 @@ class SideBySide(nn.Module):
         self.register_buffer("last_bias", torch.cat((biases, background), dim=1)[order].flatten())
 
     def forward(self, inputs_BD: Tensor) -> Tensor:
-        """Logits, log-scales less the floor, and locations, shape ``[B, 3 (E·K + 1)]``."""
+        """Return logits, logarithms of the scales minus their floor, and locations, shape ``[B, 3 (E·K + 1)]``."""
         hidden_BH = nn.functional.silu(torch.addmm(self.first_bias, inputs_BD, self.first))
         own = zip(self.second_biases, torch.split(hidden_BH, self.hidden, dim=1), self.second, strict=True)
         hidden_BH = nn.functional.silu(torch.cat([torch.addmm(bias, one, weight) for bias, one, weight in own], dim=1))
@@ -70,9 +71,9 @@ class SideBySide(nn.Module):
 
 
 class MixtureHead(nn.Module):
-    """From the members' inputs to the graph's outputs (:mod:`gpumemnet.predict.bundle`): members, mixture and calibrated bounds.
+    """Computes the graph's outputs (:mod:`gpumemnet.predict.bundle`): members, mixture and calibrated bounds.
 
-    It is the members' forward pass and :func:`models.networks.mlp.centre_and_spread`.
+    It combines the members' forward pass and :func:`models.networks.mlp.centre_and_spread`.
     """
 
     all_but_background: Tensor
@@ -83,15 +84,20 @@ class MixtureHead(nn.Module):
     def __init__(
         self, members: MemberMLPs, transform: FeatureTransform, multiples: Mapping[str, Sequence[float]], floor: float
     ) -> None:
-        """``multiples`` hold for each of the :func:`group_names`, for each calibrated coverage, the multiple of the spread and of
-        the ``floor`` beside it, which is in units of the closed form's error.
+        """Create the head from trained members.
+
+        Args:
+            members: the trained members.
+            transform: the fitted transform.
+            multiples: one of :func:`group_names` → for each calibrated coverage, the multiple of spread and floor.
+            floor: constant added to every spread, in units of the closed form's error.
         """
         super().__init__()
         count, components = len(members.weights[0]), members.components
         self.width = count * components + 1
         share = (1.0 - BACKGROUND_WEIGHT) / count
         all_but_background = torch.tensor([[1.0]] * (self.width - 1) + [[0.0]])
-        # Divided by the sum of its member's odds, less its member's share of the weight, a component's odds are its weight.
+        # A component's weight is its odds, divided by the sum of its member's odds, times the member's share of the weight.
         of_member = torch.kron(torch.eye(count), torch.full((components, components), 1.0 / share))
         of_member = nn.functional.pad(of_member, (0, 1, 0, 1)) + torch.diag(1.0 - all_but_background[:, 0]) / BACKGROUND_WEIGHT
         multiples_GC = torch.tensor([multiples[group] for group in group_names(transform.families)])
@@ -102,7 +108,7 @@ class MixtureHead(nn.Module):
         self.register_buffer("floor", torch.tensor([[floor * (1.0 - BACKGROUND_WEIGHT)]]))
 
     def forward(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
-        """Weights, locations, scales ``[B, E·K + 1]``; amounts ``[B, 2 + C]``: reference, expected and bounds in log-bytes."""
+        """Return weights, locations, scales ``[B, E·K + 1]``; reference, expected and bounds in log-bytes ``[B, 2 + C]``."""
         positive, locations_BK = torch.split(self.members(inputs_BD), [2 * self.width, self.width], dim=1)
         odds_BK, scales_BK = torch.split(positive.clamp(-MOST_LOGIT, MOST_LOGIT).exp(), self.width, dim=1)
         weights_BK = odds_BK / (odds_BK @ self.of_member)
@@ -110,7 +116,7 @@ class MixtureHead(nn.Module):
         heights_BK = weights_BK / scales_BK
         centre_B1 = (heights_BK * locations_BK) @ self.all_but_background / (heights_BK @ self.all_but_background)
         distances_BK = (locations_BK - centre_B1).abs() + MEAN_DEVIATION * scales_BK
-        spread_B1 = (weights_BK * distances_BK) @ self.all_but_background  # the mean of the members', but for the background's
+        spread_B1 = (weights_BK * distances_BK) @ self.all_but_background  # mean of the members, without the background
         expected_B1 = reference_B1 + centre_B1 * units_B1
         bounds_BC = expected_B1 + (spread_B1 + self.floor) * (groups_BG @ self.multiples)
         return (

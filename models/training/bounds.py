@@ -1,9 +1,9 @@
-"""The calibration of safe bytes: conformal prediction in units of the predicted spread.
+"""Calibrates the safe bytes by conformal prediction in units of the predicted spread.
 
-A job's score is its log-error over ``spread + floor``, both in log-bytes (normalised nonconformity with a constant beside the
-spread: Papadopoulos et al., IJCAI 2011, section 4; Lei et al., JASA 113, 2018).  The floor is the typical error of the jobs that
-calibrate.  Without it one job whose spread was predicted far too small sets the bounds of all others: at 99 % of 167 jobs the
-largest score is the bound.
+A job's score is its log-error divided by ``spread + floor``, both in log-bytes.  This is normalised nonconformity with a
+constant added to the spread (Papadopoulos et al., IJCAI 2011, section 4; Lei et al., JASA 113, 2018).  The floor is the typical
+error of the calibration jobs.  Without it, one job with a far too small spread would set the bounds of all others: at 99 % of
+167 jobs the bound is the largest score.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Array = NDArray[np.float64]
 
 COVERAGES: Final = (0.5, 0.8, 0.9, 0.95, 0.975, 0.98, 0.99, 0.995, 0.999)
 FEWEST_SCORES: Final = 60
-"""Scores that a group needs for a calibration of its own."""
+"""Fewest scores with which a group is calibrated separately."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errors:
-    """What a network that had not seen ``B`` jobs says of them, shape ``[B]`` each.
+    """Errors of a network on ``B`` held-out jobs, shape ``[B]`` each.
 
     Attributes:
-        log_errors: label less expectation in log-bytes; of a job that ran out of memory with the card's capacity as its label,
-            the least that it can have needed.
-        spreads: predicted, in log-bytes.
-        units: of the network's output, in log-bytes.
-        is_measured: whether the job has a label of its own.
+        log_errors: label minus expectation in log-bytes.  The label of a job that ran out of memory is the card's capacity, a
+            lower bound of what it needed.
+        spreads: predicted spread in log-bytes.
+        units: unit of the network's output, in log-bytes.
+        is_measured: whether the job has a measured label.
     """
 
     log_errors: Array
@@ -44,29 +44,32 @@ class Errors:
 
 
 def errors_of(data: LabelledJobs, expected: Array, spreads: Array, units: Array) -> Errors:
-    """The errors of expectations in log-bytes, shape ``[B]``."""
+    """Return the errors of expectations in log-bytes, shape ``[B]``."""
     is_measured = ~np.isnan(data.label_bytes)
     labels = np.where(is_measured, data.label_bytes, data.lower_bytes)
     return Errors(np.log(labels) - expected, spreads, units, is_measured)
 
 
 def spread_floor(parts: Sequence[Errors]) -> float:
-    """The typical error of measured jobs, in units of the network's output; the mean over ``parts``.
+    """Return the typical error of measured jobs, in units of the network's output, averaged over ``parts``.
 
-    Where all jobs ran out of memory it is 1, the closed form's own typical error.
+    If all jobs ran out of memory, it is 1, the typical error of the closed form.
     """
     typical = [float(np.mean(np.abs(part.log_errors / part.units)[part.is_measured])) for part in parts if part.is_measured.any()]
     return float(np.mean(typical)) if typical else 1.0
 
 
 def conformal_scores(errors: Errors, floor: float) -> Array:
-    """Each job's log-error over its spread and the floor, shape ``[B]``."""
+    """Return each job's log-error divided by the sum of spread and floor, shape ``[B]``."""
     scores: Array = errors.log_errors / (errors.spreads + floor * errors.units)
     return scores
 
 
 def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: Sequence[float]) -> dict[str, tuple[float, ...]]:
-    """The multiples of ``mode`` for jobs without and with ``cudnn.benchmark``; alike where either are too few to tell apart."""
+    """Return the multiples of ``mode`` for jobs without and with ``cudnn.benchmark``.
+
+    Both are equal if either group has fewer than :data:`FEWEST_SCORES` scores.
+    """
     benchmark = np.array([job.cudnn_benchmark for job in data.jobs], dtype=bool)
     parts = [scores[~benchmark], scores[benchmark]]
     if min(map(len, parts)) < FEWEST_SCORES:
@@ -76,9 +79,9 @@ def grouped_multiples(mode: str, scores: Array, data: LabelledJobs, coverages: S
 
 
 def conformal_multiples(scores: Array, coverages: Sequence[float]) -> tuple[float, ...]:
-    """For each coverage the score that bounds that share of jobs like these.
+    """Return for each coverage the conformal quantile of ``scores``.
 
-    Where there are too few for the highest levels, twice the largest score stands in for what was not seen.
+    If there are too few scores for the highest coverages, their quantile is twice the largest score.
     """
     ordered = np.sort(scores)
     ranks = [math.ceil((len(ordered) + 1) * level) - 1 for level in coverages]

@@ -1,7 +1,7 @@
-"""What training and evaluation read of a dataset: jobs, labels as intervals of bytes, and the groups that splits respect.
+"""Loads datasets for training and evaluation: jobs, labels as intervals of bytes, and groups for splits.
 
-A label is an interval because readings are granular (NVML and ``nvidia-smi`` count in MiB) and because a job that ran out of
-memory says only that it needed more than the card has: a censored label, never a class of its own.
+A label is an interval for two reasons.  Readings are granular: NVML and ``nvidia-smi`` count in MiB.  And a job that ran out of
+memory has a censored label: it needed more than the card has.  Such jobs do not form a separate class.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpumemnet.predict.bundle import ALL_FAMILIES
 from gpumemnet.units import MIB
 
 ZOO: Final = "zoo"
-"""Recipe of real models, which are for testing only."""
+"""Recipe of real models, which are only used for testing."""
 READING_BYTES: Final = MIB
-"""Granularity of the driver's readings: the label's interval reaches this far to both sides."""
+"""Granularity of the driver's readings: a label's interval extends this far to both sides, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledJobs:
-    """``B`` jobs of one family, or of several, with their memory on one GPU model.
+    """``B`` jobs of one or several families, with their memory on one GPU model.
 
     Attributes:
         jobs: the jobs.
@@ -43,12 +43,13 @@ class LabelledJobs:
         upper_bytes: memory was at most this, infinite where the job ran out of memory, shape ``[B]``.
         groups: architecture of each job as a code; splits keep a group together, shape ``[B]``.
         gpu: the GPU model.
-        capacity_bytes: memory that a job could have had there.
+        capacity_bytes: memory available to a job on that GPU.
         provenance: ``measured`` or ``published``.
         label_source: how memory was read.
-        context_bytes: CUDA context within the labels: measured, else the median of what a trace leaves over; ``None`` where
-            neither is known.
-        sha256: hash of the dataset file; of several the hash over theirs, one a line, in the order of the families.
+        context_bytes: CUDA context included in the labels: measured, or the median difference between label and trace;
+            ``None`` if neither is known.
+        sha256: hash of the dataset file; for several files, the hash over their hashes, one per line, in the order of the
+            families.
     """
 
     jobs: tuple[TrainingJob, ...]
@@ -68,7 +69,7 @@ class LabelledJobs:
         return len(self.jobs)
 
     def take(self, rows: NDArray[np.int64]) -> LabelledJobs:
-        """The jobs in ``rows``, shape ``[R]``."""
+        """Return the jobs in ``rows``, shape ``[R]``."""
         return replace(
             self,
             jobs=tuple(self.jobs[row] for row in rows.tolist()),
@@ -87,28 +88,29 @@ class LabelledJobs:
 
     @property
     def family(self) -> str:
-        """The one family, or ``all`` where there are several."""
+        """The family, or ``all`` if there are several."""
         return self.families[0] if len(self.families) == 1 else ALL_FAMILIES
 
     def rows_of(self, family: str) -> NDArray[np.int64]:
-        """The rows of one family."""
+        """Return the rows of one family."""
         return np.flatnonzero([job.family == family for job in self.jobs])
 
     def without_layers(self) -> LabelledJobs:
-        """The same jobs as a scheduler knows them that has totals only."""
+        """Return the same jobs with totals only."""
         jobs = tuple(totals_only(job) for job in self.jobs)
         return replace(self, jobs=jobs, features=features_on(self.gpu, jobs))
 
 
 def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
-    """Feature vectors of ``jobs`` on the GPU model ``gpu``, shape ``[B, F]``."""
+    """Return the feature vectors of ``jobs`` on the GPU model ``gpu``, shape ``[B, F]``."""
     return feature_matrix(JobTable.from_jobs(jobs), blas_workspace_bytes(gpu))
 
 
 def rows_to_learn_from(path: str | Path) -> list[Measurement]:
-    """The ``ok`` and ``oom`` rows of the dataset at ``path``, real models among them, but for one of several replicas.
+    """Return the ``ok`` and ``oom`` rows of the dataset at ``path``, real models included.
 
-    Why not those, says :data:`gpumemnet.physics.replicas.WITH_OTHERS`.
+    Jobs that are one of several replicas are excluded, for the reason given at
+    :data:`gpumemnet.physics.replicas.WITH_OTHERS`.
 
     Raises:
         DatasetError: when the dataset cannot be read.
@@ -117,7 +119,7 @@ def rows_to_learn_from(path: str | Path) -> list[Measurement]:
 
 
 def labelled_families(path: str | Path) -> list[str]:
-    """The families of which the dataset at ``path`` has jobs to learn from.
+    """Return the families for which the dataset at ``path`` has training rows.
 
     Raises:
         DatasetError: when the dataset cannot be read.
@@ -127,7 +129,9 @@ def labelled_families(path: str | Path) -> list[str]:
 
 
 def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
-    """The ``ok`` and ``oom`` rows of one family in the dataset at ``path``, but for real models and one of several replicas.
+    """Return the ``ok`` and ``oom`` rows of one family in the dataset at ``path``.
+
+    Real models, and jobs that are one of several replicas, are excluded.
 
     Raises:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
@@ -139,7 +143,12 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
 
 
 def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> LabelledJobs:
-    """Measurements of one family, ``ok`` and ``oom``, as training reads them; ``source`` is what errors call them.
+    """Convert ``ok`` and ``oom`` measurements of one family to labelled jobs.
+
+    Args:
+        rows: the measurements.
+        source: name of the dataset in error messages.
+        sha256: hash of the dataset file.
 
     Raises:
         DatasetError: when they mix GPU models or ways of reading memory.
@@ -169,11 +178,10 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
 
 
 def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
-    """The jobs of several families, one after the other, with their architectures kept apart.
+    """Concatenate the jobs of several families; architectures of different families stay different groups.
 
     Raises:
-        DatasetError: when they are of different GPU models or provenance, their memory was read in different ways, or a family
-            occurs twice.
+        DatasetError: when GPU model, provenance or the way of reading memory differ, or a family occurs twice.
     """
     parts = sorted(parts, key=lambda part: FAMILIES.index(part.families[0]))
     for name in ("gpu", "label_source", "provenance"):

@@ -31,25 +31,25 @@ OPTION_FIELDS: Final = (
     *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
     *("channels_last", "cudnn_benchmark", "gradient_accumulation", "sequence_length"),
 )
-"""Job fields whose values in training bound the model's support."""
+"""Job fields whose values in the training data bound the model's support."""
 COUNT_FIELDS: Final = ("sequence_length",)
-"""Options that are numbers: many values of them stand in the support as a range."""
+"""Numeric options: the support lists a range if they have many values."""
 MOST_OPTIONS: Final = 8
 TRACED_OPTION_FIELDS: Final = ("precision", "checkpointing", "channels_last", "cudnn_benchmark")
-"""Job fields that decide which kernels run, whose scratch memory and fragmentation a trace can get wrong."""
+"""Job fields that decide which kernels run; a trace can misjudge the scratch memory and fragmentation of these."""
 RANGE_COLUMNS: Final = (
     *("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share"),
     *("input_bytes", "activation_bytes"),
 )
-"""Feature columns whose range in training bounds the model's support; all of them known from totals."""
+"""Feature columns whose range in the training data bounds the model's support; totals are enough to compute them."""
 
 LONGEST_EXAMPLE: Final = 7
-"""Layers of the longest sequence that a graph is exported with."""
+"""Layers of the longest example sequence for the export of a graph."""
 UNSEEN_OPTION_LOG_SCALE: Final = math.log(2.0) / math.log(0.995 / 0.005)
-"""Scale of a logistic whose central 99 % reach from half to double: the error of the closed form there is unknown."""
+"""Scale of a logistic whose central 99 % reach from half to double, for options on which the closed form is untested."""
 
 PUBLISHED_FILES: Final = {"mlp": "mlp_data_step2.csv", "cnn": "cnn_data_step1.csv", "transformer": "transformer_data.csv"}
-"""Where its readings of each family stand, below ``Datasets/``."""
+"""Family → file of its published readings, below ``Datasets/``."""
 TRACED_CREDIT: Final[Mapping[str, str]] = {
     "description": "training jobs drawn from this project's recipes, labelled by its trace: no GPU has run them",
     "source": "python -m dataset_builder trace-recipe",
@@ -58,7 +58,7 @@ TRACED_CREDIT: Final[Mapping[str, str]] = {
 
 
 def _credit(data: LabelledJobs) -> Mapping[str, str]:
-    """Whose readings, or traces, the labels are."""
+    """Return the source of the readings or traces that the labels are from."""
     if data.provenance == TRACED:
         return TRACED_CREDIT
     if data.provenance != "published" or data.gpu != PUBLISHED_GPU:
@@ -78,7 +78,7 @@ def _credit(data: LabelledJobs) -> Mapping[str, str]:
 
 
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
-    """The classifier's graph, serialised, with a free batch dimension, and a free number of layers where it reads them."""
+    """Return the classifier's serialised graph; batch dimension and, for sequences, number of layers are dynamic."""
     few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
     rows = np.concatenate((few.features, few.without_layers().features))
     example: tuple[torch.Tensor, ...] = (float_tensor(rows),)
@@ -102,7 +102,7 @@ def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
 
 
 def _any_sequences(count: int) -> list[NDArray[np.float32]]:
-    """Sequences of one to seven layers that differ in every number: of equal ones attention makes nothing."""
+    """Return random sequences of one to seven layers; attention over equal layers would not test the exported graph."""
     generator = np.random.default_rng(0)
     lengths = (LONGEST_EXAMPLE - row % LONGEST_EXAMPLE for row in range(count))
     return [generator.standard_normal((length, len(SEQUENCE_COLUMNS)), dtype=np.float32) for length in lengths]
@@ -124,13 +124,13 @@ def save_classifier(
     Args:
         folder: the bundle's folder.
         classifier: the trained model.
-        data: what it was trained on; gives support and provenance.
-        plan: how it was trained.
+        data: the training data, which determines support and provenance.
+        plan: the training plan.
         name: the model's name.
         version: the model's version.
-        metrics: rows of the evaluation table, measured on folds that the evaluated models had not seen.
-        traces: measured jobs with traced peaks, which say how memory lies around these, of a common model by family; ``data``
-            itself unless given.
+        metrics: rows of the evaluation table, measured on held-out folds.
+        traces: measured jobs with traced peaks, by family for a common model, that calibrate the answers for traced peaks;
+            ``data`` by default.
 
     Raises:
         BundleError: when ``folder`` exists and is no bundle.
@@ -202,12 +202,12 @@ def _encoder(classifier: TrainedClassifier, family: str) -> str:
 def _family_parts(
     data: LabelledJobs, range_log_scale: float, coverages: Sequence[float], calibration: LabelledJobs | None
 ) -> dict[str, Any]:
-    """What a card says of the jobs of one family, or of all of them together: support, fall-back, calibrated traced peaks."""
+    """Return the card's entries on one family, or on all together: support, fall-back, calibration of traced peaks."""
     options = {field: _seen(data, field) for field in OPTION_FIELDS}
     range_columns = list(RANGE_COLUMNS)
     for field in COUNT_FIELDS:
         if len(options[field]) > MOST_OPTIONS:
-            del options[field]  # a range says more than a long list
+            del options[field]  # the range below replaces a long list
             range_columns.append(field)
     columns = {column: data.features[:, FEATURE_NAMES.index(column)] for column in range_columns}
     parts: dict[str, Any] = {

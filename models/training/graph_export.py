@@ -1,8 +1,8 @@
-"""Writes networks as ONNX graphs, those that differ in their numbers alone without going through the exporter again.
+"""Exports networks as ONNX graphs, and reuses a graph for networks that differ in their weights only.
 
-PyTorch's exporter takes seconds for a graph of seventy nodes, and a report exports a hundred networks of four shapes.  The first
-of a shape is exported; its graph then serves as a form in which the numbers of the next are filled in.  A filled-in graph is used
-only when it answers as its network does.
+PyTorch's exporter takes seconds for a graph of seventy nodes, and a report exports a hundred networks of four architectures.
+Only the first network of an architecture is exported.  Its graph is the template for the others, which replace the weights.  Such
+a graph is used only if its outputs match those of its network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-5
-"""Largest difference between the answers of a network and of its graph, absolute and relative."""
+"""Largest absolute and relative difference between the outputs of a network and of its graph."""
 
 _MOST_FORMS: Final = 16
 
@@ -33,18 +33,18 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A graph whose numbers can be exchanged.
+    """A template: a graph whose weights can be replaced.
 
     Attributes:
         model: the graph.
-        sources: name of each initializer that holds numbers of the network → the name they have there, and whether transposed.
+        sources: name of an initializer → name of the weights in the network's state, and whether they are transposed.
     """
 
     model: onnx.ModelProto
     sources: dict[str, tuple[str, bool]]
 
     def filled(self, state: dict[str, NDArray[Any]]) -> bytes:
-        """The graph with the numbers of ``state``."""
+        """Return the serialised graph with the weights of ``state``."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         for initializer in model.graph.initializer:
@@ -67,14 +67,14 @@ def export_graph(
     dynamic_shapes: dict[str, Any],
     key: Key = (),
 ) -> bytes:
-    """``network`` as an ONNX graph, serialised.
+    """Return ``network`` as a serialised ONNX graph.
 
     Args:
-        network: whose numbers are all in its state.
-        example: inputs of the right shapes.
-        inputs, outputs: their names.
-        dynamic_shapes: as ``torch.onnx.export`` takes them.
-        key: what else decides the graph's shape beside the class and the shapes of its state.
+        network: the network; its state must hold all its weights and constants.
+        example: example inputs.
+        inputs, outputs: names of the graph's inputs and outputs.
+        dynamic_shapes: as in ``torch.onnx.export``.
+        key: everything that decides the graph's structure besides the network's class and the shapes of its state.
     """
     state = {name: value.detach().numpy() for name, value in network.state_dict().items()}
     whole_key = (type(network), key, tuple((name, value.shape, value.dtype.str) for name, value in state.items()))
@@ -100,7 +100,7 @@ def _exported(
     quiet.setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter's own use of what torch deprecates
+            warnings.simplefilter("ignore")  # the exporter uses deprecated functions of torch
             program = torch.onnx.export(
                 network,
                 example,
@@ -115,12 +115,12 @@ def _exported(
     assert program is not None
     model = program.model_proto
     for entry in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
-        del entry.metadata_props[:]  # the exporter notes stack traces with the paths of the machine
+        del entry.metadata_props[:]  # the exporter adds stack traces, which hold local paths
     return model
 
 
 def _form(model: onnx.ModelProto, state: dict[str, NDArray[Any]]) -> _Form | None:
-    """The graph as a form; ``None`` where the exporter has worked the network's numbers into others."""
+    """Return the graph as a template; ``None`` if the exporter has folded the network's weights into other constants."""
     sources: dict[str, tuple[str, bool]] = {}
     for initializer in model.graph.initializer:
         numbers = numpy_helper.to_array(initializer)

@@ -1,10 +1,9 @@
-"""Training of the MLP-based classifier and the calibration of its safe bytes.
+"""Trains the MLP-based classifier and calibrates its safe bytes.
 
-Each member of the ensemble leaves out one piece of the training rows, stops at its best epoch on that piece, and is calibrated
-there, in the manner of cross-conformal prediction (Vovk, Annals of Mathematics and Artificial Intelligence 74, 2015), in units of
-the predicted spread (:mod:`models.training.bounds`).  No theorem covers this exactly, because the piece also chooses the epoch
-and the
-floor, and all members together give the served bound: the coverage on held-out folds, in every evaluation, is the evidence.
+Each member of the ensemble holds out one piece of the training rows.  It stops at its best epoch on that piece, and is calibrated
+on it in units of the predicted spread (:mod:`models.training.bounds`).  This follows cross-conformal prediction (Vovk, Annals of
+Mathematics and Artificial Intelligence 74, 2015).  Its guarantee does not apply exactly: the piece also chooses the epoch and the
+floor, and the served bound combines all members.  So every evaluation measures the coverage on held-out folds.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from .data import LabelledJobs
 from .splits import pieces
 
 SHORTEST_SCHEDULE: Final = 20
-"""Steps of the shortest one-cycle schedule: with fewer its first tenth holds none."""
+"""Fewest steps of a one-cycle schedule; with fewer, its warm-up, the first tenth, would be empty."""
 BEYOND: Final = 1e6
-"""Above every label, in units of the closed form's error."""
+"""A value above every label, in units of the closed form's error."""
 TOTALS_COPIES: Final = 2
-"""Each job is learnt once with its layers and so many times with its totals only."""
+"""Number of copies with totals only of each training job, besides the one with its layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,9 @@ class TrainingPlan:
     """Sizes and schedule of one training run.
 
     Attributes:
-        members, hidden, components: of the ensemble.
-        epochs, batch_rows, learning_rate, weight_decay: AdamW with a one-cycle schedule.
-        seed: of initialisation, order and pieces.
+        members, hidden, components: members of the ensemble, their hidden width, and their mixture components.
+        epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle schedule.
+        seed: seed of initialisation, order and pieces.
     """
 
     members: int = 5
@@ -65,18 +64,17 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedClassifier:
-    """What training gives: the network, its calibration, and what a card says of them.
+    """The result of training: the network, its calibration, and values for the card.
 
     Attributes:
-        network: the whole graph, in evaluation mode.
+        network: the whole network that is exported, in evaluation mode.
         members: its members as they were trained.
-        coverages: the levels of the graph's bounds.
-        multiples: one of :func:`models.networks.mlp.group_names` → for each coverage the multiple of spread and floor that
-            gives it.
-        floor: stands beside every spread, in units of the closed form's error.
+        coverages: coverages of the graph's bounds.
+        multiples: one of :func:`models.networks.mlp.group_names` → the multiple of spread and floor for each coverage.
+        floor: constant added to every spread, in units of the closed form's error.
         range_log_scale: scale of the closed form's error beyond the sizes that it was fitted to, in log-bytes.
-        best_epochs: the epoch that each member stopped at.
-        range_log_scales: of a common model the scale in each family.
+        best_epochs: the epoch at which each member stopped.
+        range_log_scales: family → that scale, for a common model.
     """
 
     network: nn.Module
@@ -92,12 +90,12 @@ class TrainedClassifier:
 def train_classifier(
     data: LabelledJobs, plan: TrainingPlan | None = None, progress: Callable[[float], None] = lambda share: None
 ) -> TrainedClassifier:
-    """Train on ``data``; where they are of several families the classifier is a common one.
+    """Train a classifier on ``data``; with several families it is a common model.
 
     Args:
         data: jobs with layers.
         plan: sizes and schedule.
-        progress: called with the finished share of the epochs.
+        progress: called with the share of epochs that are finished.
 
     Raises:
         ValueError: when there are fewer architectures than members.
@@ -133,7 +131,7 @@ def train_classifier(
 
 
 def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransform:
-    """The transform of ``data`` and of the same jobs with ``totals`` only: lines fitted, inputs standardised."""
+    """Fit lines and standardisation to ``data`` and to ``totals``, the same jobs with totals only."""
     lines, errors = [], []
     rows_of = _rows_of_families(data)
     for rows in rows_of.values():
@@ -146,7 +144,7 @@ def fitted_transform(data: LabelledJobs, totals: LabelledJobs) -> FeatureTransfo
 
 
 def _rows_of_families(data: LabelledJobs) -> dict[str, NDArray[np.int64]]:
-    """The rows of each family; of one family all rows, under no name."""
+    """Return the rows of each family; with a single family, all rows under the empty name."""
     if len(data.families) == 1:
         return {"": np.arange(len(data))}
     return {family: data.rows_of(family) for family in data.families}
@@ -163,25 +161,28 @@ def _typical_error(line: PhysicsLine, data: LabelledJobs) -> float:
 
 
 def _rows(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
+    """Return inputs ``[B, D]`` and the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
     with torch.no_grad():
         inputs_BD, _, _, _ = transform(float_tensor(data.features))
     return inputs_BD, *label_interval(transform, data)
 
 
 def label_interval(transform: FeatureTransform, data: LabelledJobs) -> tuple[Tensor, Tensor]:
-    """The label's interval, lower and upper ``[B]``, in units of the closed form's error."""
+    """Return the label's interval, lower and upper ``[B]``, in units of the closed form's error."""
     with torch.no_grad():
         _, reference_B1, units_B1, _ = transform(float_tensor(data.features))
     reference, units = reference_B1[:, 0].double().numpy(), units_B1[:, 0].double().numpy()
     lower, upper = ((np.log(edge) - reference) / units for edge in (data.lower_bytes, data.upper_bytes))
-    # a job that ran out of memory has no upper edge; infinity would make the gradient of a scale 0 times infinity
+    # a job that ran out of memory has no upper edge; with infinity, the gradient of a scale would be 0 times infinity
     upper = np.minimum(upper, BEYOND)
     return torch.from_numpy(lower.astype(np.float32)), torch.from_numpy(upper.astype(np.float32))
 
 
 def _loss(members: MemberMLPs, inputs_EBD: Tensor, lower_EB: Tensor, upper_EB: Tensor) -> Tensor:
-    """Negative log-probability of each label's interval, shape ``[E]``: cross-entropy on bins of the reading's width."""
+    """Return each member's mean negative log-probability of the label intervals, shape ``[E]``.
+
+    This is the cross-entropy for bins as wide as a reading.
+    """
     mixture = members(inputs_EBD)
     probability_BE = mixture_cdf(mixture, upper_EB.T) - mixture_cdf(mixture, lower_EB.T)
     return -probability_BE.clamp_min(1e-7).log().mean(0)
@@ -240,7 +241,7 @@ def _fit(
 
 
 def _errors(transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs, piece: NDArray[np.int64]) -> Errors:
-    """Of each job, by the member that had not seen it."""
+    """Return the error of each job, predicted by the member that did not train on it."""
     with torch.no_grad():
         inputs_BD, reference_B1, units_B1, _ = transform(float_tensor(data.features))
         own = (torch.arange(len(piece)), torch.from_numpy(piece))
@@ -250,9 +251,10 @@ def _errors(transform: FeatureTransform, members: MemberMLPs, data: LabelledJobs
 
 
 def extrapolation_scale(data: LabelledJobs, terms: Sequence[Sequence[str]]) -> float:
-    """How far off the closed form is beyond the sizes it was fitted to: fitted to the smaller half, judged on the larger.
+    """Return the scale of the closed form's error on jobs larger than those that it was fitted to, in log-bytes.
 
-    The scale is that of the logistic whose central 99 % are as wide as the central 99 % of those errors.
+    The closed form is fitted to the smaller half of the jobs and tested on the larger half.  The scale is that of a logistic
+    whose central 99 % are as wide as those of the errors.
     """
     sizes = fit_line(data.features, data.label_bytes, terms).predict_bytes(data.features)
     smaller, larger = np.flatnonzero(sizes <= np.median(sizes)), np.flatnonzero(sizes > np.median(sizes))

@@ -1,7 +1,7 @@
-"""A plan that a search has found, as a file: what ``models train`` and ``models retrain`` take with ``--plan``.
+"""Reads and writes the file of a plan found by a search, for ``--plan`` of ``models train`` and ``models retrain``.
 
-The figures in it chose the plan among many, on the very folds that they were measured on.  They do not say how good a model is,
-and nothing reads them: a retraining judges the model on architectures that no fold of the search has held.
+The losses in the file selected the plan on the same folds on which they were measured.  So they do not measure how good a model
+is, and no code reads them.  A retraining judges the model on architectures that are in no fold of the search.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class FoundPlan:
     """A plan from a file.
 
     Attributes:
-        family, encoder: which classifier it is for.
-        values: of the plan's fields; the seed is none of them.
-        sha256: of the file.
-        name: of the file.
+        family, encoder: the classifier that it is for.
+        values: values of the plan's fields, without the seed.
+        sha256: hash of the file.
+        name: name of the file.
     """
 
     family: str
@@ -50,14 +50,14 @@ class FoundPlan:
     name: str
 
     def plan(self, seed: int, epochs: int | None) -> Plan:
-        """The plan; ``epochs`` are its own unless given."""
+        """Return the training plan; ``epochs`` replaces the file's value if given."""
         values: dict[str, Any] = {**self.values, "seed": seed}
         plan = _PLANS[self.encoder](**values)
         return replace(plan, epochs=epochs or plan.epochs)
 
 
 def document_of(family: str, encoder: str, plan: Plan, search: Mapping[str, Any]) -> dict[str, Any]:
-    """What is written to a plan's file, with what the search says of itself."""
+    """Return the content of a plan's file, with the report of its search."""
     values = {name: value for name, value in asdict(plan).items() if name != "seed"}
     return {
         "kind": KIND,
@@ -71,7 +71,7 @@ def document_of(family: str, encoder: str, plan: Plan, search: Mapping[str, Any]
 
 
 def read_plan(path: Path) -> FoundPlan:
-    """The plan in the file ``path``.
+    """Read the plan in the file ``path``.
 
     Raises:
         InvalidRequestError: when it cannot be read, or holds no plan of this format.

@@ -18,7 +18,7 @@ COMMON: Final = TrainingPlan(hidden=128, epochs=12)
 
 
 def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> TrainingPlan:
-    """The plan of the MLP-based classifier on ``data``; ``epochs`` are the plan's own unless given."""
+    """Return the plan of the MLP-based classifier for ``data``; ``epochs`` replaces the plan's value if given."""
     if len(data.families) > 1:
         return common_plan(seed, epochs)
     options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}
@@ -27,11 +27,11 @@ def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> Traini
 
 
 def common_plan(seed: int, epochs: int | None = None) -> TrainingPlan:
-    """The plan of the MLP-based classifier for all families."""
+    """Return the plan of the MLP-based classifier for all families."""
     return replace(COMMON, seed=seed, epochs=epochs or COMMON.epochs)
 
 
 def transformer_plan(seed: int, epochs: int | None = None) -> SequencePlan:
-    """The plan of the transformer-based classifier."""
+    """Return the plan of the transformer-based classifier."""
     plan = SequencePlan(seed=seed)
     return replace(plan, epochs=epochs or plan.epochs)

@@ -1,8 +1,8 @@
-"""Training of the transformer-based classifier, and the calibration of its safe bytes.
+"""Trains the transformer-based classifier and calibrates its safe bytes.
 
-One piece of the training architectures is held out: it chooses the epoch and gives the conformal multiples (split conformal
-prediction, :mod:`models.training.bounds`).  The choice of the epoch, and the floor, make that inexact, so the
-coverage on held-out folds, in every evaluation, is the evidence.
+One piece of the training architectures is held out.  It chooses the epoch and gives the conformal multiples (split conformal
+prediction, :mod:`models.training.bounds`).  The guarantee does not apply exactly, because the same piece chooses the epoch and
+the floor.  So every evaluation measures the coverage on held-out folds.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .mlp import (
 from .splits import pieces
 
 HELD_OUT: Final = 6
-"""One architecture in this many is held out, to choose the epoch and to calibrate."""
+"""One in this many architectures is held out, to choose the epoch and to calibrate."""
 CHUNK: Final = 8
-"""Batches are made of jobs of like length, out of so many batches at a time, so that little of them is padding."""
+"""Jobs of this many batches are sorted by length before they are split into batches, to reduce padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class SequencePlan:
     """Sizes and schedule of one training run.
 
     Attributes:
-        width, depth, heads: of the encoder.
-        hidden, components: of the head.
-        epochs, batch_rows, learning_rate, weight_decay: AdamW with a one-cycle schedule.
-        seed: of initialisation, order and pieces.
+        width, depth, heads: sizes of the encoder.
+        hidden, components: hidden width and mixture components of the head.
+        epochs, batch_rows, learning_rate, weight_decay: settings of AdamW with a one-cycle schedule.
+        seed: seed of initialisation, order and pieces.
     """
 
     width: int = 16
@@ -66,7 +66,7 @@ class SequencePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """What training reads of ``B`` jobs: features, sequences one by one, label intervals in units of the closed form's error."""
+    """Training data of ``B`` jobs: features, unpadded sequences, label intervals in units of the closed form's error."""
 
     features: Tensor
     sequences: list[NDArray[np.float32]]
@@ -77,11 +77,11 @@ class _Rows:
 def train_sequence_classifier(
     data: LabelledJobs, plan: SequencePlan | None = None, progress: Callable[[float], None] = lambda share: None
 ) -> TrainedClassifier:
-    """Train on ``data``, whose jobs all have layers.
+    """Train a classifier on ``data``; all jobs must have layers.
 
     Raises:
         InvalidJobError: when a job has totals only.
-        ValueError: when there are too few architectures to hold some out.
+        ValueError: when there are too few architectures for a held-out piece.
     """
     plan = plan or SequencePlan()
     transform = fitted_transform(data, data.without_layers())
@@ -98,7 +98,7 @@ def train_sequence_classifier(
     errors = _errors(network, rows, data, held_out)
     floor = spread_floor([errors])
     multiples = grouped_multiples("layers", conformal_scores(errors, floor), data.take(held_out), coverages)
-    # jobs with totals only have no sequence: their groups are there for the graph alone
+    # jobs with totals only have no sequence: their groups exist because the graph needs them
     every_group = multiples | {group.replace("layers", "totals"): found for group, found in multiples.items()}
     served = SequenceClassifier(inputs, MixtureHead(members, transform, every_group, floor)).eval()
     scale = extrapolation_scale(data, LAYER_TERMS)
@@ -106,12 +106,12 @@ def train_sequence_classifier(
 
 
 def _sequences(data: LabelledJobs) -> list[NDArray[np.float32]]:
-    """The sequences without padding: one job at a time, so that one long network does not stretch all others."""
+    """Return the sequences one by one, so that a long network does not pad all others."""
     return [layer_sequence(JobTable.from_jobs([job]))[0][0] for job in data.jobs]
 
 
 def batch_of(sequences: Sequence[NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
-    """Sequences padded to the longest, ``[B, L, F]``, and their mask as floats, ``[B, L]``."""
+    """Return the sequences padded to the longest, ``[B, L, F]``, and their mask as floats, ``[B, L]``."""
     longest = max(map(len, sequences))
     padded = np.zeros((len(sequences), longest, sequences[0].shape[1]), dtype=np.float32)
     mask = np.zeros((len(sequences), longest), dtype=np.float32)
@@ -178,7 +178,7 @@ def _fit(
 
 
 def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Tensor:
-    """Negative log-probability of each label's interval, shape ``[B]``."""
+    """Return the negative log-probability of each label's interval, shape ``[B]``."""
     places = torch.from_numpy(batch)
     mixture, _, _ = network(rows.features[places], *batch_of([rows.sequences[row] for row in batch.tolist()]))
     upper, lower = rows.upper[places, None], rows.lower[places, None]
@@ -186,7 +186,7 @@ def _loss(network: SequenceNetwork, rows: _Rows, batch: NDArray[np.int64]) -> Te
 
 
 def _errors(network: SequenceNetwork, rows: _Rows, data: LabelledJobs, held_out: NDArray[np.int64]) -> Errors:
-    """Scores of the held-out jobs."""
+    """Return the errors on the held-out jobs."""
     parts = []
     for first in range(0, len(held_out), 256):
         part = held_out[first : first + 256]

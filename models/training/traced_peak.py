@@ -1,8 +1,8 @@
-"""How measured memory lies around a traced peak: what a bundle needs to answer jobs that schedulers have traced.
+"""Calibrates traced peaks against measured memory, so that a bundle can answer jobs with a traced peak.
 
-The expected bytes are the traced reserved bytes with the CUDA context of the labels, shifted by their median error; the bound is
-the conformal quantile of the ratio of label and expectation over rows that fit nothing else (split conformal prediction: it holds
-for jobs like those rows, which is why their options stand in the card).
+The expected bytes are the traced reserved bytes plus the CUDA context of the labels, shifted by the median error.  The bound is
+the conformal quantile of the ratio of label and expectation over rows that are not used to fit anything else (split conformal
+prediction).  It holds for jobs like those rows, so the card lists their options.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TAIL_SHARE: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TracedPeakFit:
-    """The fit, as :class:`gpumemnet.predict.bundle.TracedPeakCalibration` has it, and on what it rests.
+    """The fit, as in :class:`gpumemnet.predict.bundle.TracedPeakCalibration`, and its number of rows.
 
     Attributes:
-        context_bytes: of the labels.
-        weights, log_scales, log_shift: of the mixture.
-        log_bounds: for each coverage.
-        rows: how many rows it rests on.
+        context_bytes: CUDA context of the labels.
+        weights, log_scales, log_shift: parameters of the mixture.
+        log_bounds: logarithm of the ratio of bound and traced memory with context, for each coverage.
+        rows: number of rows that it was fitted to.
     """
 
     context_bytes: int
@@ -41,7 +41,7 @@ class TracedPeakFit:
 
 
 def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPeakFit | None:
-    """The fit on the rows of ``data`` that have a label and a traced peak; ``None`` where these are too few for a coverage."""
+    """Fit the rows of ``data`` that have a label and a traced peak; ``None`` if there are too few for a coverage."""
     traced = np.array([job.traced_peak_bytes or 0 for job in data.jobs], dtype=np.float64)
     known = (traced > 0) & ~np.isnan(data.label_bytes)
     if data.context_bytes is None or not known.any():
@@ -49,7 +49,7 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
     errors = np.sort(np.log(data.label_bytes[known] / (traced[known] + data.context_bytes)))
     ranks = [math.ceil((len(errors) + 1) * level) - 1 for level in coverages]
     if ranks[-1] >= len(errors):
-        # Too few rows for the highest coverages: the largest error seen, with as much again, is all that can be said.
+        # There are too few rows for the highest coverages, so their bound is twice the largest error.
         errors = np.append(errors, [2.0 * errors[-1]] * (ranks[-1] - len(errors) + 1))
     shift = float(np.median(errors))
     distances = np.abs(errors - shift)
@@ -67,7 +67,7 @@ def fit_traced_peak(data: LabelledJobs, coverages: Sequence[float]) -> TracedPea
 
 
 def traced_peak_card(fit: TracedPeakFit, data: LabelledJobs, options: dict[str, list[Any]]) -> dict[str, Any]:
-    """The fit as it stands in a card, with the rows that it rests on."""
+    """Return the fit as an entry of a card, with the rows that it was fitted to."""
     return {
         "weights": list(fit.weights),
         "log_scales": list(fit.log_scales),
