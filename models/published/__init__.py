@@ -1,1 +1,1 @@
-"""Other people's estimators, rebuilt from their papers."""
+"""Published estimators of other authors, reimplemented from their papers."""

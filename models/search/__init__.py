@@ -1,1 +1,1 @@
-"""Searches for a better training plan with Optuna, on folds split by architecture, and never on what a retraining judges by."""
+"""Searches for better training plans with Optuna, on folds split by architecture, without a retraining's holdout."""

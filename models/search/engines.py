@@ -1,6 +1,6 @@
-"""Where folds are trained: in this process one after another, or as tasks of a Ray cluster, as many at a time as it has cores.
+"""Trains folds in this process one after another, or in parallel on a Ray cluster, one task per core.
 
-A task is one fold of one trial; values come back here, and only this process writes to the storage, so any storage will do.
+A task is one fold of one trial and returns its loss.  Only this process writes to the storage, so any storage works.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ class Engine(Protocol):
     """Trains folds.
 
     Attributes:
-        width: so many at a time.
+        width: number of folds trained at a time.
     """
 
     width: int
 
     def submit(self, trial: int, plan: Plan, fold: int) -> None:
-        """Have one fold of a trial trained."""
+        """Submit one fold of a trial for training."""
 
     def next(self) -> tuple[int, float]:
-        """A trial whose fold is done, and its loss.
+        """Wait for a fold; return its trial and its loss.
 
         Raises:
             DatasetError: when a fold could not be trained.
         """
 
     def close(self) -> None:
-        """Cancel what is not done."""
+        """Cancel unfinished folds."""
 
 
 def engine(name: str, asked: Question, workers: int | None) -> Engine:
-    """The engine called ``name``, one of :data:`ENGINES`.
+    """Return the engine called ``name``, one of :data:`ENGINES`.
 
     Raises:
         MissingExtraError: when Ray is not installed.
@@ -51,7 +51,7 @@ def engine(name: str, asked: Question, workers: int | None) -> Engine:
 
 
 class LocalEngine:
-    """This process."""
+    """Trains folds in this process, one at a time."""
 
     width = 1
 
@@ -60,11 +60,11 @@ class LocalEngine:
         self._waiting: list[tuple[int, Plan, int]] = []
 
     def submit(self, trial: int, plan: Plan, fold: int) -> None:
-        """Remember it."""
+        """Add the fold to the queue."""
         self._waiting.append((trial, plan, fold))
 
     def next(self) -> tuple[int, float]:
-        """Train the first that waits."""
+        """Train the first fold in the queue; return its trial and its loss."""
         trial, plan, fold = self._waiting.pop(0)
         try:
             return trial, fold_loss(self._asked, plan, fold)
@@ -72,11 +72,11 @@ class LocalEngine:
             raise DatasetError(f"{self._asked.source}: {error}") from None
 
     def close(self) -> None:
-        """Nothing is left running."""
+        """Do nothing; no fold is running."""
 
 
 class RayEngine:
-    """The Ray cluster that ``RAY_ADDRESS`` names, the one running here, or a new one on this machine."""
+    """Trains folds on a Ray cluster: that of ``RAY_ADDRESS``, one running on this machine, or a new one here."""
 
     def __init__(self, asked: Question, workers: int | None) -> None:
         self._ray = load_ray()
@@ -89,11 +89,11 @@ class RayEngine:
         self._running: dict[Any, int] = {}
 
     def submit(self, trial: int, plan: Plan, fold: int) -> None:
-        """Start a task."""
+        """Start a Ray task for the fold."""
         self._running[self._task.remote(self._asked, plan, fold)] = trial
 
     def next(self) -> tuple[int, float]:
-        """Wait for a task."""
+        """Wait for a Ray task; return its trial and its loss."""
         [done], _ = self._ray.wait(list(self._running), num_returns=1)
         trial = self._running.pop(done)
         try:
@@ -105,7 +105,7 @@ class RayEngine:
         return trial, answer
 
     def close(self) -> None:
-        """Stop what runs."""
+        """Cancel the running tasks."""
         for task in self._running:
             self._ray.cancel(task, force=True)
         if self._is_ours:

@@ -1,6 +1,6 @@
-"""How good a plan is on one fold: what the retraining's gate weighs, error and waste, on architectures held out of the fold.
+"""Evaluates a plan on one fold by error and waste, as the retraining's gate does, on held-out architectures.
 
-The architectures that a retraining judges by are in no fold, neither to learn from nor to be tested on.
+The holdout of a retraining is in no fold, neither for training nor for testing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..training.splits import folds
 
 COVERAGE: Final = 0.99
 FEWEST_ROWS: Final = 150
-"""Labelled rows that a fold needs to learn from; a bound at 99 % needs 99."""
+"""Fewest labelled training rows of a fold; a bound at 99 % needs 99."""
 OBJECTIVE: Final = (
     "geometric mean of the mean error in log-bytes (each at most 0.2) and the mean waste of the safe bytes at 99 % (each at most "
     "the memory itself; all of it for a job above them), with layers and with totals only, averaged over the folds"
@@ -37,15 +37,15 @@ OBJECTIVE: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """The rows on which plans are compared.
+    """The rows and folds on which plans are compared.
 
     Attributes:
-        data: the rows of one family, less those that a retraining judges by.
-        source: what the dataset is called.
-        sha256: of its file.
+        data: the rows of one family, without the holdout of a retraining.
+        source: name of the dataset.
+        sha256: hash of its file.
         encoder: ``mlp`` or ``transformer``.
-        fold_count: folds, split by architecture.
-        seed: of the split, of the networks and of the search.
+        fold_count: number of folds, split by architecture.
+        seed: seed of the split, the networks and the search.
     """
 
     data: LabelledJobs
@@ -57,7 +57,7 @@ class Question:
 
 
 def question(path: Path, family: str, encoder: str, fold_count: int, seed: int) -> Question:
-    """The rows of one family in the dataset at ``path``, as plans are compared on them.
+    """Load the rows of one family in the dataset at ``path``, on which plans are compared.
 
     Raises:
         DatasetError: when there are too few rows or architectures, or the dataset cannot be read.
@@ -83,12 +83,12 @@ def question(path: Path, family: str, encoder: str, fold_count: int, seed: int) 
 
 
 def fold_loss(asked: Question, plan: Plan, fold: int) -> float:
-    """The loss of ``plan`` on one fold, of a network that is initialised anew for it.
+    """Train a new network with ``plan`` and return its loss on one fold.
 
     Raises:
         ValueError: when the fold has too few architectures to train on.
     """
-    torch.set_num_threads(1)  # the networks are too small for a second thread to pay
+    torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
     training_rows, test_rows = folds(asked.data.groups, asked.fold_count, asked.seed)[fold]
     training = asked.data.take(training_rows)
     test = asked.data.take(test_rows[~np.isnan(asked.data.label_bytes[test_rows])])
@@ -105,7 +105,7 @@ def fold_loss(asked: Question, plan: Plan, fold: int) -> float:
 
 
 def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Expected and safe bytes, shape ``[2, B]``; no safe bytes are more than the GPU has."""
+    """Return expected and safe bytes, shape ``[2, B]``; safe bytes are limited to the GPU's capacity."""
     column = 2 + trained.coverages.index(COVERAGE)
     parts = []
     for first in range(0, len(test), 256):

@@ -1,7 +1,8 @@
-"""Runs a search: trials are asked for, trained fold by fold, pruned where others did better on the same folds, and told.
+"""Runs a search: Optuna proposes trials, which are trained fold by fold, and pruned if others did better on the same folds.
 
-The storage has every trial, so a search that was killed goes on where it was.  What a trial tries depends on the seed, its number
-and the trials before it, so one that was killed and run again tries the same (one at a time; on Ray, on which end first, too).
+The storage holds every trial, so a search that was killed can be resumed.  The values of a trial depend on the seed, its number
+and the earlier trials.  So a trial that is run again after a kill gets the same values.  On Ray, the values also depend on the
+order in which trials end.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from .space import SPACES, Between, suggested, values_of
 
 Progress = Callable[[str, float], None]
 FIRST_UNPRUNED: Final = 4
-"""Number of trials that are trained on all folds before pruning begins."""
+"""Number of trials that are trained on all folds before pruning starts."""
 DRAWN_FIRST: Final = 8
-"""Number of random trials before Optuna's model chooses."""
+"""Number of random trials before Optuna's sampler uses its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Found:
     Attributes:
         plan: the best plan; its seed is the search's.
         trials: state → number of trials.
-        best, default: mean loss of the best plan and of the one without a search, on the folds that the plan was chosen by.
+        best, default: mean loss of the best and of the default plan, on the folds that selected the best plan.
         study: name of the search in its storage.
     """
 
@@ -66,20 +67,20 @@ def search(
     epochs: int | None = None,
     progress: Progress = lambda what, share: None,
 ) -> Found:
-    """Bring the search in ``storage`` to so many ``trials``.
+    """Start or resume the search in ``storage`` until it has ``trials`` finished trials.
 
     Args:
-        asked: what plans are compared on.
-        trials: finished trials, with those of earlier runs.
+        asked: the rows and folds on which plans are compared.
+        trials: number of finished trials, including those of earlier runs.
         storage: SQLAlchemy URL.
-        engine: makes what folds are trained by.
-        epochs: of every plan; searched for unless given.
-        progress: told what is being done, and the share of it.
+        engine: creates the engine that trains folds.
+        epochs: epochs of every plan; part of the search by default.
+        progress: called with a description of the current step and the finished share.
 
     Raises:
         MissingExtraError: when Optuna is not installed.
         InvalidRequestError: when the storage cannot be used, or another search is using it.
-        DatasetError: when a fold cannot be trained, or no trial came to its end.
+        DatasetError: when a fold cannot be trained, or no trial finished.
     """
     name = study_name(asked, epochs)
     default = default_plan(asked, epochs)
@@ -88,7 +89,7 @@ def search(
             study_name=name, storage=storage, load_if_exists=True, pruner=optuna.pruners.MedianPruner(FIRST_UNPRUNED)
         )
         states = optuna.trial.TrialState
-        for left in study.get_trials(states=(states.RUNNING,)):  # of a run that was killed
+        for left in study.get_trials(states=(states.RUNNING,)):  # trials of a run that was killed
             study.tell(left.number, state=states.FAIL)
         if not any("default" in trial.user_attrs for trial in study.trials if trial.state != states.FAIL):
             study.enqueue_trial(values_of(default, asked.encoder, epochs), user_attrs={"default": True})
@@ -99,7 +100,7 @@ def search(
 
 
 def report(asked: Question, found: Found, epochs: int | None) -> dict[str, Any]:
-    """What the plan's file says of its search."""
+    """Return the report on the search for the plan's file."""
     return {
         "objective": OBJECTIVE,
         "on_the_folds_that_chose_it": {"plan": found.best, "without_a_search": found.default},
@@ -118,7 +119,10 @@ def report(asked: Question, found: Found, epochs: int | None) -> dict[str, Any]:
 
 
 def study_name(asked: Question, epochs: int | None) -> str:
-    """The name of a search: another for other rows, folds, seeds, values, or code that trains, which cannot be compared."""
+    """Return the name of a search, which identifies rows, folds, seed, values and training code.
+
+    Trials that differ in any of these are not comparable.
+    """
     space = {name: asdict(values) if isinstance(values, Between) else values for name, values in SPACES[asked.encoder].items()}
     parts = [asked.sha256, asked.fold_count, asked.seed, epochs, space, OBJECTIVE, HELD_OUT_RULE, code_hash(TRAINING_CODE)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -126,7 +130,7 @@ def study_name(asked: Question, epochs: int | None) -> str:
 
 
 def default_plan(asked: Question, epochs: int | None) -> Plan:
-    """The plan that is trained with where nothing was searched for."""
+    """Return the plan that training uses without a search."""
     if asked.encoder == "transformer":
         return transformer_plan(asked.seed, epochs)
     return mlp_plan(asked.data, asked.seed, epochs)
@@ -178,7 +182,7 @@ def _run_trials(
 
 
 def _finished(study: Any, states: Any) -> list[Any]:
-    """Trials that came to an end of their own; one that was killed is tried again."""
+    """Return the trials that finished; killed trials are run again."""
     trials = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED, states.FAIL))
     return [trial for trial in trials if trial.state != states.FAIL or "diverged" in trial.user_attrs]
 
@@ -199,7 +203,7 @@ def _found(study: Any, states: Any, asked: Question, default: Plan, name: str) -
 
 
 def _seed(seed: int, number: int) -> int:
-    """The sampler's seed for one trial: the same whether the search was interrupted before it or not."""
+    """Return the sampler's seed for one trial, which does not depend on earlier interruptions."""
     return int.from_bytes(hashlib.sha256(f"search/1 {seed} {number}".encode()).digest()[:4])
 
 
@@ -213,7 +217,7 @@ def _closing(engine: Engine) -> Iterator[Engine]:
 
 @contextmanager
 def _alone(storage: str) -> Iterator[None]:
-    """Hold an SQLite storage: trials that seem to run in there are a killed run's then."""
+    """Lock an SQLite storage; its trials in state ``RUNNING`` must then be from a killed run."""
     file = storage.removeprefix("sqlite:///")
     if file == storage or not file:
         raise InvalidRequestError("must be an SQLite file, as sqlite:///search.db", "storage")
@@ -229,7 +233,7 @@ def _alone(storage: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet_optuna(storage: str) -> Iterator[Any]:
-    """Optuna, without its messages; what its storage raises is one sentence."""
+    """Import Optuna, silence its messages, and convert errors of its storage to one sentence."""
     try:
         import optuna
         from sqlalchemy.exc import SQLAlchemyError
@@ -237,7 +241,7 @@ def _quiet_optuna(storage: str) -> Iterator[Any]:
         raise MissingExtraError("optuna", "search", "A search") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna's own use of what SQLAlchemy deprecates
+        warnings.simplefilter("ignore")  # Optuna uses deprecated functions of SQLAlchemy
         try:
             yield optuna
         except GpumemnetError:

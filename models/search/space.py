@@ -1,6 +1,6 @@
-"""What a search tries: the fields of a training plan, and the values that each may take.
+"""The search space: the fields of a training plan and their possible values.
 
-Optuna hears of it as a trial asks for its values; nothing here imports Optuna.
+A trial of Optuna is passed in, so this module does not import Optuna.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..training.plans import Plan
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A number from ``low`` to ``high``, whole in steps of ``step``; else real, drawn evenly over its logarithm."""
+    """A number from ``low`` to ``high``: an integer in steps of ``step``, or without ``step`` a float on a log scale."""
 
     low: float
     high: float
@@ -44,17 +44,17 @@ SPACES: Final[Mapping[str, Mapping[str, Between | Choices]]] = {
         "weight_decay": Between(0.01, 1.0),
     },
 }
-"""The number of members is no part of it: more are always a little better, and cost a prediction time."""
+"""The number of members is not searched: more members are always slightly better, but make predictions slower."""
 
 
 def values_of(plan: Plan, encoder: str, epochs: int | None) -> dict[str, Any]:
-    """The values of ``plan`` in the fields that are searched; epochs are not where they are given."""
+    """Return the values of ``plan`` in the searched fields; these exclude the epochs if ``epochs`` is given."""
     values = asdict(plan)
     return {name: values[name] for name in SPACES[encoder] if name != "epochs" or epochs is None}
 
 
 def suggested(trial: Any, encoder: str, epochs: int | None) -> dict[str, Any]:
-    """The values that an Optuna trial is to be run with."""
+    """Return the values that an Optuna trial suggests."""
     values: dict[str, Any] = {}
     for name, allowed in SPACES[encoder].items():
         if name == "epochs" and epochs is not None:

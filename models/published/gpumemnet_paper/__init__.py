@@ -1,4 +1,4 @@
-"""GPUMemNet's own estimators and the formulas it compares itself with (arXiv 2602.17817), rebuilt as reference candidates.
+"""GPUMemNet's estimators and the formulas that its paper compares (arXiv 2602.17817), reimplemented as baselines.
 
-They exist so that the published tables can be reproduced row by row on our folds; nothing here is ever shipped in a bundle.
+They reproduce the published tables row by row on our folds.  No bundle contains them.
 """

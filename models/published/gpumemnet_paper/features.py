@@ -1,7 +1,7 @@
-"""What GPUMemNet's networks read of a job: its feature vector per family, and its layer sequence (arXiv 2602.17817, section 4).
+"""Inputs of GPUMemNet's networks: the feature vector of each family, and the layer sequence (arXiv 2602.17817, section 4).
 
-Amounts are given as log(1 + amount), and the networks standardise every column on their training rows.  The paper feeds raw
-amounts, which span nine decades and are one of its known defects: this is a kindness towards it.
+Amounts are given as log(1 + amount), and the networks standardise every column on their training rows.  The paper uses raw
+amounts, which span nine decades.  This is a known defect, and correcting it favours the paper's networks.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ COUNTED_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "conv": LAYER_GROUPS["conv"],
     "layer_norm": ("layer_norm",),
 }
-"""Counted sort of layer → the kinds that count."""
+"""Counted type of layer → the layer kinds that it includes."""
 FAMILY_COUNTS: Final[dict[str, tuple[str, ...]]] = {
     "mlp": ("linear", "batch_norm", "dropout"),
     "cnn": ("linear", "batch_norm", "dropout", "conv"),
     "transformer": ("linear", "batch_norm", "dropout", "layer_norm"),
 }
-"""Family → the sorts of layers that are counted."""
+"""Family → the types of layers that are counted."""
 FAMILIES_WITH_BATCH_ACTIVATIONS: Final = ("cnn", "transformer")
 ACTIVATION_ORDER: Final = tuple(sorted(ACTIVATION_FUNCTIONS))
-"""Position ``i`` of ``n`` is encoded as ``(sin, cos)(i·π/n)``.
+"""Activation functions in the order of their encoding: position ``i`` of ``n`` becomes ``(sin, cos)(i·π/n)``.
 
-The paper's list is alphabetical too, with its own 10 or 11 functions; ours is every function that a job may name.
+The paper's list is also alphabetical, but has 10 or 11 functions.  This one has every function that a job can name.
 """
 SEQUENCE_WIDTH: Final = 3
 """Columns of one layer: position of its group in :data:`gpumemnet.job.layers.GROUP_NAMES`, log activations, log parameters."""
 
 
 def paper_features(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
-    """Feature vectors of ``B`` jobs of one family, shape ``[B, F]``.
+    """Return the feature vectors of ``B`` jobs of one family, shape ``[B, F]``.
 
     Columns: log(1 + …) of the layer counts of :data:`FAMILY_COUNTS`, batch size, parameters, activations per sample and, for CNNs
     and transformers, activations of the batch; then sine and cosine of the activation function.  ``F`` is 8, 10 and 10.
@@ -64,9 +64,9 @@ def paper_features(jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
 
 
 def paper_sequences(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` layers.
+    """Return the layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` layers.
 
-    The paper's codes of the layer type differ between families and lump most types together; here it is the layer's group.
+    The paper's codes of layer types differ between families and combine most types.  Here the code is the layer's group.
 
     Returns:
         The sequences, shape ``[B, L, 3]`` (:data:`SEQUENCE_WIDTH`), and the mask of real layers, shape ``[B, L]``.

@@ -1,4 +1,4 @@
-"""The two closed formulas that GPUMemNet compares itself with; they live in the vocabulary, where packing needs them too."""
+"""The two closed formulas that GPUMemNet's paper compares; they are in ``gpumemnet`` because packing uses them too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""GPUMemNet's two networks (arXiv 2602.17817, section 5): an ensemble of tiny MLPs, and two tiny transformer encoders before one.
+"""GPUMemNet's two networks (arXiv 2602.17817, section 5): an ensemble of tiny MLPs, and one preceded by two tiny encoders.
 
-Two of its defects are not rebuilt: the logits go to the cross-entropy as they are, with no softmax before it, and attention runs
-over a job's layers with the padding masked, not over the jobs of a batch.
+Two defects of the original are corrected.  The logits enter the cross-entropy without a softmax.  Attention runs over a job's
+layers with masked padding, not over the jobs of a batch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ HIDDEN_WIDTHS: Final = (8, 4)
 ENCODER_WIDTHS: Final = (4, 6)
 ENCODER_LAYERS: Final = 2
 FEED_FORWARD_WIDTH: Final = 64
-"""Our choice: it gives 6,600 parameters on MLPs, where the paper's networks have 7,600 to 13,600."""
+"""Width of the feed-forward network, not given in the paper.
+
+With it the network for MLPs has 6,600 parameters; the paper's networks have 7,600 to 13,600.
+"""
 
 
 class Standardise(nn.Module):
-    """Brings columns to mean 0 and deviation 1, as they were on the training rows; constant columns become 0."""
+    """Standardises columns with the mean and deviation of the training rows; constant columns become 0."""
 
     mean: Tensor
     deviation: Tensor
@@ -38,18 +41,18 @@ class Standardise(nn.Module):
         self.register_buffer("deviation", torch.where(deviation > 1e-6, deviation, 1.0))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Any shape ``[..., F]``."""
+        """Return the standardised values, any shape ``[..., F]``."""
         return (values - self.mean) / self.deviation
 
 
 class TinyMLPs(nn.Module):
-    """All members at once: one weight per layer, with a leading member axis; the answer is the mean of their logits."""
+    """All members of the ensemble, with a leading member axis in each weight; returns the mean of their logits."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
         widths = (inputs, *HIDDEN_WIDTHS, classes)
         pairs = list(pairwise(widths))
-        # nn.Linear's own initialisation, which a tensor of several layers does not get by itself.
+        # The initialisation of nn.Linear, applied to each member's slice of the weight.
         self.weights = nn.ParameterList(_uniform((MEMBERS, ins, outs), ins) for ins, outs in pairs)
         self.biases = nn.ParameterList(_uniform((MEMBERS, outs), ins) for ins, outs in pairs)
         self.norms = nn.ModuleList(nn.BatchNorm1d(MEMBERS * width) for width in HIDDEN_WIDTHS)
@@ -70,10 +73,10 @@ def _uniform(shape: tuple[int, ...], inputs: int) -> nn.Parameter:
 
 
 class PaperMLP(nn.Module):
-    """The MLP-based estimator: standardised features to the ensemble."""
+    """The MLP-based estimator: standardised features, then the ensemble."""
 
     def __init__(self, features_NF: Tensor, classes: int) -> None:
-        """``features_NF`` are the training rows that the inputs are standardised on."""
+        """Create the network for ``classes`` classes; ``features_NF`` are the training rows for standardisation."""
         super().__init__()
         self.standardise = Standardise(features_NF)
         self.members = TinyMLPs(features_NF.shape[1], classes)
@@ -85,13 +88,13 @@ class PaperMLP(nn.Module):
 
 
 class PaperTransformer(nn.Module):
-    """The transformer-based estimator: two encoders over the layers, each mean-pooled, beside the features before the ensemble.
+    """The transformer-based estimator: the ensemble over the features and two mean-pooled encoders of the layers.
 
-    As nothing tells an encoder a layer's position, the sequence is a set to it.
+    There is no positional encoding, so the encoders treat the sequence as a set.
     """
 
     def __init__(self, features_NF: Tensor, sequences_NL3: Tensor, mask_NL: Tensor, classes: int) -> None:
-        """The first three are the training rows that the inputs are standardised on."""
+        """Create the network for ``classes`` classes; the first three arguments are the training rows for standardisation."""
         super().__init__()
         self.standardise = Standardise(features_NF)
         self.standardise_layers = Standardise(sequences_NL3[mask_NL][:, 1:])
@@ -100,7 +103,7 @@ class PaperTransformer(nn.Module):
         self.members = TinyMLPs(features_NF.shape[1] + sum(ENCODER_WIDTHS), classes)
 
     def forward(self, features_BF: Tensor, sequences_BL3: Tensor, mask_BL: Tensor) -> Tensor:
-        """Logits, shape ``[B, C]``; every job has a layer, and ``mask_BL`` is true on real ones."""
+        """Return the logits, shape ``[B, C]``; ``mask_BL`` is true for real layers, of which every job has at least one."""
         groups_BLG = nn.functional.one_hot(sequences_BL3[..., 0].long(), len(GROUP_NAMES)).to(sequences_BL3)
         layers_BLD = torch.cat((groups_BLG, self.standardise_layers(sequences_BL3[..., 1:])), dim=-1)
         pooled = []

@@ -1,7 +1,7 @@
-"""Training of GPUMemNet's networks as the paper trains them: one network per bin scheme, Adam, cross-entropy, early stopping.
+"""Trains GPUMemNet's networks as the paper does: one network per bin scheme, Adam, cross-entropy, early stopping.
 
-Published: learning rate 1e-3, up to 600 epochs, patience 30 (arXiv 2602.17817, section 5).  Unlike there, each network is fresh,
-and the rows that stop it are of other architectures than those that it learns from.
+The paper gives learning rate 1e-3, up to 600 epochs and patience 30 (arXiv 2602.17817, section 5).  Two things differ here.
+Each network is newly initialised.  The rows for early stopping have other architectures than the training rows.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from .features import paper_features, paper_sequences
 from .networks import PaperMLP, PaperTransformer
 
 Inputs = tuple[Tensor, ...]
-"""What a network reads of ``B`` jobs; each tensor's first axis is ``B``."""
+"""Inputs of a network for ``B`` jobs; each tensor's first axis is ``B``."""
 Predict = Callable[[LabelledJobs], Answers]
 
 EPOCHS: Final = 150
-"""The paper allows 600.  On 2,000 MLPs early stopping ends near 200; on a few hundred jobs an epoch is three steps: allow 600."""
+"""Most epochs; the paper allows 600.
+
+On 2,000 MLPs early stopping ends near 200.  On a few hundred jobs an epoch has only three steps, so allow 600 there.
+"""
 PATIENCE: Final = 30
 LEARNING_RATE: Final = 1e-3
 BATCH_ROWS: Final = 64
 PIECES: Final = 20
 HELD_OUT_PIECES: Final = 3
-"""3 of 20 pieces: 15 % of the architectures decide when to stop."""
+"""Held-out pieces of 20: 15 % of the architectures decide when to stop."""
 INFERENCE_ROWS: Final = 256
-"""Attention over 500 layers takes a megabyte per job and encoder."""
+"""Rows per inference batch; attention over 500 layers takes a megabyte per job and encoder."""
 
 
 def fit_paper_mlp(training: LabelledJobs, schemes: tuple[BinScheme, ...], seed: int, epochs: int = EPOCHS) -> Predict:
-    """Train the MLP-based estimator for each scheme; gives the function that answers for other jobs of the family.
+    """Train the MLP-based estimator for each scheme; return a function that predicts other jobs of the family.
 
     Raises:
         InvalidJobError: when a job has totals only.
@@ -50,7 +53,7 @@ def fit_paper_mlp(training: LabelledJobs, schemes: tuple[BinScheme, ...], seed: 
 
 
 def fit_paper_transformer(training: LabelledJobs, schemes: tuple[BinScheme, ...], seed: int, epochs: int = EPOCHS) -> Predict:
-    """Train the transformer-based estimator for each scheme; else as :func:`fit_paper_mlp`."""
+    """Train the transformer-based estimator for each scheme; otherwise like :func:`fit_paper_mlp`."""
     return _fit_schemes(PaperTransformer, _transformer_inputs, training, schemes, seed, epochs)
 
 
@@ -86,24 +89,25 @@ def _fit_schemes(
 
 
 def _classes(data: LabelledJobs, scheme: BinScheme) -> NDArray[np.int64]:
-    """Class of each job, shape ``[B]``; a job that ran out of memory is in the class of the card's capacity.
+    """Return the class of each job, shape ``[B]``; for a job that ran out of memory, that of the card's capacity.
 
-    The paper relabels such jobs 42,000 or 45,000 MiB, for the same effect: they fill the top class.
+    The paper labels such jobs 42,000 or 45,000 MiB, with the same effect: they are in the top class.
     """
     return scheme.index(np.where(np.isnan(data.label_bytes), data.lower_bytes, data.label_bytes))
 
 
 def _first_open_class(data: LabelledJobs, scheme: BinScheme) -> int:
-    """From this class on an upper edge bounds nothing: the scheme's open bin, or a top class with out-of-memory jobs."""
+    """Return the first class without a valid upper edge: the scheme's open bin, or a top class with out-of-memory jobs."""
     classes = _classes(data, scheme)
     top = int(classes.max())
     return top if np.isnan(data.label_bytes[classes == top]).any() else scheme.count - 1
 
 
 def _answers(bins: dict[str, NDArray[np.int64]], finest: BinScheme, open_from: int) -> Answers:
-    """Expected bytes are the middle of the finest scheme's predicted bin (the lower edge of an open one).
+    """Convert predicted bins to expected and safe bytes.
 
-    Safe bytes are its upper edge, which CARMA (arXiv 2508.19073) takes for the job's need, and NaN for an open bin.
+    Expected bytes are the middle of the finest scheme's predicted bin, or the lower edge of an open bin.  Safe bytes are its
+    upper edge, which CARMA (arXiv 2508.19073) uses as the job's demand; they are NaN for an open bin.
     """
     lower = bins[finest.name] * float(finest.width_bytes)
     is_open = bins[finest.name] >= open_from
@@ -122,7 +126,7 @@ def _fit(
     seed: int,
     epochs: int,
 ) -> nn.Module:
-    """A network for classes 0 to the highest in ``classes``, shape ``[B]``, as it was after its best epoch on ``held_out``."""
+    """Train a network for classes 0 to the highest in ``classes``, shape ``[B]``; keep its best epoch on ``held_out``."""
     classes_B = torch.from_numpy(classes)
     learnt, stopping = torch.from_numpy(np.flatnonzero(~held_out)), torch.from_numpy(np.flatnonzero(held_out))
     learnt_inputs, stopping_inputs = (tuple(part[rows] for part in inputs) for rows in (learnt, stopping))
@@ -133,7 +137,7 @@ def _fit(
         best_loss, best_epoch, best_state = float("inf"), 0, copy.deepcopy(network.state_dict())
         for epoch in range(epochs):
             network.train()
-            # Nearly equal batches: batch norm cannot learn from a last batch of a single row.
+            # Batches of nearly equal size, because batch norm cannot train on a last batch of one row.
             for rows in learnt[torch.randperm(len(learnt))].tensor_split(max(len(learnt) // BATCH_ROWS, 1)):
                 loss = nn.functional.cross_entropy(network(*(part[rows] for part in inputs)), classes_B[rows])
                 optimizer.zero_grad()
@@ -149,7 +153,7 @@ def _fit(
 
 
 def _logits(network: nn.Module, inputs: Inputs) -> Tensor:
-    """Logits in evaluation mode, shape ``[B, C]``."""
+    """Return the logits in evaluation mode, shape ``[B, C]``."""
     network.eval()
     with torch.no_grad():
         every_row = torch.arange(len(inputs[0]))
