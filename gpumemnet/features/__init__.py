@@ -1,1 +1,1 @@
-"""What the classifiers read of a job: the feature vector and the layer sequence."""
+"""The classifiers' inputs: the feature vector and the layer sequence of a job."""

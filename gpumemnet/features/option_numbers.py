@@ -1,6 +1,6 @@
-"""What a job's options alone make of its features: flags, bytes per element and optimizer copies.
+"""Computes the numbers that depend on a job's options alone: flags, bytes per element and optimizer copies.
 
-Many jobs share a handful of option sets, so these numbers are worked out once for each set.
+Many jobs share a few option sets, so the numbers are computed once per set.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpumemnet.physics.element_types import ELEMENT_BYTES, MODEL_TYPES, SCALED_P
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, filter_copies, optimizer_copies
 
 FLAGS: Final = 16
-"""How many columns ``is_…`` there are."""
+"""Number of columns ``is_…``."""
 OPTION_NUMBERS: Final = (
     *(f"flag_{place}" for place in range(FLAGS)),
     *("input_bytes", "weight_bytes", "activation_bytes", "copy_bytes", "base_bytes"),
@@ -25,12 +25,12 @@ OPTION_NUMBERS: Final = (
 )
 """The numbers of an option set: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS` in their order, then
 
-* ``input_bytes``, ``weight_bytes``, ``activation_bytes``, ``copy_bytes``: per element, as
-  :class:`gpumemnet.physics.element_types.ElementBytes` has them;
-* ``base_bytes``: per output element of a layer whose kind says nothing else;
+* ``input_bytes``, ``weight_bytes``, ``activation_bytes``, ``copy_bytes``: bytes per element, see
+  :class:`gpumemnet.physics.element_types.ElementBytes`;
+* ``base_bytes``: bytes per output element of a layer whose kind has no rule for it;
 * ``state_copies``, ``temporary_copies``, ``loop_copies``: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`;
-* ``filter_copies``: optimizer state in copies of the parameters of convolutions, beside ``state_copies``;
-* ``is_autocast``, ``is_math``, ``is_checkpointed``, ``is_channels_last``: 1 where it is so.
+* ``filter_copies``: optimizer state in copies of the convolutions' parameters, in addition to ``state_copies``;
+* ``is_autocast``, ``is_math``, ``is_checkpointed``, ``is_channels_last``: 1 if true, else 0.
 """
 _KNOWN_OPTION_SETS: Final = 4096
 _KNOWN_TABLES: Final = 256

@@ -1,8 +1,8 @@
-"""The layer sequence: what the transformer-based estimator reads of a job.
+"""Computes the layer sequence, the input of the transformer-based estimator.
 
-As in GPUMemNet (arXiv 2602.17817, section 4: one token per layer of type, activations and parameters), with the batch size
-multiplied in, because memory follows their product.  Long networks are read at a lower resolution: attention costs the square of
-the length, and what a network of a thousand layers repeats needs no thousand tokens.
+As in GPUMemNet (arXiv 2602.17817, section 4), each token holds the type, activations and parameters of a layer.  Here activations
+are multiplied by the batch size, because memory depends on the product.  In long networks one token covers several layers: the
+cost of attention grows with the square of the length, and long networks mostly repeat the same layers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MAX_TOKENS: Final = 128
-"""A longer list is cut into stretches of equally many layers, one token each."""
+"""Most tokens of a job; a longer layer list is divided into runs of equal length, one token per run."""
 
 SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
     *(f"is_{group}" for group in GROUP_NAMES),
     "log_activation_bytes",
     "log_weight_bytes",
 )
-"""Columns of one token: the share of its layers in each group (a one-hot for a single layer); log(1 + output bytes of the whole
-batch); log(1 + weight bytes), both summed over its layers."""
+"""Columns of one token: the share of its layers in each group (one-hot for a single layer), log(1 + output bytes of the whole
+batch) and log(1 + weight bytes).  Bytes are summed over the token's layers."""
 
 
 _GROUP_OF_CODE: Final = np.array(GROUPS, dtype=np.int64)
@@ -38,13 +38,13 @@ _ACTIVATION_BYTES, _WEIGHT_BYTES = map(OPTION_NUMBERS.index, ("activation_bytes"
 
 
 def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` tokens.
+    """Computes layer sequences of ``B`` jobs, padded with zeros to the longest, ``L`` tokens.
 
     Returns:
         The sequences, shape ``[B, L, F]`` with the columns :data:`SEQUENCE_COLUMNS`, and the mask of real tokens, ``[B, L]``.
 
     Raises:
-        InvalidJobError: when a job has totals only.
+        InvalidJobError: when a job has no layer list.
     """
     counts = table.layer_counts
     if not counts.all():
@@ -70,7 +70,7 @@ def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.boo
 def _stretches(
     counts: Indices, owners: Indices, layer_groups: Indices, output_bytes: Array, weight_bytes: Array
 ) -> tuple[Indices, NDArray[np.float32]]:
-    """Tokens of each job, shape ``[B]``, and their rows, ``[T, F]``, where lists are cut into stretches."""
+    """Divides layer lists into runs; returns the number of tokens of each job, shape ``[B]``, and all tokens, ``[T, F]``."""
     stretch = -(-counts // MAX_TOKENS)
     tokens = -(-counts // np.maximum(stretch, 1))
     first_layer, first_token = counts.cumsum() - counts, tokens.cumsum() - tokens

@@ -1,8 +1,8 @@
-"""The feature vector: the fixed-length summary of a job that the MLP-based estimator reads, vectorised over many jobs.
+"""Computes feature vectors, fixed-length summaries of jobs and the input of the MLP-based estimator, for many jobs at once.
 
-GPUMemNet's features (arXiv 2602.17817, section 4: counts of layers, batch size, parameters, activations) are among the columns;
-the others carry the physics: bytes under the job's precision and optimizer, and the closed-form peak by size class of the
-allocator.  Every column is in natural units; networks take logarithms and standardise inside their own graph.
+The columns include GPUMemNet's features (arXiv 2602.17817, section 4: counts of layers, batch size, parameters, activations).
+The other columns hold bytes under the job's precision and optimizer, and the closed-form peak by size class of the allocator.
+Every column is in natural units; the networks' graphs take logarithms and standardise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpumemnet.physics.saved_tensors import KIND_RULES
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the feature vector: its name, and what it holds."""
+    """Name and meaning of one column of the feature vector."""
 
     name: str
     meaning: str
@@ -63,7 +63,7 @@ TOTAL_COLUMNS: Final = (
     Column("input_bytes", "bytes of the input batch"),
     Column("activation_bytes", "bytes of all layer outputs of the batch"),
 )
-"""Columns that totals alone give."""
+"""Columns that need only the totals."""
 
 LAYER_COLUMNS: Final = (
     Column("has_layers", "1 where the layer list is known; where it is 0 all columns below are 0"),
@@ -105,18 +105,19 @@ FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_
 FEATURE_SCHEMA: Final = hashlib.sha256(
     repr((11, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
 ).hexdigest()[:12]
-"""Identifies the columns and the tables behind them; bundles carry it.  Raise the number when code changes a meaning."""
+"""Hash of the columns and of the tables that they depend on; every bundle states it.  Increase the number when a code change
+alters the meaning of a column."""
 
 
 _WIDTH: Final = len(FEATURE_COLUMNS)
 
 
 def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
-    """Feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
+    """Computes feature vectors of ``B`` jobs, shape ``[B, F]`` with the columns :data:`FEATURE_COLUMNS`.
 
     Args:
-        table: the jobs; those with totals only have zeros in :data:`LAYER_COLUMNS`.
-        blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question
+        table: the jobs; jobs without layers have zeros in :data:`LAYER_COLUMNS`.
+        blas_workspace_bytes: cuBLAS workspace per handle on the GPU of the prediction
             (:attr:`gpumemnet.gpu.catalogue.DeviceProfile.blas_workspace_bytes`).
     """
     matrix = np.zeros((len(table), _WIDTH))
@@ -124,11 +125,11 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
         return matrix
     features: Any = matrix.reshape(-1)
     job_columns: Any = np.empty(len(table) * len(JOB_COLUMNS))
-    numbers: Any = np.ascontiguousarray(table.numbers).reshape(-1)  # the table may be a slice
+    numbers: Any = np.ascontiguousarray(table.numbers).reshape(-1)  # the numbers of a sliced table are not contiguous
     codes: Any = table.option_codes
     options: Any = option_matrix(table.option_sets).reshape(-1)
     layers: list[Any] = [table.layer_counts, table.known_kinds, table.layer_activations, table.layer_parameters]
-    if not IS_COMPILED:  # Python reads numbers sooner from lists
+    if not IS_COMPILED:  # uncompiled Python reads lists faster than arrays
         features, job_columns, numbers, codes, options, *layers = (
             column.tolist() for column in (features, job_columns, numbers, codes, options, *layers)
         )

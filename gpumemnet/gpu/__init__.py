@@ -1,1 +1,1 @@
-"""GPUs: the catalogue with MIG profiles and CUDA contexts, and which of them a job fits."""
+"""GPUs: the catalogue with MIG profiles and CUDA contexts, and whether a job fits a GPU."""

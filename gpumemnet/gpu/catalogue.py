@@ -1,8 +1,8 @@
-"""Device profiles: what a GPU model and its software stack add to a job's own tensors.
+"""Device profiles: the memory that a GPU model and its software stack add to a job's tensors.
 
-The caching allocator's reserved bytes travel between GPUs and drivers; the CUDA context does not.  A profile holds what
-belongs to the GPU, and says of every number where it comes from; what nobody has measured is ``None``, never a guess.
-:func:`context` answers all the same, and says what its answer rests on.
+The caching allocator reserves the same bytes on different GPUs and drivers; the CUDA context differs.  A profile holds the
+GPU's numbers with a source for each; an unmeasured number is ``None``.  :func:`context` also estimates unmeasured contexts and
+names the source of its estimate.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gpumemnet.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextReading:
-    """One published reading of the CUDA context on a GPU model, on somebody else's machine.
+    """One reading of the CUDA context on a GPU model, published by others.
 
     Attributes:
         context_bytes: the process's memory outside the allocator.
-        is_typical: whether a training job of today is like it: read of the process alone, kernels loaded when first used.
-        source: who read it, of what.
+        is_typical: whether the reading applies to current training jobs: of one process, with kernels loaded at first use.
+        source: who read it, and for which program.
     """
 
     context_bytes: int
@@ -42,14 +42,15 @@ class DeviceProfile:
 
     Attributes:
         name: the product name as NVML reports it.
-        aliases: short names that users type.
+        aliases: short names.
         capacity_bytes: total memory.
-        context_bytes: CUDA context with the libraries of a training job, or ``None`` where it has not been measured.
+        context_bytes: CUDA context with the libraries of a training job; ``None`` when not measured.
         blas_workspace_bytes: cuBLAS workspace per handle and stream, allocated through the caching allocator.
-        compute_capability: major and minor.
-        multiprocessors: streaming multiprocessors, by the data sheet or the CUDA runtime; some kernels take memory for each.
-        context_readings: what others have published of the context; never a measurement of ours.
-        capacity_source, context_source, blas_workspace_source: where each number comes from.
+        compute_capability: major and minor version.
+        multiprocessors: number of streaming multiprocessors, from the data sheet or the CUDA runtime; some kernels allocate
+            memory for each.
+        context_readings: readings of the context published by others; this project's own measurements are not among them.
+        capacity_source, context_source, blas_workspace_source: source of each number.
     """
 
     name: str
@@ -67,7 +68,7 @@ class DeviceProfile:
 
 @cache
 def device_profiles() -> tuple[DeviceProfile, ...]:
-    """All known profiles, in the order of the catalogue ``catalogue.json``."""
+    """All profiles of the catalogue ``catalogue.json``, in its order."""
     document = json.loads(resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8"))
     return tuple(_profile(entry, f"devices[{index}]") for index, entry in enumerate(document["devices"]))
 
@@ -77,7 +78,7 @@ GENERIC_BLAS_WORKSPACE_BYTES: Final = 8_519_680
 
 
 def blas_workspace_bytes(name: str) -> int:
-    """The cuBLAS workspace per handle of the GPU called ``name``, or :data:`GENERIC_BLAS_WORKSPACE_BYTES` without a profile."""
+    """The cuBLAS workspace per handle of the GPU ``name``; :data:`GENERIC_BLAS_WORKSPACE_BYTES` if it has no profile."""
     try:
         return device_profile(name).blas_workspace_bytes
     except InvalidRequestError:
@@ -85,10 +86,10 @@ def blas_workspace_bytes(name: str) -> int:
 
 
 def device_profile(name: str) -> DeviceProfile:
-    """The profile of a GPU by its NVML name or an alias; case does not matter.
+    """Looks up the profile of a GPU by its NVML name or an alias, ignoring case.
 
     Raises:
-        InvalidRequestError: names the most similar GPU, or lists all.
+        InvalidRequestError: when there is none; the message names the most similar GPU, or lists all.
     """
     wanted = name.casefold() if isinstance(name, str) else None
     for profile in device_profiles():
@@ -105,21 +106,22 @@ def device_profile(name: str) -> DeviceProfile:
 
 GENERIC_CONTEXT_BYTES: Final = 450 * MIB
 GENERIC_CONTEXT_BOUND_BYTES: Final = 600 * MIB
-"""300 to 600 MiB where kernels are loaded when first used, the default since CUDA 12.2 and in PyTorch since 1.13; above 1 GiB
-where ``CUDA_MODULE_LOADING=EAGER`` loads all of them.  PyTorch's maintainers read 274 MiB after one small tensor, 636 MiB with
-all kernels (github.com/pytorch/pytorch/pull/86509), and speak of 300 (issue 107667) and 400 MiB (issue 109888)."""
+"""Contexts take 300 to 600 MiB when kernels are loaded at first use, the default since CUDA 12.2 and in PyTorch since 1.13.
+``CUDA_MODULE_LOADING=EAGER`` loads all kernels and takes above 1 GiB.  PyTorch's maintainers read 274 MiB after one small
+tensor and 636 MiB with all kernels (github.com/pytorch/pytorch/pull/86509).  They mention 300 (issue 107667) and 400 MiB
+(issue 109888)."""
 CONTEXT_GROWTH_BYTES: Final = 64 * MIB
-"""Assumed room for kernels that a job uses and the reading's own job did not; the context grows with each kernel's first use."""
+"""Assumed allowance for kernels that a job uses and the measured job did not; each kernel's first use enlarges the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextEstimate:
-    """What the CUDA context of a training process takes, and on what that rests.
+    """Estimated CUDA context of a training process.
 
     Attributes:
-        expected_bytes: likely.
-        bound_bytes: the most that is known of it, with room for further kernels; not a guarantee.
-        source: where both come from.
+        expected_bytes: expected size.
+        bound_bytes: largest known size plus an allowance for further kernels; not a guarantee.
+        source: source of both numbers.
     """
 
     expected_bytes: int
@@ -128,7 +130,7 @@ class ContextEstimate:
 
 
 def context(profile: DeviceProfile) -> ContextEstimate:
-    """The CUDA context on a GPU: measured where it was, else as published for the model, else as on GPUs in general."""
+    """Estimates the CUDA context on a GPU: measured if known, else published for this model, else typical of all GPUs."""
     if profile.context_bytes is not None:
         bound = profile.context_bytes + CONTEXT_GROWTH_BYTES
         return ContextEstimate(profile.context_bytes, bound, f"measured: {profile.context_source}")
@@ -141,7 +143,7 @@ def context(profile: DeviceProfile) -> ContextEstimate:
     return ContextEstimate(largest.context_bytes, bound, f"published, not measured here: {largest.source}")
 
 
-# Profiles of one's own.
+# Profiles written by users.
 
 PROFILE_FORMAT: Final = "gpumemnet-device-profile"
 PROFILE_VERSION: Final = 1
@@ -150,10 +152,10 @@ _COUNTS: Final = ("capacity_bytes", "blas_workspace_bytes", "multiprocessors")
 
 
 def load_profile(path: Path) -> DeviceProfile:
-    """The profile in a file that ``gpumemnet build probe-device`` has written, or that has its form.
+    """Reads a device profile from a file in the format of ``gpumemnet build probe-device``.
 
     Raises:
-        InvalidRequestError: when there is no such file, or names the field that is missing, unknown or wrong.
+        InvalidRequestError: when the file cannot be read, or a field is missing, unknown or wrong; names the field.
     """
     try:
         with path.open("rb") as file:
@@ -178,16 +180,16 @@ def load_profile(path: Path) -> DeviceProfile:
 
 
 def find_profile(name_or_path: str) -> DeviceProfile:
-    """A profile as a user names it: a GPU of the catalogue, or the path of a ``.json`` file.
+    """Finds a profile by the name of a GPU in the catalogue, or by the path of a ``.json`` file.
 
     Raises:
-        InvalidRequestError: as :func:`device_profile` and :func:`load_profile` do.
+        InvalidRequestError: as :func:`device_profile` and :func:`load_profile`.
     """
     return load_profile(Path(name_or_path)) if name_or_path.endswith(".json") else device_profile(name_or_path)
 
 
 def _profile(entry: object, place: str) -> DeviceProfile:
-    """A profile from its JSON object, every field checked."""
+    """Reads a profile from its JSON object and checks every field."""
     values = _fields(entry, DeviceProfile, place)
     for name in ("name", "capacity_source", "context_source", "blas_workspace_source"):
         _check(isinstance(values[name], str) and values[name], f"{place}.{name}", "a text", values[name])

@@ -1,7 +1,7 @@
-"""Which GPUs hold a job: of the whole catalogue with its MIG profiles, or the devices of a site with the memory free on them now.
+"""Decides which GPUs hold a job: of the catalogue with its MIG profiles, or of a site's devices with their free memory.
 
-A job fits where its safe bytes do, and does not where even the expected bytes exceed what is available; between the two nobody
-can say.  The predictor is asked once for all targets on which a job takes the same memory, not once for each.
+A job fits if its safe bytes are available.  It does not fit if even its expected bytes are not.  In between, the verdict is
+``unsure``.  Targets on which a job takes the same memory share one prediction.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ UNKNOWN: Final = "unknown"
 VERDICTS: Final = (YES, NO, UNSURE, UNKNOWN)
 
 MAX_FREE_MIB: Final = 2**20
-"""More free memory than any GPU has: whoever gives more gave bytes or KiB."""
+"""Upper limit of free memory, above that of any GPU; it catches amounts given in bytes or KiB."""
 MAX_DEVICE_NAME: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Something that a job may run on.
+    """A GPU or MIG partition that a job may run on.
 
     Attributes:
         gpu: product name of the GPU.
-        mig: MIG profile, where it is a partition.
-        device: the caller's name of the device (index, UUID), where it is a certain one.
-        available_mib: memory that a process can use there.
+        available_mib: memory that a process can use there, in MiB.
+        mig: MIG profile; ``None`` for a whole GPU.
+        device: the caller's name of the device (index, UUID); ``None`` for any device of this kind.
     """
 
     gpu: str
@@ -61,12 +61,12 @@ class Fit:
     """Whether a job fits a target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, as :class:`Target` has them.
-        request_mib: expected memory on this GPU, rounded up.
-        limit_mib: safe memory on this GPU, rounded up; ``None`` outside the model's support.
-        verdict: ``yes``: the limit is available; ``no``: not even the request is; ``unsure``: it lies between the two;
-            ``unknown``: there is no limit.
-        probability: that the job's memory is at most what is available, by the predicted distribution.
+        gpu, mig, device, available_mib: the target, see :class:`Target`.
+        request_mib: expected memory on this GPU in MiB, rounded up.
+        limit_mib: safe memory on this GPU in MiB, rounded up; ``None`` outside the model's support.
+        verdict: ``yes`` if the limit is available, ``no`` if even the request is not, ``unsure`` in between, ``unknown`` if
+            there is no limit.
+        probability: predicted probability that the job's memory is at most the available memory.
     """
 
     gpu: str
@@ -93,16 +93,16 @@ def catalogue_targets() -> tuple[Target, ...]:
 
 
 def target(name: str, *, mig: str | None = None, free_mib: int | None = None, device: str | None = None) -> Target:
-    """A target as a user names it.
+    """Looks up a target by the name that a user gives.
 
     Args:
-        name: a GPU of the catalogue by name or alias, alone or with a MIG profile behind a slash (``A100/3g.20gb``).
-        mig: the MIG profile, unless the name has it.
-        free_mib: memory free on it now; all that an empty one has unless given.
-        device: the caller's name of it.
+        name: name or alias of a GPU in the catalogue, optionally with a slash and a MIG profile (``A100/3g.20gb``).
+        mig: the MIG profile, if ``name`` does not contain it.
+        free_mib: memory that is free now, in MiB; by default that of an empty device.
+        device: the caller's name of the device.
 
     Raises:
-        InvalidRequestError: on a GPU or a profile that is not in the catalogue, or an impossible amount of free memory.
+        InvalidRequestError: when the GPU or profile is not in the catalogue, or the free memory is impossible.
     """
     if device is None and mig is None and free_mib is None and isinstance(name, str):
         return _catalogue_target(name)
@@ -144,14 +144,14 @@ def fits(
     coverage: float = DEFAULT_COVERAGE,
     encoder: str | None = None,
 ) -> tuple[Fit, ...]:
-    """Whether ``job`` fits each target, in their order.
+    """Decides whether ``job`` fits each target, in the order of the targets.
 
     Args:
-        predictor: who predicts.
+        predictor: the predictor.
         job: the job.
-        targets: where it may run; the whole catalogue unless given.
+        targets: the targets; by default the whole catalogue.
         coverage: share of jobs that stay below the limit.
-        encoder: ``mlp``, ``transformer`` or ``common``; as the predictor chooses unless given.
+        encoder: ``mlp``, ``transformer`` or ``common``; by default the predictor chooses.
 
     Raises:
         InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
@@ -167,7 +167,7 @@ def fits_table(
     coverage: float = DEFAULT_COVERAGE,
     encoder: str | None = None,
 ) -> list[tuple[Fit, ...]]:
-    """:func:`fits` of all jobs of a table, in order, with few runs of the models."""
+    """Runs :func:`fits` for all jobs of a table, in order, in batches; arguments and errors as in :func:`fits`."""
     wanted = catalogue_targets() if targets is None else tuple(targets)
     found: list[dict[int, Fit]] = [{} for _ in range(len(jobs))]
     for gpu, positions in alike(predictor, wanted).items():
@@ -186,14 +186,14 @@ def fits_table(
 
 
 class Memory(NamedTuple):
-    """Request and limit of a job on one GPU, in whole MiB; no limit outside the support."""
+    """Request and limit of a job on one GPU, in whole MiB; the limit is ``None`` outside the support."""
 
     request_mib: int
     limit_mib: int | None
 
 
 def memories_of(predictions: PredictionTable) -> list[Memory]:
-    """What the predictions say in the terms of a scheduler."""
+    """Request and limit of each prediction, in whole MiB."""
     limits = predictions.safe_bytes.tolist()
     return [
         Memory(ceil_mib(expected), None if limit is None else ceil_mib(limit))
@@ -202,7 +202,7 @@ def memories_of(predictions: PredictionTable) -> list[Memory]:
 
 
 def verdict(memory: Memory, available_mib: int) -> str:
-    """One of :data:`VERDICTS`."""
+    """Compares a job's memory with the available memory; returns one of :data:`VERDICTS`."""
     if memory.limit_mib is None:
         return UNKNOWN
     if memory.limit_mib <= available_mib:
@@ -211,10 +211,10 @@ def verdict(memory: Memory, available_mib: int) -> str:
 
 
 def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int]]:
-    """Positions of the targets by a GPU that stands for all of them, because a job takes the same memory on each.
+    """Groups targets on which a job takes the same memory: name of one GPU of the group → positions of its targets.
 
-    Memory differs between GPUs by the CUDA context and the workspace of cuBLAS alone; the GPU that a model learnt from stands for
-    itself, because its context is the one within the labels.
+    Predicted memory differs between GPUs only by the CUDA context and the cuBLAS workspace.  A GPU that a model was trained on
+    is a group by itself, because its labels include its context.
     """
     own = {bundle.card.gpu for bundle in predictor.bundles}
     leaders: dict[object, str] = {}
@@ -247,22 +247,22 @@ def _fit(wanted: Target, memory: Memory, probability: float) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory(BinScheme):
-    """Bins of uneven width: their edges are the amounts that are available somewhere, so one answer tells of all of them.
+    """Bins of unequal width whose edges are amounts of available memory, so that one prediction covers all of them.
 
     Attributes:
-        amounts_mib: the inner edges, rising.
+        amounts_mib: the inner edges in MiB, increasing.
     """
 
     amounts_mib: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, amounts_mib: Sequence[int]) -> AvailableMemory:
-        """The bins between the given amounts."""
+        """Creates the bins between the given amounts in MiB."""
         return cls(MIB, len(amounts_mib) + 1, "available memory", tuple(amounts_mib))
 
     @property
     def log_inner_edges(self) -> NDArray[np.float64]:
-        """The amounts as ``log(bytes)``; of nothing at all that of one byte."""
+        """The inner edges in ``log(bytes)``; an amount of 0 counts as one byte."""
         return np.log(np.maximum(np.array(self.amounts_mib, dtype=np.float64) * MIB, 1.0))
 
     def bounds_bytes(self, index: int) -> tuple[int, int | None]:

@@ -1,7 +1,7 @@
-"""What a job can use of a GPU or of one of its MIG partitions: memory that is there, less what the driver keeps for itself.
+"""Computes the memory that a job can use on a GPU or MIG partition: its total minus the memory reserved by the driver.
 
-The numbers are published readings of others, in ``mig.json`` with the source of each; where readings differ the smallest memory
-and the largest reserve stand there, because a job that is placed too tightly dies.  Profiles without a reading are left out.
+The numbers in ``mig.json`` are readings published by others, each with its source.  Where readings differ, the file holds the
+smallest memory and the largest reserve, because a job with too little memory fails.  Profiles without a reading are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
 GENERIC_RESERVED_MIB: Final = 768
-"""Assumed to be kept back by the driver on a GPU without a published reading: as much as the largest reading there is (A100 of
-80 GB).  It is an assumption, and on a small GPU a cautious one; the readings lie between 267 and 768 MiB."""
+"""Assumed driver reserve of a GPU without a published reading: the largest of the readings (A100 of 80 GB).  The readings lie
+between 267 and 768 MiB, so the assumption is conservative for a small GPU."""
 
 MIG_RESERVED_MIB: Final = 64
-"""Assumed to be kept back in a MIG instance: idle ones show 6 to 71 MiB as used in published ``nvidia-smi`` listings, mostly
-below 40 (such as github.com/XuehaiPan/nvitop/pull/8).  It does not depend on the profile here."""
+"""Assumed reserve of a MIG instance, the same for all profiles.  Published ``nvidia-smi`` listings show 6 to 71 MiB used in idle
+instances, mostly below 40 (such as github.com/XuehaiPan/nvitop/pull/8)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class MigProfile:
 
     Attributes:
         gpu: product name of the GPU.
-        name: such as ``3g.20gb``.
-        memory_mib: memory of an instance; its name says gigabytes, rounded up.
-        source: who read it.
+        name: profile name, such as ``3g.20gb``.
+        memory_mib: memory of an instance in MiB; the profile name rounds it up to gigabytes.
+        source: who published the reading.
     """
 
     gpu: str
@@ -45,11 +45,11 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """What the driver keeps of a GPU's memory.
+    """Memory of a GPU that the driver reserves.
 
     Attributes:
-        reserved_mib: so much.
-        source: who read it, or that it is assumed.
+        reserved_mib: the reserve in MiB.
+        source: who published the reading, or that it is assumed.
     """
 
     reserved_mib: int
@@ -58,7 +58,7 @@ class Reserve:
 
 @cache
 def mig_profiles(gpu: str) -> tuple[MigProfile, ...]:
-    """The MIG profiles of a GPU by its product name, from the smallest; none where it has none or nobody has published them."""
+    """MIG profiles of the GPU with this product name, smallest first; empty if it has none or no reading is published."""
     return tuple(
         MigProfile(gpu=gpu, name=name, memory_mib=memory_mib, source=entry["source"])
         for entry in _catalogue()["partitions"]
@@ -68,10 +68,10 @@ def mig_profiles(gpu: str) -> tuple[MigProfile, ...]:
 
 
 def mig_profile(gpu: str, name: str) -> MigProfile:
-    """The MIG profile ``name`` of a GPU by its product name; case does not matter.
+    """Looks up the MIG profile ``name`` of the GPU with this product name, ignoring case.
 
     Raises:
-        InvalidRequestError: lists the GPU's profiles.
+        InvalidRequestError: when the profile is unknown; the message lists the GPU's profiles.
     """
     profiles = mig_profiles(gpu)
     for profile in profiles:
@@ -83,7 +83,7 @@ def mig_profile(gpu: str, name: str) -> MigProfile:
 
 @cache
 def reserve(gpu: str) -> Reserve:
-    """What the driver keeps of the GPU with this product name: by a published reading, else assumed."""
+    """The driver's reserve on the GPU with this product name: a published reading, else an assumption."""
     for entry in _catalogue()["reserves"]:
         if entry["gpu"] == gpu:
             return Reserve(reserved_mib=entry["reserved_mib"], source=entry["source"])
@@ -91,7 +91,7 @@ def reserve(gpu: str) -> Reserve:
 
 
 def available_mib(profile: DeviceProfile, mig: MigProfile | None = None) -> int:
-    """Whole MiB that one process can use of an otherwise empty GPU, or of an empty MIG instance on it."""
+    """Memory in whole MiB that one process can use on an empty GPU, or in an empty MIG instance of it."""
     whole = profile.capacity_bytes // MIB - reserve(profile.name).reserved_mib
     return whole if mig is None else min(whole, mig.memory_mib - MIG_RESERVED_MIB)
 

@@ -1,1 +1,1 @@
-"""The training job: what a scheduler knows of it before it runs, and the one reader and writer of each format."""
+"""The training job as a scheduler knows it before it runs, with a reader and a writer for each format."""

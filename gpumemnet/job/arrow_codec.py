@@ -1,6 +1,6 @@
-"""Reads jobs from Arrow columns straight into the columns of a :class:`~gpumemnet.job.job_table.JobTable`.
+"""Reads jobs from Arrow columns into the columns of a :class:`~gpumemnet.job.job_table.JobTable`.
 
-As in a dataset, null means that a job does not state the field.
+A null means that the job does not state the field, as in a dataset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Flags = NDArray[np.bool_]
 
 DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else default for name, default in FIELD_DEFAULTS.items()}
-"""What stands where a row says nothing; of a field that it must state, what no check lets pass."""
+"""Field → value when a row does not state it; for required fields, ``None``, which every check refuses."""
 WORD_FIELDS: Final = tuple(FIELD_CHOICES)
 SWITCH_FIELDS: Final = tuple(name for name in OPTION_FIELDS if name not in FIELD_CHOICES)
 COUNT_FIELDS: Final = (*NUMBER_FIELDS, "schema_version")
@@ -43,12 +43,12 @@ LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     name: (*choices, None) if name in NULLABLE_FIELDS else choices for name, choices in FIELD_CHOICES.items()
 } | dict.fromkeys(SWITCH_FIELDS, (False, True))
-"""What each field of an option set may hold; its code is the position."""
+"""Option field → its allowed values; the code of a value is its position."""
 _NO_CODE: Final = -1
 
 
 class _LayerColumns(NamedTuple):
-    """The layers of all jobs, with the attributes of :class:`~gpumemnet.job.job_table.JobTable`."""
+    """The layers of all jobs; for the fields see the layer attributes of :class:`~gpumemnet.job.job_table.JobTable`."""
 
     counts: Indices
     kinds: Indices
@@ -61,10 +61,10 @@ _NO_LAYERS: Final = _LayerColumns(np.zeros(0, np.int64), np.zeros(0, np.int64), 
 
 
 def check_columns(schema: pa.Schema, where: str) -> None:
-    """Refuse a table whose columns cannot be those of jobs, before any row is read.
+    """Checks the column types of a table of jobs before any row is read.
 
     Raises:
-        DatasetError: names the column that is missing or of another type.
+        DatasetError: names the column that is missing or has the wrong type.
     """
     import pyarrow.types as types
 
@@ -92,10 +92,10 @@ def check_columns(schema: pa.Schema, where: str) -> None:
 
 
 def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
-    """The jobs of the rows of ``batch``, whose columns have passed :func:`check_columns`.
+    """Reads the rows of ``batch`` as jobs; its columns must have passed :func:`check_columns`.
 
-    Every check runs over whole columns; the rows that fail one are read by :func:`gpumemnet.job.json_codec.read_jobs`, which says
-    what is wrong with them.
+    All checks run on whole columns.  Rows that fail a check are read again by :func:`gpumemnet.job.json_codec.read_jobs`, which
+    reports what is wrong.
     """
     count = batch.num_rows
     is_odd = np.zeros(count, dtype=np.bool_)
@@ -130,7 +130,7 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
 
 
 def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job.json_codec.read_jobs` takes them, without what they do not state."""
+    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`, without the fields that are null."""
     import pyarrow as pa
 
     names = [name for name in batch.schema.names if name in DEFAULTS]
@@ -139,7 +139,7 @@ def row_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
 
 
 def _read_counts(column: pa.Array | None, name: str) -> Array | float:
-    """The counts as floats, not a number where a job does not state one."""
+    """The counts as floats; NaN where a job does not state one."""
     default = np.nan if DEFAULTS[name] is None else float(DEFAULTS[name])
     if column is None:
         return default
@@ -150,7 +150,7 @@ def _read_counts(column: pa.Array | None, name: str) -> Array | float:
 
 
 def _whole_numbers(column: pa.Array) -> tuple[Array, Flags | None]:
-    """The numbers as floats, which hold all that is in range exactly, and where there are none, if anywhere."""
+    """The numbers as floats, exact within the allowed range, and which rows are null; ``None`` when no row is."""
     if not column.null_count:
         return column.to_numpy().astype(np.float64), None
     is_null = column.is_null().to_numpy(zero_copy_only=False)
@@ -158,7 +158,7 @@ def _whole_numbers(column: pa.Array) -> tuple[Array, Flags | None]:
 
 
 def _read_options(columns: Mapping[str, pa.Array], count: int, is_odd: Flags) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
-    """The distinct sets of options, and which each row has; marks the rows where one is odd."""
+    """The distinct sets of options, and the position of each row's set; sets ``is_odd`` for rows with an invalid option."""
     place: int | Indices = 0
     size = 1
     for name in OPTION_FIELDS:
@@ -192,7 +192,7 @@ def _option_set(place: int) -> tuple[Any, ...]:
 
 
 def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) -> int | Indices:
-    """Positions of the values among ``choices``, one for all rows where they are alike."""
+    """Positions of the values among ``choices``; a single ``int`` when all rows have the same value."""
     default = _NO_CODE if name in REQUIRED_FIELDS else choices.index(DEFAULTS[name])
     if column is None:
         return default
@@ -213,7 +213,7 @@ def _option_codes(column: pa.Array | None, name: str, choices: Sequence[Any]) ->
 
 
 def _dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
-    """The distinct texts of a column, and each row's position among them."""
+    """The distinct strings of a column, and each row's position among them."""
     import pyarrow as pa
 
     if not isinstance(column, pa.DictionaryArray):
@@ -226,14 +226,14 @@ def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> _LayerCo
         return _NO_LAYERS._replace(counts=np.zeros(count, dtype=np.int64))
     counts = column.value_lengths()
     counts = np.asarray((counts.fill_null(0) if counts.null_count else counts).to_numpy(), dtype=np.int64)
-    layers = column.flatten()  # without those of null lists, and of the slice alone
+    layers = column.flatten()  # flatten() respects the slice and leaves out null lists
     if not len(layers):
         return _NO_LAYERS._replace(counts=counts)
     kinds, strange, is_bad = _read_kinds(layers.field(layers.type.get_field_index("kind")))
     amounts = []
     for name in LAYER_FIELDS[1:]:
         place = layers.type.get_field_index(name)
-        if place < 0:  # only the parameters may be left out
+        if place < 0:  # only the field of the parameters is optional
             amounts.append(np.zeros(len(layers)))
             continue
         values, is_null = _whole_numbers(layers.field(place))
@@ -254,7 +254,7 @@ def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> _LayerCo
 
 
 def _read_kinds(column: pa.Array) -> tuple[Indices, tuple[str, ...], Flags | None]:
-    """Codes of the layers' kinds, the kinds that are not among the known ones, and where there are no kinds, if anywhere."""
+    """Codes of the layers' kinds, the unknown kinds, and which layers have an invalid kind; ``None`` when none has."""
     words, indices = _dictionary(column)
     strange = tuple(sorted({word for word in words if word not in CODE_OF_KIND and is_kind(word)}))
     codes_of = CODE_OF_KIND | {word: len(KINDS) + place for place, word in enumerate(strange)}

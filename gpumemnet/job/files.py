@@ -1,4 +1,4 @@
-"""Reads jobs from files: one job as JSON, a list of jobs as JSON, one job a line as JSON Lines, or a Parquet table."""
+"""Reads jobs from files: JSON (one job or a list), JSON Lines (one job per line) or Parquet."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FORMATS: Final = (".json", ".jsonl", ".ndjson", ".parquet")
 
 
 def read_jobs_file(path: Path) -> Iterator[JobTable]:
-    """The jobs in ``path``, at most :data:`JOBS_PER_BATCH` at a time; all but a JSON list are read in constant memory.
+    """Reads the jobs in ``path``, at most :data:`JOBS_PER_BATCH` at a time; only a JSON list is read into memory as a whole.
 
     Raises:
-        InvalidRequestError: when the file does not exist, is too large for JSON, or has another ending.
-        InvalidJobError: names the line or the index and the field of the first job that is none.
+        InvalidRequestError: when the file does not exist, is too large for JSON, or has an unknown suffix.
+        InvalidJobError: names the line or the index, and the field, of the first invalid job.
         DatasetError: when a Parquet file is damaged or lacks a column.
-        MissingExtraError: when Parquet is asked for and pyarrow is not installed.
+        MissingExtraError: when the file is Parquet and pyarrow is not installed.
     """
     if path.suffix not in _FORMATS:
         raise InvalidRequestError(f"{path} must end in {', '.join(_FORMATS)}", "jobs")
@@ -72,7 +72,7 @@ def _line_jobs(path: Path) -> Iterator[JobTable]:
 
 
 def _table(documents: Sequence[object], places: Sequence[str], between: str) -> JobTable:
-    """The jobs of ``documents``, which all have to be jobs; errors name the place, and the field after ``between``."""
+    """Reads ``documents`` as jobs; the first invalid one raises an error with its place, then ``between``, then the field."""
     read = read_jobs(documents)
     for row, error in sorted(read.errors.items()):
         raise InvalidJobError(error.reason, between.join(filter(None, (places[row], error.field))))

@@ -1,6 +1,7 @@
-"""The job table: ``B`` training jobs as columns, their layers as ragged columns.  Everything that computes takes such a table.
+"""The job table: ``B`` training jobs as columns, and their layers as ragged columns.
 
-One job is a table of one row, and a :class:`~gpumemnet.job.training_job.TrainingJob` is how a person holds one row.
+All computations take a job table; a single job is a table of one row.  Users construct a job as a
+:class:`~gpumemnet.job.training_job.TrainingJob`, which is one row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpumemnet.job.training_job import NUMBER_FIELDS, OPTION_FIELDS, UNSTATED_AS
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 OptionSet = tuple[Any, ...]
-"""The values of :data:`~gpumemnet.job.training_job.OPTION_FIELDS`, in that order."""
+"""Values of the fields :data:`~gpumemnet.job.training_job.OPTION_FIELDS`, in that order."""
 
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
 _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
@@ -30,17 +31,17 @@ _PLACE_OF_NUMBER: Final = {name: place for place, name in enumerate(NUMBER_FIELD
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobTable(Sequence[TrainingJob]):
-    """``B`` valid jobs of ``N`` layers together.
+    """``B`` valid jobs with ``N`` layers in total.
 
     Attributes:
-        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS` with all totals settled, 0 where a job does not
-            state one, shape ``[9, B]``.
+        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, with totals derived from the layers and 0 for
+            fields that a job does not state, shape ``[9, B]``.
         option_sets: the distinct sets of options.
-        option_codes: position of each job's set among them, shape ``[B]``.
-        layer_counts: layers of each job, shape ``[B]``.
+        option_codes: position of each job's set in :attr:`option_sets`, shape ``[B]``.
+        layer_counts: number of layers of each job, shape ``[B]``.
         layer_kinds: position of each layer's kind in :attr:`kind_names`, shape ``[N]``.
-        layer_activations, layer_parameters: whole numbers, shape ``[N]``.
-        unknown_kinds: kinds of these jobs' layers that are not in :data:`gpumemnet.job.layers.KINDS`.
+        layer_activations, layer_parameters: elements of each layer, whole numbers as floats, shape ``[N]``.
+        unknown_kinds: layer kinds in this table that are not in :data:`gpumemnet.job.layers.KINDS`.
     """
 
     numbers: Array
@@ -54,10 +55,10 @@ class JobTable(Sequence[TrainingJob]):
 
     @classmethod
     def from_jobs(cls, jobs: Sequence[TrainingJob]) -> JobTable:
-        """The table whose rows are ``jobs``."""
+        """Builds the table whose rows are ``jobs``."""
         layers = [*chain.from_iterable([job.layers for job in jobs])]
         numbers = np.array(list(map(_NUMBERS_OF, jobs)), dtype=np.float64).reshape(len(jobs), len(NUMBER_FIELDS)).T.copy()
-        numbers[numbers != numbers] = 0.0  # None has become "not a number"
+        numbers[numbers != numbers] = 0.0  # numpy turned None into NaN
         return cls.from_columns(
             numbers,
             list(map(_OPTIONS_OF, jobs)),
@@ -77,12 +78,12 @@ class JobTable(Sequence[TrainingJob]):
         activations: Sequence[int],
         parameters: Sequence[int],
     ) -> JobTable:
-        """The table of jobs that have been checked.
+        """Builds a table from the columns of jobs that have been checked.
 
         Args:
-            numbers, layer_counts: as the attributes.
+            numbers, layer_counts: see the attributes.
             options: each job's set of options.
-            kinds, activations, parameters: of all layers, one job's after the other's.
+            kinds, activations, parameters: of all layers, grouped by job, in the order of the jobs.
         """
         codes: dict[OptionSet, int] = {}
         option_codes = [codes.setdefault(option_set, len(codes)) for option_set in options]
@@ -106,7 +107,7 @@ class JobTable(Sequence[TrainingJob]):
 
     @staticmethod
     def concatenate(tables: Sequence[JobTable]) -> JobTable:
-        """The rows of all ``tables``, one table's after the other's."""
+        """Joins the rows of all ``tables`` in order."""
         tables = [table for table in tables if len(table)] or tables[:1] or [JobTable.from_jobs(())]
         if len(tables) == 1:
             return tables[0]
@@ -140,7 +141,7 @@ class JobTable(Sequence[TrainingJob]):
     def __getitem__(self, index: slice) -> JobTable: ...
 
     def __getitem__(self, index: int | slice) -> TrainingJob | JobTable:
-        """One job, or the table of some."""
+        """One job for an index, a table for a slice."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             return self._stretch(start, max(start, stop)) if step == 1 else self.take(np.arange(start, stop, step))
@@ -155,23 +156,23 @@ class JobTable(Sequence[TrainingJob]):
             start += count
 
     def column(self, name: str) -> Array:
-        """The numbers of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, shape ``[B]``."""
+        """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, shape ``[B]``."""
         column: Array = self.numbers[_PLACE_OF_NUMBER[name]]
         return column
 
     def options(self, name: str) -> list[Any]:
-        """What each of :attr:`option_sets` says of the field ``name``."""
+        """Value of the field ``name`` in each of :attr:`option_sets`."""
         place = OPTION_FIELDS.index(name)
         return [options[place] for options in self.option_sets]
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        """The names that :attr:`layer_kinds` are positions of: the known kinds, then :attr:`unknown_kinds`."""
+        """The names that :attr:`layer_kinds` refers to: the known kinds, then :attr:`unknown_kinds`."""
         return KINDS + self.unknown_kinds
 
     @property
     def known_kinds(self) -> Indices:
-        """Position of each layer's kind among the known ones, that of ``other`` for an unknown one, shape ``[N]``."""
+        """Position of each layer's kind in ``KINDS``, with ``other`` for unknown kinds, shape ``[N]``."""
         if not self.unknown_kinds:
             return self.layer_kinds
         return np.where(self.layer_kinds < len(KINDS), self.layer_kinds, OTHER_CODE)
@@ -190,7 +191,7 @@ class JobTable(Sequence[TrainingJob]):
         return self._with(rows, places)
 
     def with_numbers(self, name: str, values: Array) -> JobTable:
-        """The same jobs with other ``values``, shape ``[B]``, of the field ``name``."""
+        """A copy of the table in which the field ``name`` has the given ``values``, shape ``[B]``."""
         numbers = self.numbers.copy()
         numbers[_PLACE_OF_NUMBER[name]] = values
         return JobTable(

@@ -1,7 +1,7 @@
-"""Jobs in and out of JSON, JSON Lines and plain dictionaries, with errors that name the place.
+"""Reads and writes jobs as JSON and as dictionaries, with errors that name the field.
 
-:func:`read_jobs` is the one reader of JSON: the service, the command line and the files of jobs come through it, and
-:func:`job_from_dict` reads a single document in the same way.
+The service, the command line and the file reader all use :func:`read_jobs`.  :func:`job_from_dict` reads a single document by
+the same rules.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
 _DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else value for name, value in FIELD_DEFAULTS.items()}
-"""What stands where a document says nothing; of a field that it must state, what no check lets pass."""
+"""Field → value when a document does not state it; for required fields, ``None``, which every check refuses."""
 _FEW: Final = 8
-"""Up to so many documents are read one by one where one of them is not valid."""
+"""Up to about twice this many documents are read one by one when any of them is invalid."""
 
 
 class ReadJobs(NamedTuple):
-    """What became of many documents or rows.
+    """Result of reading several documents or rows.
 
     Attributes:
         table: the valid jobs.
-        rows: positions of the documents that they were read from, rising, shape ``[len(table)]``.
-        errors: position of every other document → what is wrong with it.
+        rows: positions of the documents that they were read from, increasing, shape ``[len(table)]``.
+        errors: position of each invalid document → its error.
     """
 
     table: JobTable
@@ -59,18 +59,18 @@ class ReadJobs(NamedTuple):
 
 
 def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> ReadJobs:
-    """The jobs of many JSON objects, as a table.
+    """Reads several JSON objects as a table of jobs.
 
     Args:
         documents: each a mapping of field names to values; ``layers`` is a list of ``{"kind", "activations", "parameters"}``
             objects or of ``[kind, activations, parameters]`` lists.
-        max_layers: the most layers that a job may have.
+        max_layers: the largest number of layers that a job may have.
     """
     table = _table(documents, max_layers)
     if table is not None:
         return ReadJobs(table, np.arange(len(documents)), {})
     half = len(documents) // 2
-    if half > _FEW:  # most of them are valid: close in on those that are not
+    if half > _FEW:  # most documents are valid: halve the list to isolate the others
         first, second = (read_jobs(some, max_layers) for some in (documents[:half], documents[half:]))
         return merge_reads([(np.arange(half), first), (np.arange(half, len(documents)), second)])
     jobs: dict[int, TrainingJob] = {}
@@ -84,9 +84,10 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
 
 
 def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
-    """The table of valid documents, read a column at a time.
+    """Reads valid documents as a table, column by column.
 
-    ``None`` where :func:`job_from_dict` refuses one of them, or where some write layers in another way than others.
+    Returns ``None`` if :func:`job_from_dict` would refuse one of them, or if the documents do not all write layers in the same
+    form.
     """
     if not documents:
         return JobTable.from_jobs(())
@@ -113,7 +114,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
             check_options(option_set)
         for place, name in enumerate(NUMBER_FIELDS):
             numbers[place] = np.array(values.get(name, _DEFAULTS[name]), dtype=np.float64)
-    except (InvalidJobError, TypeError, OverflowError):  # TypeError: a value that cannot be hashed is no option
+    except (InvalidJobError, TypeError, OverflowError):  # TypeError: an unhashable value is never a valid option
         return None
     counts = np.array(list(map(len, lists)) or [0] * count, dtype=np.int64)
     table = JobTable.from_columns(numbers, options, counts, *columns)
@@ -122,7 +123,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
 
 
 def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
-    """Readings of different documents of one file as one, each with the positions of its documents in the file."""
+    """Merges the results of reading different documents of one file; each part starts with its documents' positions."""
     rows = np.concatenate([positions[read.rows] for positions, read in parts])
     errors = {int(positions[at]): error for positions, read in parts for at, error in read.errors.items()}
     table = JobTable.concatenate([read.table for _, read in parts])
@@ -132,10 +133,10 @@ def merge_reads(parts: Sequence[tuple[Indices, ReadJobs]]) -> ReadJobs:
 
 
 def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob:
-    """A job from its JSON object, as :func:`read_jobs` takes it.
+    """Reads a job from its JSON object; for the form see :func:`read_jobs`.
 
     Raises:
-        InvalidJobError: names the field (``layers[3].parameters``) and says what it must be.
+        InvalidJobError: names the field (such as ``layers[3].parameters``) and what was expected.
     """
     if not isinstance(document, Mapping):
         raise InvalidJobError(f"a job must be a JSON object, not {describe(document)}")
@@ -158,19 +159,19 @@ def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob
 
 
 def job_from_json(text: str | bytes) -> TrainingJob:
-    """A job from JSON text.
+    """Reads a job from JSON text.
 
     Raises:
-        InvalidJobError: when the text is no JSON (with line and column), holds NaN or infinity, or is no valid job.
+        InvalidJobError: when the text is not JSON (with line and column), contains NaN or infinity, or is not a valid job.
     """
     return job_from_dict(parse_json(text))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse strict JSON: no NaN, no infinity, no duplicate keys, no runaway nesting.
+    """Parses strict JSON: without NaN, infinity, duplicate keys or very deep nesting.
 
     Raises:
-        InvalidJobError: says what is wrong and at which line and column.
+        InvalidJobError: says what is wrong; for a syntax error, with line and column.
     """
     try:
         if isinstance(text, bytes | bytearray):
@@ -189,7 +190,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:
-    """The JSON object of ``job``; :func:`job_from_dict` gives the same job back."""
+    """Converts ``job`` to its JSON object; :func:`job_from_dict` returns an equal job."""
     document: dict[str, Any] = {"schema_version": job.schema_version}
     document |= {name: getattr(job, name) for name in JOB_FIELDS if name not in ("schema_version", "layers")}
     document["layers"] = [
@@ -199,7 +200,7 @@ def job_to_dict(job: TrainingJob) -> dict[str, Any]:
 
 
 def job_to_json(job: TrainingJob) -> str:
-    """``job`` as indented JSON text, one layer a line."""
+    """Writes ``job`` as indented JSON text, one layer per line."""
     document = job_to_dict(job)
     layers = document.pop("layers")
     text = json.dumps(document, indent=2)
@@ -210,7 +211,7 @@ def job_to_json(job: TrainingJob) -> str:
 
 
 def _plain_columns(layers: Sequence[Any]) -> _LayerColumns | None:
-    """Kinds, activations and parameters of valid layers that are all written alike; else ``None``."""
+    """Kinds, activations and parameters of valid layers that are all written in the same form; else ``None``."""
     forms = set(map(type, layers))
     columns: Any = (), (), ()
     if forms == {dict} and all(map(_LAYER_FIELD_SET.issuperset, layers)):
@@ -224,7 +225,7 @@ def _plain_columns(layers: Sequence[Any]) -> _LayerColumns | None:
 
 
 def _checked_layers(entries: Sequence[object]) -> list[Layer]:
-    """The layers, checked one by one, so that an error names the place."""
+    """Checks the layers one by one, so that an error names the layer."""
     layers = []
     for index, entry in enumerate(entries):
         try:
@@ -260,7 +261,7 @@ def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...], prefix:
 
 
 def _printable(name: object) -> str:
-    """A key of a foreign document as it may stand in a message: short, and without control characters."""
+    """A key of a user's document in a form that is safe in a message: short, and without control characters."""
     return ascii(str(name)[:64])[1:-1]
 
 

@@ -1,8 +1,7 @@
-"""What one layer of a network is to memory: its kind, how many elements it outputs per sample, and its parameters.
+"""One layer of a network: its kind, its output elements per sample, and its parameter elements.
 
-The three numbers are those of GPUMemNet (arXiv 2602.17817, section 4: layer type, activations, parameters).  Kinds are an
-open vocabulary: an unknown kind is accepted and counted in the group ``other``, so that a new PyTorch layer never makes a
-job invalid.
+GPUMemNet describes layers by the same three values (arXiv 2602.17817, section 4: layer type, activations, parameters).
+Unknown kinds are valid and count in the group ``other``, so a new PyTorch layer never makes a job invalid.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from gpumemnet.errors import InvalidJobError
 
 MAX_ELEMENTS: Final = 2**50
-"""No count in a job may be larger (2**50 elements are four petabytes in fp32)."""
+"""Upper limit of every count in a job (2**50 elements are four pebibytes in fp32)."""
 
 _KIND_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
@@ -39,7 +38,7 @@ LAYER_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "elementwise": ("add", "multiply", "concatenate", "upsample", "pad"),
     "other": ("other",),
 }
-"""Layer group → the kinds that belong to it.  Features are taken per group, so the groups are part of the feature schema."""
+"""Layer group → its kinds.  Features are computed per group, so the groups are part of the feature schema."""
 
 GROUP_NAMES: Final[tuple[str, ...]] = tuple(LAYER_GROUPS)
 GROUP_OF_KIND: Final[dict[str, str]] = {kind: group for group, kinds in LAYER_GROUPS.items() for kind in kinds}
@@ -50,14 +49,14 @@ OTHER_CODE: Final = CODE_OF_KIND["other"]
 
 
 def check_count(value: object, field: str, minimum: int = 0, maximum: int = MAX_ELEMENTS) -> int:
-    """``value`` as an ``int`` between ``minimum`` and ``maximum``; booleans, floats and strings are no counts.
+    """Returns ``value`` as an ``int`` between ``minimum`` and ``maximum``; refuses booleans, floats and strings.
 
     Raises:
         InvalidJobError: names ``field`` and the allowed range.
     """
-    if type(value) is not int:  # the common case costs one comparison: this runs for every layer of every request
+    if type(value) is not int:  # the common case takes one comparison: this runs for every layer of every request
         try:
-            value = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # numpy's are fine
+            value = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]  # numpy integers pass
         except TypeError:
             raise InvalidJobError(f"must be a whole number, not {describe(value)}", field) from None
     if not minimum <= value <= maximum:
@@ -66,7 +65,7 @@ def check_count(value: object, field: str, minimum: int = 0, maximum: int = MAX_
 
 
 def describe(value: object) -> str:
-    """``value`` as it may stand in a message: short, on one line, with its JSON type where that is the surprise."""
+    """Describes ``value`` for an error message: short, on one line; objects and lists by their JSON type."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -83,7 +82,7 @@ def describe(value: object) -> str:
 
 
 def is_kind(value: object) -> bool:
-    """Whether ``value`` may be the kind of a layer, known or not."""
+    """Whether ``value`` is a valid layer kind, known or unknown."""
     return isinstance(value, str) and (value in GROUP_OF_KIND or _KIND_PATTERN.match(value) is not None)
 
 
@@ -94,21 +93,21 @@ class _Fields(NamedTuple):
 
 
 class Layer(_Fields):
-    """One executed layer: a named tuple, so that whole lists of layers turn into columns without a loop.
+    """One executed layer.  It is a named tuple, so lists of layers convert to columns without a loop.
 
     Attributes:
         kind: lower-case name of the layer type, see :data:`LAYER_GROUPS`.
         activations: output elements per sample.
-        parameters: elements of the parameters that the layer owns; a shared layer owns them at its first execution only.
+        parameters: elements of the layer's parameters; parameters of a shared layer count at its first execution only.
 
     Raises:
-        InvalidJobError: on a malformed kind or a count that is negative, too large or no integer.
+        InvalidJobError: when the kind is malformed, or a count is negative, too large or not an integer.
     """
 
     __slots__ = ()
 
     def __new__(cls, kind: str, activations: int, parameters: int = 0) -> Layer:
-        """A layer whose values have been checked."""
+        """Creates a layer after checking its values."""
         if not isinstance(kind, str) or (kind not in GROUP_OF_KIND and not _KIND_PATTERN.match(kind)):
             raise InvalidJobError(f"must be a lower-case layer kind such as 'linear' or 'conv2d', not {describe(kind)}", "kind")
         if type(activations) is not int or not 0 <= activations <= MAX_ELEMENTS:
@@ -119,15 +118,15 @@ class Layer(_Fields):
 
     @property
     def group(self) -> str:
-        """The layer group that this kind counts in."""
+        """The layer group of this kind."""
         return GROUP_OF_KIND.get(self.kind, "other")
 
 
 def are_layers(kinds: Sequence[object], activations: Sequence[object], parameters: Sequence[object]) -> bool:
-    """Whether these are valid layers; also false for counts of other types than ``int``, which :class:`Layer` may convert."""
+    """Whether the columns are valid layers; false also for counts that :class:`Layer` would have to convert to ``int``."""
     try:
         unknown = set(kinds) - _KNOWN_KINDS
-    except TypeError:  # unhashable, hence no text
+    except TypeError:  # an unhashable value is not a string
         return False
     counts: list[Any] = [*activations, *parameters]
     return (

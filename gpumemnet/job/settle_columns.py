@@ -1,7 +1,7 @@
 """Checks the counts of many jobs at once and derives their totals from their layers.
 
-The rule for one job, with its sentences, is :func:`gpumemnet.job.training_job.settle_numbers`; readers ask it about the rows that
-are found here.
+:func:`gpumemnet.job.training_job.settle_numbers` applies the same rules to one job and writes the error messages; readers call
+it for the rows found here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
 
 
 def settle_columns(numbers: Array, layer_counts: Indices, activations: Array, parameters: Array) -> NDArray[np.bool_]:
-    """Derive the totals that are not stated; returns which jobs break a rule, shape ``[B]``.
+    """Derives the totals that are not stated; returns which jobs break a rule, shape ``[B]``.
 
     Args:
-        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, not a number where a job does not state one, shape
+        numbers: the fields :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, NaN where a job does not state one, shape
             ``[9, B]``; changed in place.
-        layer_counts: layers of each job, shape ``[B]``.
-        activations, parameters: of all layers.
+        layer_counts: number of layers of each job, shape ``[B]``.
+        activations, parameters: elements of all layers, shape ``[N]``.
     """
     is_wrong = (numbers < _SMALLEST) | (numbers > _LARGEST) | (np.isnan(numbers) & _IS_REQUIRED)
     breaks: NDArray[np.bool_] = is_wrong.any(axis=0)

@@ -1,8 +1,8 @@
-"""The training job as a scheduler knows it before it runs: the model's layers and every option that moves memory.
+"""The training job as a scheduler knows it before it runs: the model's layers and every option that affects memory.
 
-A job is plain data.  It comes from a scheduler's request, from :mod:`gpumemnet.extract` or from the dataset builder, and
-it is all that an estimator may look at.  Options that GPUMemNet (arXiv 2602.17817) held fixed (Adam, fp32) are fields here,
-because optimizer state and precision alone change a job's memory by a factor of four.
+A job is plain data.  It comes from a scheduler's request, from :mod:`gpumemnet.extract` or from the dataset builder, and it
+is the only input of an estimator.  GPUMemNet (arXiv 2602.17817) fixes the optimizer (Adam) and the precision (fp32).  Here they
+are fields, because they alone change a job's memory by a factor of four.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpumemnet.job.layers import MAX_ELEMENTS, Layer, check_count, describe
 from gpumemnet.job.training_options import OPTION_CHOICES, OPTION_RANGES, OPTION_SWITCHES, TRAINING_OPTIONS, TrainingOptions
 
 SCHEMA_VERSION: Final = 1
-"""Version of the job's JSON form.  Raised when a field changes its meaning; new optional fields do not raise it."""
+"""Version of the job's JSON form.  It increases when a field changes its meaning, not for new optional fields."""
 
 MAX_LAYERS: Final = 20_000
 MAX_BATCH_SIZE: Final = 2**31 - 1
@@ -37,7 +37,7 @@ FIELD_CHOICES: Final[dict[str, tuple[str, ...]]] = {
         *("optimizer_implementation", "checkpointing"),
     )
 }
-"""Field → the words it may hold."""
+"""Field → its allowed strings."""
 
 _DEFAULTS: Final = TrainingOptions()
 
@@ -48,22 +48,22 @@ class TrainingJob:
 
     Attributes:
         family: ``mlp``, ``cnn`` or ``transformer``.
-        batch_size: samples per forward pass on this GPU (the micro-batch when gradients are accumulated).
+        batch_size: samples per forward pass on this GPU (the microbatch when gradients are accumulated).
         input_elements: elements of the input per sample (3·224·224 for an image; the sequence length for tokens).
         layers: the leaf layers in execution order; empty when only totals are known.
-        total_activations: output elements per sample summed over the layers; derived when layers are given.
-        total_parameters: parameter elements summed over the layers; derived when layers are given.
-        trainable_parameters: parameters that receive gradients; all of them unless some are frozen.
+        total_activations: output elements per sample, summed over the layers; derived when layers are given.
+        total_parameters: parameter elements, summed over the layers; derived when layers are given.
+        trainable_parameters: parameter elements that receive gradients; by default all parameters.
         activation_function: the network's main activation function, if it has one.
-        sequence_length: tokens per sample, where there is a sequence.
-        traced_peak_bytes: reserved bytes at the peak as :mod:`gpumemnet.trace` finds them (no CUDA context, no buffers of NCCL),
-            where that was done; of one of several ranks, if there are such.
+        sequence_length: tokens per sample, for models of sequences.
+        traced_peak_bytes: reserved bytes at the peak from :mod:`gpumemnet.trace`, without CUDA context and NCCL buffers, if the
+            job was traced; for several ranks, the peak of one rank.
 
-    The other fields are those of :class:`~gpumemnet.job.training_options.TrainingOptions`; what NCCL holds for several ranks is
-    assumed, and no model has learnt it.
+    The other fields are those of :class:`~gpumemnet.job.training_options.TrainingOptions`.  NCCL's memory for several ranks is
+    an assumption; no model was trained on it.
 
     Raises:
-        InvalidJobError: names the field and what it may be.
+        InvalidJobError: names the field and its allowed values.
     """
 
     family: str
@@ -101,22 +101,22 @@ class TrainingJob:
 
     @property
     def has_layers(self) -> bool:
-        """Whether the layer list is known, and not its totals alone."""
+        """Whether the layer list is known, not only its totals."""
         return bool(self.layers)
 
     @property
     def options(self) -> TrainingOptions:
-        """How the model is trained."""
+        """The training options of the job."""
         return TrainingOptions(**{name: getattr(self, name) for name in TRAINING_OPTIONS})
 
     @property
     def is_replica(self) -> bool:
-        """Whether it is one of several processes that train replicas; see :mod:`gpumemnet.physics.replicas`."""
+        """Whether the job is one of several processes that train replicas; see :mod:`gpumemnet.physics.replicas`."""
         return self.ranks > 1
 
     @property
     def trainable_share(self) -> float:
-        """Share of the parameters that receives gradients; 1 for a job without parameters."""
+        """Share of the parameters that receive gradients; 1 for a job without parameters."""
         if not self.total_parameters or self.trainable_parameters is None:
             return 1.0
         return self.trainable_parameters / self.total_parameters
@@ -140,13 +140,13 @@ FIELD_RANGES: Final[tuple[tuple[str, int, int], ...]] = (
     ("ranks", *OPTION_RANGES["ranks"]),
     ("traced_peak_bytes", 1, MAX_ELEMENTS),
 )
-"""Count field, its smallest and its largest value."""
+"""Name, smallest and largest value of each count field."""
 
 OPTION_FIELDS: Final[tuple[str, ...]] = (*FIELD_CHOICES, *OPTION_SWITCHES)
-"""What a set of options consists of, in this order."""
+"""Fields of a set of options, in this order."""
 NUMBER_FIELDS: Final[tuple[str, ...]] = tuple(name for name, _, _ in FIELD_RANGES)
 UNSTATED_AS_ZERO: Final = frozenset({"sequence_length", "traced_peak_bytes"})
-"""Count fields that a job may leave open for good, and that are never 0."""
+"""Count fields that may stay unstated and are never 0; the job table stores them as 0 when unstated."""
 _KNOWN_OPTION_SETS: Final = 4096
 
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
@@ -158,14 +158,14 @@ _TOTAL_ACTIVATIONS, _TOTAL_PARAMETERS, _TRAINABLE_PARAMETERS = map(
 
 
 def check_options(options: Sequence[object]) -> None:
-    """Refuse a set of options, the values of :data:`OPTION_FIELDS`, that no job can have.
+    """Checks a set of options, the values of :data:`OPTION_FIELDS`.
 
     Raises:
-        InvalidJobError: names the field and what it may be.
+        InvalidJobError: names the field and its allowed values.
     """
     try:
         _check_options(*options)
-    except TypeError:  # a value that cannot be hashed is no option either
+    except TypeError:  # the cache needs hashable values; without it, an unhashable value gets its error message
         _check_options.__wrapped__(*options)
 
 
@@ -181,15 +181,15 @@ def _check_options(*options: object) -> None:
 def settle_numbers(
     stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int], max_layers: int = MAX_LAYERS
 ) -> list[int | None]:
-    """The counts of one job with its totals derived from its layers, where it has any.
+    """Checks the counts of one job and derives its totals from its layers, if it has any.
 
     Args:
         stated: the values of :data:`NUMBER_FIELDS`, ``None`` where the job does not state one.
-        activations, parameters: of its layers.
-        max_layers: the most layers that a job may have.
+        activations, parameters: elements of each layer.
+        max_layers: the largest number of layers that a job may have.
 
     Raises:
-        InvalidJobError: names the field and what it may be.
+        InvalidJobError: names the field and its allowed values.
     """
     numbers: list[Any] = []
     for (name, minimum, maximum), value in zip(FIELD_RANGES, stated, strict=True):
@@ -219,16 +219,16 @@ def settle_numbers(
 
 
 FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}
-"""Field → what stands where a job says nothing of it; ``dataclasses.MISSING`` for what it must say."""
+"""Field → its default; ``dataclasses.MISSING`` for required fields."""
 JOB_FIELDS: Final[tuple[str, ...]] = tuple(FIELD_DEFAULTS)
 REQUIRED_FIELDS: Final[tuple[str, ...]] = ("family", "batch_size", "input_elements", "optimizer", "precision")
 
 
 def check_schema_version(version: object) -> None:
-    """Refuse a job of another schema version.
+    """Checks the schema version of a job.
 
     Raises:
-        InvalidJobError: on anything but :data:`SCHEMA_VERSION`.
+        InvalidJobError: when ``version`` is not :data:`SCHEMA_VERSION`.
     """
     if type(version) is not int or version < 1:
         raise InvalidJobError(f"must be {SCHEMA_VERSION}, not {describe(version)}", "schema_version")
@@ -240,6 +240,6 @@ def check_schema_version(version: object) -> None:
 
 
 def totals_only(job: TrainingJob) -> TrainingJob:
-    """``job`` as a scheduler knows it that has no layer list: the totals and the options."""
+    """Returns ``job`` without its layer list: only the totals and the options."""
     values = {name: getattr(job, name) for name in JOB_FIELDS}
     return TrainingJob(**{**values, "layers": ()})

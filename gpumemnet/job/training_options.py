@@ -1,7 +1,7 @@
-"""How a model is trained: every option is declared here once, with its values, its default and its description.
+"""Declares every training option once: its name, values, default and description.
 
 :class:`~gpumemnet.job.training_job.TrainingJob`, the trace, the command line, the service's schema and the recipes of the
-dataset builder take names, values, defaults and descriptions from :class:`TrainingOptions`.
+dataset builder all use the declarations in :class:`TrainingOptions`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Option:
     """The declaration of one training option.
 
     Attributes:
-        name: of the field.
-        default: value where a job does not state the option.
-        description: what it is, a phrase in lower case without a full stop.
-        choices: the values of a word; empty for switches and counts.
-        minimum, maximum: limits of a count; both 0 for words and switches.
+        name: name of the field.
+        default: value when a job does not state the option.
+        description: a phrase in lower case without a full stop.
+        choices: the allowed strings; empty for switches and counts.
+        minimum, maximum: limits of a count; both 0 for strings and switches.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Option:
         return self.default is None
 
     def checked(self, value: object) -> object:
-        """``value``, a count as an ``int``.
+        """Returns ``value`` if it is allowed; counts are converted to ``int``.
 
         Raises:
-            InvalidJobError: names the option and its values.
+            InvalidJobError: names the option and its allowed values.
         """
         if value is None and self.is_nullable:
             return None
@@ -78,10 +78,10 @@ def _option(default: str | int | bool | None, description: str, **values: Any) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """How a model is trained; :data:`TRAINING_OPTIONS` lists values and descriptions.
+    """The options with which a model is trained; :data:`TRAINING_OPTIONS` lists values and descriptions.
 
     Raises:
-        InvalidJobError: names the option and its values.
+        InvalidJobError: names the option and its allowed values.
     """
 
     optimizer: str = _option("adamw", "the optimizer", choices=OPTIMIZERS)
@@ -119,7 +119,7 @@ class TrainingOptions:
             object.__setattr__(self, option.name, option.checked(getattr(self, option.name)))
 
     def job_fields(self) -> dict[str, Any]:
-        """The options as fields of a :class:`~gpumemnet.job.training_job.TrainingJob`, without what a subclass adds."""
+        """The options as fields of a :class:`~gpumemnet.job.training_job.TrainingJob`, without fields added by a subclass."""
         return {name: getattr(self, name) for name in TRAINING_OPTIONS}
 
 
@@ -130,10 +130,10 @@ TRAINING_OPTIONS: Final[dict[str, Option]] = {
 OPTION_CHOICES: Final[dict[str, tuple[str, ...]]] = {
     name: option.choices for name, option in TRAINING_OPTIONS.items() if option.choices
 }
-"""Name → values, of the options that are words."""
+"""Name → allowed strings, for options that are strings."""
 OPTION_RANGES: Final[dict[str, tuple[int, int]]] = {
     name: (option.minimum, option.maximum) for name, option in TRAINING_OPTIONS.items() if option.is_count
 }
-"""Name → smallest and largest value, of the options that are counts."""
+"""Name → smallest and largest value, for options that are counts."""
 OPTION_SWITCHES: Final = tuple(name for name, option in TRAINING_OPTIONS.items() if option.is_switch)
 """Names of the options that are true or false."""
