@@ -1,5 +1,5 @@
-"""Predicts whole files of jobs: a cluster's history or its queue, streamed in constant memory and spread over processes or Ray.
+"""Predicts whole files of jobs, such as a cluster's history or queue, in constant memory, with several processes or Ray.
 
-A file is cut into chunks of :data:`gpumemnet.batch.plan.CHUNK_ROWS` rows counted from its first one, and each chunk is answered
-on its own; so how the work was shared out, or where a killed run went on, leaves no trace in the answers.
+A file is divided into chunks of :data:`gpumemnet.batch.plan.CHUNK_ROWS` rows, counted from its first row.  Each chunk is
+predicted independently, so the answers depend neither on the number of workers nor on interrupted runs.
 """

@@ -1,4 +1,4 @@
-"""Answers in Arrow columns: what a chunk of jobs is told, and the rows that could not be answered with the reason."""
+"""Writes the answers for a chunk of jobs as Arrow columns, and lists the rejected rows with reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REASONS_BETWEEN: Final = "; "
 
 
 class Rejected(NamedTuple):
-    """A row without an answer: its number in its file, the field that is wrong, and why."""
+    """A row without an answer: its number in its file, the wrong field, and the reason."""
 
     row: int
     field: str
@@ -28,14 +28,14 @@ class Rejected(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What became of a chunk: a batch of :func:`answer_schema`, and the rows that were rejected, rising."""
+    """Result of a chunk: a record batch with the schema of :func:`answer_schema`, and the rejected rows in order."""
 
     batch: pa.RecordBatch
     rejected: list[Rejected]
 
 
 def answer_schema() -> pa.Schema:
-    """The columns of the answers, named as the members of :func:`gpumemnet.predict.answer.answer_document`."""
+    """The columns of the answers, with the field names of :func:`gpumemnet.predict.answer.answer_document`."""
     import pyarrow as pa
 
     name = pa.dictionary(pa.int32(), pa.string())
@@ -59,7 +59,7 @@ def answer_schema() -> pa.Schema:
 
 
 def answer(predictor: Predictor, question: Question, names: Names, location: str, chunk: Chunk) -> Answered:
-    """The answers for one chunk of the file at ``location``."""
+    """Predicts one chunk of the file at ``location``."""
     columns = _Columns(len(chunk.numbers), names)
     rejected = dict(chunk.read.errors)
     table, rows = chunk.read.table, chunk.read.rows
@@ -80,7 +80,7 @@ def answer(predictor: Predictor, question: Question, names: Names, location: str
 
 
 class _Columns:
-    """Arrays over all rows of a chunk, filled with the predictions."""
+    """Arrays over all rows of a chunk, to be filled with predictions."""
 
     def __init__(self, count: int, names: Names) -> None:
         self._names = names
@@ -92,7 +92,7 @@ class _Columns:
         self._reasons: dict[int, str] = {}
 
     def fill(self, rows: Indices, predictions: PredictionTable) -> None:
-        """Fill in the predictions of the jobs in ``rows``."""
+        """Stores the predictions of the jobs in ``rows``."""
         self._request[rows] = predictions.expected_bytes
         limits = predictions.safe_bytes
         self._limit[rows] = limits.filled(0)
@@ -111,7 +111,7 @@ class _Columns:
             self._reasons[int(rows[at])] = REASONS_BETWEEN.join(predictions.reasons(at))
 
     def batch(self, chunk: Chunk, location: str, left_out: list[int]) -> pa.RecordBatch:
-        """The columns without the rows ``left_out``."""
+        """Builds the record batch without the rows ``left_out``."""
         import pyarrow as pa
 
         limit, is_outside = np.ceil(self._limit / MIB), self._is_outside

@@ -1,4 +1,4 @@
-"""Reads the chunks of a part, rows of Parquet or lines of CSV or JSON, as job tables."""
+"""Reads the chunks of a part, rows of Parquet or lines of CSV or JSON Lines, as job tables."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LEAST_BLOCK_BYTES: Final = 2**16
 
 
 class Chunk(NamedTuple):
-    """Some rows of a file.
+    """Consecutive rows of a file.
 
     Attributes:
-        numbers: number of each row in its file, the first is 1; of lines, those that are not empty.
-        read: the jobs, and what is wrong with rows that are none, by their positions among ``numbers``.
-        identities: the jobs' own ids as text, where there are any.
-        row_count: rows or lines of the file that it covers.
+        numbers: number of each row in its file, starting at 1; empty lines have none.
+        read: the valid jobs and the errors of invalid rows, by position in ``numbers``.
+        identities: the job ids as text; ``None`` when there are none.
+        row_count: number of rows or lines of the file that the chunk covers.
     """
 
     numbers: Indices
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
 
 
 class PartReader:
-    """Reads parts, and leaves a Parquet file open where it stands: the next part often begins there, or little further."""
+    """Reads parts; keeps a Parquet file open between parts, because the next part often begins where the last one ended."""
 
     def __init__(self) -> None:
         self._rows: ParquetRows | None = None
@@ -57,10 +57,10 @@ class PartReader:
         self._close()
 
     def chunks(self, file: InputFile, part: Part, id_column: str | None) -> Iterator[Chunk]:
-        """The chunks of ``part``, in order.
+        """Reads the chunks of ``part`` in order.
 
         Raises:
-            DatasetError: when the file is damaged, has changed, or has no column ``id_column``.
+            DatasetError: when the file is damaged, has changed, or lacks the column ``id_column``.
         """
         if file.format == "csv":
             return _csv_chunks(file, part, id_column)
@@ -130,7 +130,7 @@ def _json_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator
 
 
 def _lines(file: InputFile, part: Part) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines before, and the lines of, each chunk."""
+    """Yields, for each chunk, the number of lines before it and its lines."""
     with reading(file) as stream:
         stream.seek(part.start)
         for first in range(part.first_row, part.first_row + part.row_count, CHUNK_ROWS):
@@ -175,7 +175,7 @@ def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int
 
 
 def _csv_tables(header: bytes, wanted: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
-    """The wanted columns as tables of texts, each with the position of its first line; lines that are no rows are left out."""
+    """Parses the wanted columns into tables of strings, each with the position of its first line; skips malformed lines."""
     table = _parsed_csv(header, wanted, lines)
     if table is not None:
         return [(start, table)]
@@ -186,7 +186,7 @@ def _csv_tables(header: bytes, wanted: list[str], lines: list[bytes], start: int
 
 
 def _parsed_csv(header: bytes, wanted: list[str], lines: list[bytes]) -> pa.Table | None:
-    """The lines as one table of texts; nothing where one of them is no row."""
+    """Parses the lines as one table of strings; ``None`` when one of them is malformed."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -208,7 +208,7 @@ def _parsed_csv(header: bytes, wanted: list[str], lines: list[bytes]) -> pa.Tabl
 
 
 def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
-    """The jobs: without layers from the columns, else from documents, as rows with a cell that does not fit its column are."""
+    """Reads jobs without layers from the columns; jobs with layers, and rows with an invalid cell, as dictionaries."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -234,7 +234,7 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
 
 
 def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa.Array], is_odd: Any) -> pa.Array:
-    """The texts as ``kind``, null where one is not plain; marks where that is."""
+    """Casts strings to ``kind``; strings in another form become null and set ``is_odd``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -247,8 +247,7 @@ def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa
 
 
 def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:
-    """The rows as :func:`gpumemnet.job.json_codec.read_jobs` takes them; a cell that is not what its column holds stays
-    text."""
+    """Converts rows to dictionaries for :func:`gpumemnet.job.json_codec.read_jobs`; a cell of the wrong type stays a string."""
     documents = row_documents(batch, rows)
     for document in documents:
         for name, text in document.items():

@@ -1,4 +1,4 @@
-"""The files that a batch reads: paths, globs and object-store URLs, each with what tells one content from another."""
+"""Finds the input files of a batch from paths, globs and object-store URLs, and describes each by size and stamp."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class InputFile:
     Attributes:
         location: path, or URL with its scheme.
         format: ``parquet``, ``csv`` or ``jsonl``.
-        size_bytes: its size.
-        stamp: what changes when the content does: time of modification, or the store's own tag.
+        size_bytes: size of the file.
+        stamp: a value that changes with the content: the modification time, or the store's tag.
     """
 
     location: str
@@ -36,20 +36,20 @@ class InputFile:
 
 
 def is_url(location: str) -> bool:
-    """Whether ``location`` names a store, and not a file of this machine (``file://`` does name one)."""
+    """Whether ``location`` is in a store; paths and ``file://`` URLs are not."""
     return _SCHEME in location and not location.startswith("file" + _SCHEME)
 
 
 def local_path(location: str) -> Path:
-    """The path of a file of this machine."""
+    """The path of a local file, given as a path or as a ``file://`` URL."""
     return Path(location.removeprefix("file" + _SCHEME))
 
 
 def format_of(location: str, purpose: str) -> str:
-    """The format by the suffix.
+    """Determines the format from the suffix.
 
     Raises:
-        InvalidRequestError: when it is none of those known.
+        InvalidRequestError: when the suffix is unknown.
     """
     suffix = os.path.splitext(location)[1].lower()  # noqa: PTH122 - a URL is no path
     if suffix not in FORMATS:
@@ -58,10 +58,10 @@ def format_of(location: str, purpose: str) -> str:
 
 
 def find_inputs(patterns: Iterable[str]) -> list[InputFile]:
-    """The files that paths, globs and URLs name, each once; those of a glob in the order of their names.
+    """Finds the files that paths, globs and URLs match, each once; the matches of a glob are sorted by name.
 
     Raises:
-        InvalidRequestError: when there is nothing at one of them, a suffix is not known, or a package for a store is missing.
+        InvalidRequestError: when one of them matches nothing, a suffix is unknown, or a package for a store is missing.
     """
     found: dict[str, InputFile] = {}
     for pattern in patterns:
@@ -71,10 +71,10 @@ def find_inputs(patterns: Iterable[str]) -> list[InputFile]:
 
 
 def open_input(location: str) -> Any:
-    """The file, for reading bytes.
+    """Opens the file for reading bytes.
 
     Raises:
-        OSError: when it cannot be read.
+        OSError: when the file cannot be read.
     """
     if is_url(location):
         system, path = store(location)
@@ -83,10 +83,10 @@ def open_input(location: str) -> Any:
 
 
 def store(url: str) -> tuple[Any, str]:
-    """The store that ``url`` names, as a file system of fsspec, and the path in it.
+    """Opens the store of ``url`` as an fsspec file system; returns it with the path inside it.
 
     Raises:
-        InvalidRequestError: when nothing is known of its scheme, or a package is missing.
+        InvalidRequestError: when the scheme is unknown, or a package is missing.
     """
     scheme = url.split(_SCHEME)[0]
     try:
@@ -137,7 +137,7 @@ def _described(location: str) -> InputFile:
 
 
 def _asked(location: str, ask: Any) -> Any:
-    """What a store answers; the packages for stores raise errors of their own."""
+    """Calls ``ask`` and turns the exceptions of the stores' packages into :class:`~gpumemnet.errors.InvalidRequestError`."""
     try:
         return ask()
     except FileNotFoundError:

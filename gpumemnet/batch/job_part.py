@@ -1,4 +1,4 @@
-"""Answers one part: reads its chunks, asks the models, and keeps what they say."""
+"""Processes one part: reads its chunks, predicts them, and stores the answers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all parts of a batch have in common.
+    """Settings that all parts of a batch share.
 
     Attributes:
-        question: what is asked.
-        names: the texts that answers repeat.
-        inputs: the files.
+        question: the options of the prediction.
+        names: the strings that answers repeat.
+        inputs: the input files.
         output_format: ``parquet``, ``csv`` or ``jsonl``.
     """
 
@@ -40,7 +40,7 @@ class Work:
 def answer_part(
     work: Work, predictor: Predictor, reader: PartReader, part: Part, on_rows: Callable[[int], None]
 ) -> list[Answered]:
-    """What the models say of the rows of ``part``, chunk by chunk; ``on_rows`` hears of the rows of each.
+    """Predicts the rows of ``part`` chunk by chunk; calls ``on_rows`` with the number of rows of each chunk.
 
     Raises:
         DatasetError: when the file is damaged.
@@ -54,10 +54,10 @@ def answer_part(
 
 
 def keep_part(work: Work, scratch: Scratch, part: Part, answered: Sequence[Answered]) -> Tally:
-    """Keep the answers of a part, and return its counts.
+    """Stores the answers of a part and returns its counts.
 
     Raises:
-        DatasetError: when they cannot be written.
+        DatasetError: when the answers cannot be written.
     """
     return keep_batches(
         work, scratch, part, [each.batch for each in answered], [row for each in answered for row in each.rejected]
@@ -67,7 +67,7 @@ def keep_part(work: Work, scratch: Scratch, part: Part, answered: Sequence[Answe
 def keep_batches(
     work: Work, scratch: Scratch, part: Part, batches: Sequence[pa.RecordBatch], rejected: Sequence[Rejected]
 ) -> Tally:
-    """The same of the answers as they come from elsewhere."""
+    """Stores the answers of a part, given as record batches and rejected rows; otherwise like :func:`keep_part`."""
     tally = Tally(
         rows=part.row_count,
         answered=sum(len(batch) for batch in batches),

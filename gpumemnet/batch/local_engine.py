@@ -1,4 +1,4 @@
-"""Answers parts with processes of this machine, one for each core, or with this one where there is little to do."""
+"""Processes parts on this machine: in several processes, or in this one when the batch is small."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Arrays of a few MiB come and go with every chunk: the C library keeps their memory, and does not ask the system each time.
+    # Every chunk allocates and frees arrays of a few MiB: with these limits the C library keeps that memory for reuse.
     "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20),
 }
@@ -37,7 +37,7 @@ _READ_BYTES: Final = 2**16
 
 
 def answer_here(work: Work, scratch: Scratch, predictor: Predictor, parts: Iterator[Part], on_rows: Rows, done: Done) -> None:
-    """Answer the parts in this process.
+    """Processes the parts in this process.
 
     Raises:
         DatasetError: when a file is damaged, or answers cannot be written.
@@ -48,7 +48,7 @@ def answer_here(work: Work, scratch: Scratch, predictor: Predictor, parts: Itera
 
 
 def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterator[Part], on_rows: Rows, done: Done) -> None:
-    """Answer the parts in ``count`` processes; ``done`` hears of each part as it is finished, in any order.
+    """Processes the parts in ``count`` processes; calls ``done`` for each finished part, in any order.
 
     Raises:
         DatasetError: when a file is damaged, answers cannot be written, or a process was killed.
@@ -83,9 +83,10 @@ def answer_in_processes(work: Work, scratch: Scratch, count: int, parts: Iterato
 
 
 class _Shares:
-    """Who answers which part: a process goes through a row group by itself, as its rows are found by reading those before them.
+    """Assigns parts to processes.
 
-    Where no row group is left to begin with, it takes the last part of the one who has most to do.
+    One process reads a whole row group, because rows of a group can only be reached by reading the ones before them.  When no
+    row group is left, a process takes the last part of the process with the most parts left.
     """
 
     def __init__(self, parts: Iterator[Part], count: int) -> None:
@@ -93,7 +94,7 @@ class _Shares:
         self._left: list[deque[Part]] = [deque() for _ in range(count)]
 
     def next_of(self, number: int) -> Part | None:
-        """The next part of the process with this number; ``None`` when there are no more."""
+        """The next part for the process with this number; ``None`` when no part is left."""
         own = self._left[number]
         if not own:
             for _, run in self._runs:
@@ -106,7 +107,7 @@ class _Shares:
 
 
 class _Worker:
-    """One process, its number, and the part that it is at."""
+    """One worker process, with its number and current part."""
 
     def __init__(self, number: int, work: Work, scratch: Scratch) -> None:
         self.number = number
@@ -125,7 +126,7 @@ class _Worker:
         self._say(work_document(work, scratch))
 
     def take(self, part: Part | None) -> None:
-        """Begin with the next part; there is none left where it is ``None``."""
+        """Sends the next part to the process; ``None`` tells it that no part is left."""
         self.part = part
         if part is not None:
             self._say(asdict(part))
@@ -134,10 +135,10 @@ class _Worker:
                 self._process.stdin.close()
 
     def messages(self) -> list[tuple[str, Any]]:
-        """What it said since it was last asked.
+        """Reads the messages of the process since the last call.
 
         Raises:
-            DatasetError: when it was killed with its part unfinished.
+            DatasetError: when the process ended before its part was finished.
         """
         content = os.read(self.output.fileno(), _READ_BYTES)
         if not content:
@@ -152,7 +153,7 @@ class _Worker:
         return [item for line in lines for item in json.loads(line).items()]
 
     def stop(self) -> None:
-        """End it, whatever it is at."""
+        """Kills the process and closes its streams."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -166,5 +167,5 @@ class _Worker:
 
     def _say(self, document: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its end is seen where its answers are read
+        with suppress(BrokenPipeError):  # messages() notices that the process has ended
             self._process.stdin.write(json.dumps(document).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Opens the files of a batch; whatever is wrong with one becomes one sentence that names it."""
+"""Opens the files of a batch; every failure becomes an error message of one sentence that names the file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HEADER_BYTES: Final = 2**20
 
 @contextmanager
 def reading(file: InputFile) -> Iterator[Any]:
-    """The bytes of a file, as a stream.
+    """Opens a file as a stream of bytes.
 
     Raises:
-        DatasetError: when it cannot be read, now or within the ``with`` statement.
+        DatasetError: when the file cannot be read, on opening or within the ``with`` statement.
     """
     try:
         with open_input(file.location) as stream:
@@ -32,10 +32,12 @@ def reading(file: InputFile) -> Iterator[Any]:
 
 @contextmanager
 def open_parquet(file: InputFile) -> Iterator[Any]:
-    """A Parquet file that is read in small pieces, so that memory does not grow with its row groups; words come as dictionaries.
+    """Opens a Parquet file for reading in small buffers, so that memory does not grow with the size of its row groups.
+
+    Columns of strings with few distinct values are read as dictionaries.
 
     Raises:
-        DatasetError: when it is damaged, now or within the ``with`` statement.
+        DatasetError: when the file is damaged, on opening or within the ``with`` statement.
         MissingExtraError: when pyarrow is not installed.
     """
     pyarrow = require_pyarrow("reading Parquet")
@@ -53,10 +55,10 @@ def open_parquet(file: InputFile) -> Iterator[Any]:
 
 
 def csv_header(file: InputFile) -> tuple[bytes, list[str]]:
-    """The first line of a CSV file as it stands, and the columns that it names.
+    """Reads the first line of a CSV file; returns the line unchanged, and the column names.
 
     Raises:
-        DatasetError: when there is none, or a column is missing.
+        DatasetError: when the line is not a CSV header in UTF-8, or a column is missing or appears twice.
     """
     with reading(file) as stream:
         line = stream.readline(_HEADER_BYTES)
@@ -74,10 +76,10 @@ def csv_header(file: InputFile) -> tuple[bytes, list[str]]:
 
 
 def require_pyarrow(purpose: str) -> Any:
-    """The package pyarrow.
+    """Imports pyarrow.
 
     Raises:
-        MissingExtraError: when it is not installed.
+        MissingExtraError: when pyarrow is not installed.
     """
     try:
         import pyarrow
@@ -87,12 +89,12 @@ def require_pyarrow(purpose: str) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line."""
+    """The first line of an error's message, at most 200 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _words(schema: Any) -> list[str]:
-    """The columns of text with few values: those of the job, and the kinds of the layers."""
+    """Paths of the string columns with few distinct values: options of the job, and the kinds of the layers."""
     paths = [schema.column(place).path for place in range(len(schema))]
     chosen = [path for path in paths if path in WORD_FIELDS or (path.startswith("layers.") and path.endswith(".kind"))]
     return [path for path in chosen if schema.column(paths.index(path)).physical_type == "BYTE_ARRAY"]

@@ -1,4 +1,4 @@
-"""What is asked about every job of a batch, and the models that answer: all that the answers depend on beside the jobs."""
+"""Options and models of a batch: everything that the answers depend on, except the jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Question:
     """The options of a batch.
 
     Attributes:
-        bundles: folders of the bundles; the shipped ones where there are none.
-        bins, coverage, gpu, encoder: as :meth:`gpumemnet.predict.predictor.Predictor.parts` takes them.
-        id_column: column of the jobs' own ids; ``job_id`` or ``id``, where there is one, unless given.
+        bundles: folders of the bundles; empty for the shipped ones.
+        bins, coverage, gpu, encoder: see :meth:`gpumemnet.predict.predictor.Predictor.predict_table`.
+        id_column: column of the job ids; by default ``job_id`` or ``id``, if the file has one.
     """
 
     bundles: tuple[str, ...] = ()
@@ -30,18 +30,18 @@ class Question:
     id_column: str | None = None
 
     def predictor(self) -> Predictor:
-        """The models, loaded."""
+        """Loads the models."""
         return Predictor.load(*self.bundles) if self.bundles else Predictor.default()
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The texts that answers repeat; they carry positions among them.
+    """The strings that answers repeat; answers store positions in these tuples.
 
     Attributes:
-        models: of the models.
-        hashes: of their bundles, in the same order.
-        gpus: that answers may be for.
+        models: names of the models.
+        hashes: hashes of their bundles, in the same order.
+        gpus: names of the GPUs that answers may be for.
     """
 
     models: tuple[str, ...]
@@ -50,10 +50,10 @@ class Names:
 
 
 def checked_names(predictor: Predictor, question: Question) -> Names:
-    """The names in the answers to ``question``, which is one that the models can answer.
+    """Checks that the models support ``question``; returns the names in its answers.
 
     Raises:
-        InvalidRequestError: on a coverage, a GPU or an encoder that no model has.
+        InvalidRequestError: when no model supports the coverage, the GPU or the encoder.
     """
     gpus: set[str] = set()
     for family in _families(predictor, question):
@@ -65,7 +65,7 @@ def checked_names(predictor: Predictor, question: Question) -> Names:
 
 
 def _families(predictor: Predictor, question: Question) -> Iterable[str]:
-    """The families with a model; where none has the encoder that is asked for, the first, whose error says so."""
+    """The families that have a model with the requested encoder; if none has, the first family, whose error says so."""
     known: list[str] = []
     refused: list[str] = []
     for family in FAMILIES:

@@ -1,4 +1,4 @@
-"""Joins finished parts, in order, into the output, which appears whole or not at all."""
+"""Joins finished parts, in order, into the output file, and publishes it atomically."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "memory", "hf"})
-"""Stores in which an object appears when it is whole; in others it is written under another name first."""
+"""Schemes of stores that publish an object only when it is complete; elsewhere it is written under another name first."""
 COMPRESSION: Final = "zstd"
 
 
 class Joiner(Protocol):
-    """Writes parts one after the other into a stream."""
+    """Writes parts in order into a stream."""
 
     def add(self, path: Path) -> None:
-        """Write the answers of the part at ``path``."""
+        """Writes the answers of the part at ``path``."""
 
     def close(self) -> None:
-        """Write what is left; the stream stays open."""
+        """Writes the rest; the stream stays open."""
 
 
 class ParquetJoiner:
-    """Parts in Arrow's format, as Parquet; row groups do not depend on how the work was shared."""
+    """Joins parts in Arrow's format into Parquet; the row groups do not depend on the number of workers."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         import pyarrow.parquet as pq
@@ -55,7 +55,7 @@ class ParquetJoiner:
         self._rows = 0
 
     def add(self, path: Path) -> None:
-        """Write the part, or hold it until there are enough rows for a row group."""
+        """Writes the part, or holds it until there are enough rows for a row group."""
         import pyarrow as pa
 
         with pa.memory_map(str(path)) as source:
@@ -69,12 +69,12 @@ class ParquetJoiner:
             self._flush()
 
     def close(self) -> None:
-        """Write what is held, and the footer."""
+        """Writes the parts on hold, and the footer."""
         self._flush()
         self._writer.close()
 
     def _flush(self) -> None:
-        """Write what is held as a row group."""
+        """Writes the parts on hold as a row group."""
         import pyarrow as pa
 
         if self._rows:
@@ -83,26 +83,26 @@ class ParquetJoiner:
 
 
 class LineJoiner:
-    """Parts of lines as they stand, behind a header where there is one."""
+    """Copies parts of lines unchanged, after the header."""
 
     def __init__(self, stream: IO[bytes], header: bytes) -> None:
         self._stream = stream
         stream.write(header)
 
     def add(self, path: Path) -> None:
-        """Copy the part."""
+        """Copies the part."""
         with path.open("rb") as part:
             shutil.copyfileobj(part, self._stream, 2**20)
 
     def close(self) -> None:
-        """There is nothing left."""
+        """Does nothing: all parts are already written."""
 
 
 class Output:
-    """The output of a batch on its way: parts are added in order, and :meth:`publish` lets it appear.
+    """The output of a running batch: :meth:`add` takes parts in order, and :meth:`publish` makes the file visible.
 
     Raises (all methods):
-        DatasetError: when it cannot be written; finished parts stay.
+        DatasetError: when the output cannot be written; finished parts are kept.
     """
 
     def __init__(self, location: str, output_format: str, scratch: Scratch) -> None:
@@ -122,7 +122,7 @@ class Output:
             raise no_room(self._path, error) from None
 
     def add(self, part: Part) -> None:
-        """Add the next part."""
+        """Adds the next part."""
         try:
             self._joiner.add(self._scratch.answers(part))
             rejected = self._scratch.rejected(part)
@@ -133,7 +133,7 @@ class Output:
             raise no_room(self._location, error) from None
 
     def publish(self, is_empty: bool, has_rejected: bool) -> None:
-        """Let the rejected rows appear, and the output, unless it ``is_empty``; older ones make room."""
+        """Publishes the rejected rows and, unless it ``is_empty``, the output; both replace older files."""
         try:
             self._joiner.close()
             for stream in (self._stream, self._rejected):
@@ -148,7 +148,7 @@ class Output:
             self.close()
 
     def close(self) -> None:
-        """Let go of the files; what is not published stays invisible."""
+        """Closes the files without publishing them."""
         with suppress(OSError, ValueError):
             self._joiner.close()
         for stream in (self._stream, self._rejected):
@@ -157,15 +157,15 @@ class Output:
 
 
 def rejected_location(location: str) -> str:
-    """Where the rejected rows of the output at ``location`` go: ``predictions.parquet`` → ``predictions.rejected.jsonl``."""
+    """The file of the rejected rows of the output at ``location``: ``predictions.parquet`` → ``predictions.rejected.jsonl``."""
     return os.path.splitext(location)[0] + ".rejected.jsonl"  # noqa: PTH122 - a URL is no path
 
 
 def check_writable(location: str, inputs: Iterable[str]) -> None:
-    """Refuse an output that is one of the inputs, or for which there is no folder.
+    """Checks that the output is not one of the inputs, and that its folder exists.
 
     Raises:
-        DatasetError: says which.
+        DatasetError: says which condition fails.
     """
     if is_url(location):
         store(location)
@@ -184,7 +184,7 @@ def check_writable(location: str, inputs: Iterable[str]) -> None:
 
 
 def _publish(path: Path | None, location: str) -> None:
-    """Let the file at ``path`` appear at ``location``, or nothing be there."""
+    """Moves the file at ``path`` to ``location``; without ``path``, removes the file at ``location``."""
     if not is_url(location):
         target = local_path(location)
         if path is None:
@@ -206,7 +206,7 @@ def _publish(path: Path | None, location: str) -> None:
             system.mv(f"{target_name}.partial", target_name)
     except OSError:
         raise
-    except Exception as error:  # the packages for stores raise errors of their own
+    except Exception as error:  # the packages for stores have their own exception classes
         raise OSError(f"{type(error).__name__}: {error}") from None
 
 

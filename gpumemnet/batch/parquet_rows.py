@@ -1,4 +1,4 @@
-"""Rows of a Parquet file from any row on, in even batches: a cursor that goes forward and can be left and taken up again."""
+"""Reads rows of a Parquet file from any row on, in batches of equal size, with a cursor that only moves forward."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ID_COLUMNS: Final = ("job_id", "id")
-"""Where a job's own id is looked for, unless a column is named."""
+"""Columns that may hold the job ids, in order of preference."""
 
 
 def id_column_of(names: Sequence[str], asked: str | None, where: str) -> str | None:
-    """The column that holds the jobs' own ids.
+    """Finds the column that holds the job ids; ``None`` when there is none.
 
     Raises:
-        DatasetError: when the one asked for is not there.
+        DatasetError: when the column ``asked`` is missing.
     """
     if asked is None:
         return next((name for name in ID_COLUMNS if name in names), None)
@@ -34,13 +34,13 @@ def id_column_of(names: Sequence[str], asked: str | None, where: str) -> str | N
 
 
 class ParquetRows:
-    """The rows of ``file`` from the row group on that holds the row ``first``.
+    """The rows of ``file``, starting at the row group that holds the row ``first``.
 
     Attributes:
-        identity: the column of the jobs' own ids, if there is one.
+        identity: the column of the job ids; ``None`` when there is none.
 
     Raises (all methods):
-        DatasetError: when the file is damaged, or has no column ``id_column``.
+        DatasetError: when the file is damaged, or lacks the column ``id_column``.
     """
 
     def __init__(self, file: InputFile, first: int, id_column: str | None) -> None:
@@ -64,11 +64,11 @@ class ParquetRows:
         self._rest: pa.RecordBatch | None = None
 
     def is_near(self, file: InputFile, first: int) -> bool:
-        """Whether the row ``first`` of ``file`` is sooner reached from here than from the start of its row group."""
+        """Whether reading on from here reaches the row ``first`` of ``file`` faster than starting at its row group."""
         return file == self._file and self._starts[self._group(first)] <= self._place <= first
 
     def read(self, first: int, count: int) -> Iterator[pa.RecordBatch]:
-        """The ``count`` rows from the row ``first`` on, in batches of :data:`~gpumemnet.batch.plan.CHUNK_ROWS`."""
+        """Reads ``count`` rows from the row ``first`` on, in batches of :data:`~gpumemnet.batch.plan.CHUNK_ROWS`."""
         held: list[pa.RecordBatch] = []
         wanted = min(CHUNK_ROWS, count)
         while wanted:
@@ -92,7 +92,7 @@ class ParquetRows:
             yield _joined(held)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Closes the file."""
         self._stack.close()
 
     def _next(self) -> pa.RecordBatch | None:
@@ -107,12 +107,12 @@ class ParquetRows:
             raise DatasetError(f"{self._file.location} is damaged after row {self._place}: {first_line(error)}") from None
 
     def _group(self, row: int) -> int:
-        """The row group that holds a row."""
+        """Position of the row group that holds the row."""
         return max(bisect.bisect_right(self._starts, row) - 1, 0)
 
 
 def _starts(metadata: Any) -> list[int]:
-    """The rows before each row group."""
+    """Number of rows before each row group."""
     starts, rows = [], 0
     for number in range(metadata.num_row_groups):
         starts.append(rows)

@@ -1,7 +1,7 @@
-"""Cuts files into parts, the units of work: what one process answers in one go, and what a killed run need not do again.
+"""Divides files into parts, the units of work: one process handles a part, and a finished part survives a killed run.
 
-A part is a run of whole chunks.  Rows of Parquet are found by their row groups; lines by their place in the file, which a quick
-reading ahead of the work finds.
+A part consists of whole, consecutive chunks.  Parquet rows are located by their row groups.  Lines are located by their byte
+offsets, which a fast scan of the file finds.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job.arrow_codec import check_columns
 
 CHUNK_ROWS: Final = 4096
-"""Rows that go through the models together, counted from the first of their file.  The last bits of transformer-based models'
-answers depend on it."""
+"""Rows in one run of the models, counted from the first row of a file.  The last bits of transformer-based predictions depend
+on it."""
 PART_ROWS: Final = 64 * CHUNK_ROWS
-"""At most so many rows make a part."""
+"""Largest number of rows in a part."""
 _WIDE_PART_ROWS: Final = 8 * CHUNK_ROWS
 _WIDE_ROW_BYTES: Final = 64
-"""Rows of more bytes than these hold layers, and take ten times as long; lines do in any case."""
+"""Parquet rows larger than this hold layers and take about ten times as long; lines of text always count as such."""
 _LEAST_PARTS: Final = 16
-"""So many parts at least, where there are chunks enough, so that all processes have work to the end."""
+"""Smallest number of parts, if there are enough chunks, so that all processes have work until the end."""
 MAX_LINE_BYTES: Final = 64 * 2**20
 _BLOCK_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a file, from the start of a chunk.
+    """Consecutive rows of a file, beginning at the start of a chunk.
 
     Attributes:
         file: position of the file among the inputs.
-        first_row: rows of the file before it; for lines, lines, the header of a CSV file left out.
-        row_count: rows, or lines.
-        start, stop: bytes of the file that hold them, where it is one of lines.
-        run: parts of a file with the same one follow each other in its one row group: best read by one process.
+        first_row: number of rows (or lines, without the header of a CSV file) before the part.
+        row_count: number of rows or lines.
+        start, stop: byte offsets of the part in a file of lines; both 0 for Parquet.
+        run: number shared by the parts of a file that lie in the same row group; one process should read them.
     """
 
     file: int
@@ -55,15 +55,15 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What the finished part is kept under."""
+        """File name stem of the finished part."""
         return f"{self.file:05d}-{self.first_row:014d}"
 
 
 def check_input(file: InputFile) -> list[int] | None:
-    """Look at a file before the work begins; returns the rows of each row group, where there are any, as of Parquet.
+    """Checks a file before the batch starts; returns the row count of each row group for Parquet, else ``None``.
 
     Raises:
-        DatasetError: when it is damaged, from the future, or its columns cannot be those of jobs.
+        DatasetError: when the file is damaged, has another dataset version, or its columns are not those of jobs.
         MissingExtraError: when pyarrow is not installed.
     """
     if file.format == "csv":
@@ -82,12 +82,12 @@ def check_input(file: InputFile) -> list[int] | None:
 
 
 def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator[Part]:
-    """The parts of the file with position ``number``, in order, as they are found.
+    """Yields the parts of a file in order, as they are found.
 
     Args:
-        number: position of the file.
+        number: position of the file among the inputs.
         file: the file.
-        groups: what :func:`check_input` returned of it.
+        groups: the result of :func:`check_input` for the file.
 
     Raises:
         DatasetError: when the file cannot be read, or a line is longer than :data:`MAX_LINE_BYTES`.
@@ -108,7 +108,7 @@ def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator
 
 
 def _line_runs(file: InputFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
-    """Lines of each run, and where it ends; the last line may lack its newline."""
+    """Yields the number of lines of each run and the byte offset of its end; the last line may lack its newline."""
     lines, place, line_start = 0, start, start
     with reading(file) as stream:
         stream.seek(start)

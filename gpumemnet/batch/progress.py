@@ -1,4 +1,4 @@
-"""Shows on standard error how far a batch is: rows, rows a second, time left.  A bar for a person, lines for a log."""
+"""Reports progress on standard error: rows, rows per second and time left, as a bar on a terminal, else as log lines."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LOG_SECONDS: Final = 10.0
 
 
 class Meter:
-    """Counts rows while it is entered.
+    """Counts rows and reports progress inside its ``with`` statement.
 
     Args:
-        total: rows in all, where that is known.
+        total: total number of rows, if known.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -49,19 +49,19 @@ class Meter:
             self._bar.stop()
 
     def expect(self, total: int) -> None:
-        """Rows in all, as far as is known by now."""
+        """Sets the current estimate of the total number of rows."""
         self._total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
 
     def skip(self, rows: int) -> None:
-        """Rows that an earlier run has done: they count, but not for the rate."""
+        """Counts rows that an earlier run has finished; they do not count in the rate."""
         self._skipped += rows
         if self._bar is not None:
             self._bar.update(self._task, advance=rows)
 
     def advance(self, rows: int) -> None:
-        """Rows that have been gone through."""
+        """Counts rows that have been processed."""
         self._rows += rows
         if self._bar is not None:
             self._bar.update(self._task, advance=rows)
@@ -72,12 +72,12 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Time since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._since
 
     @property
     def rate(self) -> float:
-        """Rows a second."""
+        """Rows per second, without those of earlier runs."""
         return self._rows / max(self.seconds, 1e-9)
 
     def _line(self) -> str:
@@ -90,7 +90,7 @@ class Meter:
 
 
 class _Rows(ProgressColumn):
-    """Rows of rows, and the rate."""
+    """Progress column with finished rows, total rows and rate."""
 
     def render(self, task: Task) -> Text:
         total = "" if task.total is None else f" of {task.total:,.0f}"

@@ -1,7 +1,7 @@
-"""Answers parts on a Ray cluster with Ray Data: the parts are the rows of a data set, and its actors hold the models.
+"""Processes parts on a Ray cluster with Ray Data: the parts are the rows of a dataset, and actors hold the models.
 
-Each part is read where it is answered, so every node must see the inputs: URLs, or a folder that all of them have.  Answers come
-back to this process, which alone writes; they are those of the local engine, bit for bit, as chunks are cut the same way.
+Each actor reads its parts itself, so every node needs access to the inputs: URLs, or a shared folder.  Answers return to this
+process, which writes the output.  They equal those of the local engine bit for bit, because both use the same chunks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def answer_on_ray(
     on_rows: Callable[[int], None],
     done: Callable[[Part, Tally], None],
 ) -> None:
-    """Answer the parts on the Ray cluster that ``RAY_ADDRESS`` names, on the one running here, or on a new one on this machine.
+    """Processes the parts on the Ray cluster in ``RAY_ADDRESS``, else on one that runs here, else on a new local one.
 
     Args:
-        work: what the parts have in common.
-        scratch: where finished parts are kept.
-        workers: actors; as many as the cluster has cores unless given.
-        parts: what is to be answered.
-        on_rows: hears of rows that were gone through.
-        done: hears of finished parts.
+        work: settings that all parts share.
+        scratch: the folder of finished parts.
+        workers: number of actors; by default the number of the cluster's cores.
+        parts: the parts to process.
+        on_rows: called with the number of processed rows.
+        done: called for each finished part.
 
     Raises:
         MissingExtraError: when Ray is not installed.
@@ -71,7 +71,7 @@ def _answer(
     import ray.data as ray_data
 
     context = ray_data.DataContext.get_current()
-    context.enable_progress_bars = False  # there is one already
+    context.enable_progress_bars = False  # gpumemnet.batch.progress reports the progress
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     context.print_on_execution_start = False
     context.max_errored_blocks = 0
@@ -111,7 +111,7 @@ def _keep(work: Work, scratch: Scratch, row: Any) -> tuple[Part, Tally]:
 
 
 class _Answerer:
-    """The actor: it has the models loaded, and turns rows that are parts into rows that hold their answers."""
+    """Actor that holds the loaded models and turns rows with parts into rows with their answers."""
 
     def __init__(self, work: Work) -> None:
         import pyarrow as pa
@@ -179,5 +179,5 @@ def _connect(ray: Any) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line, which is the error at the root of those that Ray wraps around it."""
+    """The last line of the message, which names the cause of the errors that Ray wraps around it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]

@@ -1,4 +1,4 @@
-"""Ray, imported where ``--engine ray`` asks for it and nowhere else."""
+"""Imports Ray, only when ``--engine ray`` is used."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpumemnet.errors import MissingExtraError
 
 
 def load_ray() -> Any:
-    """The package ``ray``.
+    """Imports Ray with its usage statistics disabled.
 
     Raises:
-        MissingExtraError: when it is not installed.
+        MissingExtraError: when Ray is not installed.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless the user says so
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # usage statistics are sent only if the user enables them
     try:
         import ray
     except ImportError:
@@ -26,6 +26,6 @@ def load_ray() -> Any:
 
 
 def package_folders(module: str) -> list[str]:
-    """The folders that a Ray cluster needs to import ``module``: that of its top-level package, and that of ``gpumemnet``."""
+    """Folders that a Ray cluster needs to import ``module``: those of its top-level package and of ``gpumemnet``."""
     packages = {sys.modules[module.partition(".")[0]], gpumemnet}
     return sorted(str(Path(str(package.__file__)).parent) for package in packages)

@@ -1,4 +1,4 @@
-"""Predicts files into a file: plans the parts, has them answered, joins them as they are finished, and counts."""
+"""Runs a batch: divides the inputs into parts, predicts them with an engine, and joins the finished parts into the output."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gpumemnet.errors import DatasetError, InvalidRequestError
 ENGINES: Final = ("local", "ray")
 _FEW_ROWS: Final = 20_000
 _FEW_BYTES: Final = 4 * 2**20
-"""So little is answered in this process: others would take longer to start."""
+"""Batches up to this size run in this process, because starting others would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch.
+    """Result of a batch.
 
     Attributes:
         tally: the counts.
-        seconds: how long it took.
-        rate: rows a second, those left out that an earlier run had done.
-        rejected: where the rejected rows are, if there are any.
+        seconds: duration of this run.
+        rate: rows per second, without those of earlier runs.
+        rejected: file of the rejected rows; ``None`` when there are none.
     """
 
     tally: Tally
@@ -46,18 +46,18 @@ class Outcome:
 def predict_files(
     patterns: Sequence[str], out: str, question: Question, *, engine: str = "local", workers: int | None = None
 ) -> Outcome:
-    """Answer every job in the files that ``patterns`` name, into the file ``out``, which appears when it is whole.
+    """Predicts every job in the input files and writes the answers to ``out``, which appears only when complete.
 
     Args:
         patterns: paths, globs or URLs of ``.parquet``, ``.csv``, ``.jsonl`` or ``.ndjson`` files.
-        out: path or URL; its suffix says the format.
-        question: what is asked about each job.
-        engine: ``local`` for processes of this machine, ``ray`` for a cluster.
-        workers: processes; as many as there are cores unless given.
+        out: path or URL; the suffix selects the format.
+        question: the options of the prediction.
+        engine: ``local`` for processes on this machine, ``ray`` for a cluster.
+        workers: number of processes; by default the number of cores.
 
     Raises:
-        InvalidRequestError: on options that cannot be.
-        DatasetError: when a file is damaged or cannot be written, or none of the rows is a job.
+        InvalidRequestError: when an option is invalid.
+        DatasetError: when a file is damaged or cannot be written, or no row can be answered.
         MissingExtraError: when a package is not installed.
     """
     require_pyarrow("predicting into a file")
@@ -99,7 +99,7 @@ def predict_files(
 
 
 class _Batch:
-    """Parts on their way from plan to output."""
+    """Tracks the parts of a batch from plan to output."""
 
     def __init__(self, work: Work, scratch: Scratch, groups: Sequence[list[int] | None], meter: Meter, output: Output) -> None:
         self._work = work
@@ -113,7 +113,7 @@ class _Batch:
         self._tally = Tally()
 
     def unfinished(self) -> Iterator[Part]:
-        """The parts that are to be answered."""
+        """Yields the parts that are not finished; adds those of an earlier run to the output."""
         for number, (file, groups) in enumerate(zip(self._work.inputs, self._groups, strict=True)):
             for part in plan(number, file, groups):
                 self._planned.append(part)
@@ -126,7 +126,7 @@ class _Batch:
                     self.done(part, tally)
 
     def done(self, part: Part, tally: Tally) -> None:
-        """A part is finished: join those that are next."""
+        """Records a finished part, and joins all parts that are next in order."""
         self._finished[part] = tally
         while self._joined < len(self._planned) and self._planned[self._joined] in self._finished:
             following = self._planned[self._joined]
@@ -135,13 +135,13 @@ class _Batch:
             self._joined += 1
 
     def finish(self) -> Tally:
-        """Let the output appear; returns the counts."""
+        """Publishes the output and returns the counts."""
         is_empty = not self._tally.answered and self._tally.rejected > 0
         self.output.publish(is_empty, self._tally.rejected > 0)
         return self._tally
 
     def _expect(self) -> None:
-        """Rows in all: lines that nobody has counted yet are taken to be as long as those that have been."""
+        """Updates the estimated total of rows; uncounted lines are assumed to be as long as the counted ones."""
         if None not in self._groups:
             return
         lines = [part for part in self._planned if part.stop]
@@ -164,12 +164,12 @@ def _is_small(inputs: Sequence[InputFile], rows: Sequence[int | None]) -> bool:
 
 
 def _is_in_memory(file: InputFile) -> bool:
-    """Whether only this process can see the file."""
+    """Whether the file exists only in the memory of this process."""
     return file.location.startswith("memory://")
 
 
 def _scratch_place(out: str) -> tuple[Path, str]:
-    """Folder and name of the scratch folder: beside the output; for one in a store, in the user's cache."""
+    """Parent folder and name of the scratch folder: next to a local output, or in the user's cache for an output in a store."""
     if not is_url(out):
         path = local_path(out)
         return path.parent, path.name

@@ -1,7 +1,7 @@
-"""Finished parts of a batch, kept in a hidden folder until all are there: what a killed run need not do again.
+"""Keeps the finished parts of a batch in a hidden folder until all are complete, so that a killed run can resume.
 
-The folder's name holds a hash of everything that the answers depend on: the inputs as they are, the models, the options.  A part
-is finished when its tally is there; the tally is written last.
+The folder's name contains a hash of everything that the answers depend on: the state of the inputs, the models and the options.
+The tally of a part is written last; a part with a tally is finished.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import DatasetError, InvalidRequestError
 
 _VERSION: Final = 1
-"""Raised when the parts on disk change their form."""
+"""Version of the file format of parts; increase it when the format changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Tally:
     """Counts of a part, or of a batch.
 
     Attributes:
-        rows: rows or lines gone through.
+        rows: processed rows or lines.
         answered: jobs with an answer.
-        outside: those among them that lie outside the models' support.
+        outside: answered jobs outside the models' support.
         rejected: rows without an answer.
     """
 
@@ -55,7 +55,7 @@ class Tally:
 
 
 def batch_key(inputs: Iterable[InputFile], names: Names, question: Question, output_format: str) -> str:
-    """Identifies a batch by all that its answers depend on; for an input these are its place, size and time of change."""
+    """Hash of everything that the answers of a batch depend on; an input counts with its location, format, size and stamp."""
     facts = {
         "form": (_VERSION, CHUNK_ROWS, PART_ROWS, output_format),
         "versions": [version(name) for name in ("gpumemnet", "numpy", "onnxruntime", "pyarrow")],
@@ -75,15 +75,15 @@ class Scratch:
         self._suffix = "arrow" if output_format == "parquet" else output_format
 
     def answers(self, part: Part) -> Path:
-        """Where the answers of a part are: Arrow's file format, or the lines of CSV or JSON."""
+        """File of a part's answers, in Arrow's file format or as lines of CSV or JSON."""
         return self.folder / f"{part.name}.{self._suffix}"
 
     def rejected(self, part: Part) -> Path:
-        """Where the rejected rows of a part are, if it has any."""
+        """File of a part's rejected rows; it exists only if there are any."""
         return self.folder / f"{part.name}.rejected.jsonl"
 
     def tally(self, part: Part) -> Tally | None:
-        """The counts of a finished part; ``None`` of another."""
+        """The counts of a part; ``None`` if the part is not finished."""
         try:
             return Tally(**json.loads(self._marker(part).read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
@@ -92,10 +92,10 @@ class Scratch:
     def keep(
         self, part: Part, write: Callable[[IO[bytes]], object], rejected: Iterable[Rejected], location: str, tally: Tally
     ) -> None:
-        """Keep what was answered for a part.
+        """Stores the answers, the rejected rows and the counts of a part.
 
         Raises:
-            DatasetError: when it cannot be written.
+            DatasetError: when a file cannot be written.
         """
         try:
             self._write(self.answers(part), write)
@@ -107,13 +107,13 @@ class Scratch:
             raise no_room(self.folder, error) from None
 
     def clear_partial(self) -> None:
-        """Remove what a killed run left unfinished."""
+        """Removes unfinished files of a killed run."""
         for path in (*self.folder.glob("*.partial"), *self.folder.glob(".staging-*")):
             with suppress(OSError):
                 path.unlink()
 
     def remove(self) -> None:
-        """Remove the folder."""
+        """Removes the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _marker(self, part: Part) -> Path:
@@ -136,11 +136,11 @@ class Scratch:
 
 @contextmanager
 def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterator[Scratch]:
-    """The scratch folder in ``folder`` of the output called ``name``, held against other runs; those of other batches go.
+    """Opens and locks the scratch folder in ``folder`` of the output ``name``; removes those of other batches with that output.
 
     Raises:
         InvalidRequestError: when another run writes the same output.
-        DatasetError: when the folder cannot be made.
+        DatasetError: when the folder cannot be created.
     """
     lock = folder / f".{name}.lock"
     own = folder / f".{name}.parts-{key}"
@@ -166,6 +166,6 @@ def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterato
 
 
 def no_room(where: Path | str, error: OSError) -> DatasetError:
-    """What is said when something cannot be written."""
+    """The error for a location that cannot be written."""
     reason = error.strerror or str(error).splitlines()[0][:200]
     return DatasetError(f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on")

@@ -1,4 +1,4 @@
-"""Answers as lines: CSV and JSON Lines."""
+"""Writes answers as lines of CSV or JSON."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def csv_header(schema: pa.Schema) -> bytes:
-    """The first line of a CSV file of answers."""
+    """The header line of a CSV file of answers."""
     return ",".join(schema.names).encode() + b"\n"
 
 
 def csv_lines(batch: pa.RecordBatch) -> bytes:
-    """The answers as lines of CSV; what is null is empty."""
+    """Writes the answers as lines of CSV; nulls become empty cells."""
     from pyarrow import csv
 
     buffer = io.BytesIO()
@@ -26,7 +26,7 @@ def csv_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def json_lines(batch: pa.RecordBatch) -> bytes:
-    """The answers as JSON Lines."""
+    """Writes the answers as JSON Lines."""
     if not len(batch):
         return b""
     template = "{" + ", ".join(f"{json.dumps(name)}: %s" for name in batch.schema.names) + "}\n"
@@ -42,7 +42,7 @@ def _json_values(values: list[Any]) -> list[str]:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with texts in place of dictionaries."""
+    """Replaces dictionary columns by string columns."""
     import pyarrow as pa
 
     columns = [column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column for column in batch.columns]

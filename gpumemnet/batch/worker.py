@@ -1,7 +1,8 @@
-"""One process of a local batch: ``python -m gpumemnet.batch.worker`` takes parts from its input, line by line, until that ends.
+"""Worker process of a local batch: ``python -m gpumemnet.batch.worker`` reads parts from standard input until it ends.
 
-Messages are lines of JSON.  It hears the work first and then parts; it says how many rows it went through since it last spoke,
-and at the end of each part its counts, or the sentence that says what is wrong.  When nobody hears it any more it ends.
+Messages are lines of JSON.  The input holds the settings first, then one part per line.  The output holds the number of rows
+processed since the last message, and after each part its counts, or an error message.  The worker exits when its output is
+closed.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gpumemnet.predict.bins import BinScheme
 
 
 def work_document(work: Work, scratch: Scratch) -> dict[str, Any]:
-    """The work as a worker hears it."""
+    """Converts the settings to the JSON object that a worker reads first."""
     return {"work": asdict(work), "scratch": str(scratch.folder)}
 
 
 def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
-    """The work as :func:`work_document` wrote it."""
+    """Reads the settings that :func:`work_document` wrote."""
     work = document["work"]
     question = work["question"]
     question["bundles"] = tuple(question["bundles"])
@@ -46,8 +47,8 @@ def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
 
 
 def main() -> int:
-    """Answer parts until the input ends; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    """Processes parts until the input ends; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which stops its workers
     say = _Voice(os.dup(1))
     try:
         work, scratch = work_from(json.loads(sys.stdin.readline()))
@@ -71,11 +72,11 @@ class _Voice:
         try:
             self._stream.write(json.dumps({name: value}) + "\n")
         except BrokenPipeError:
-            os._exit(1)  # nobody is there any more
+            os._exit(1)  # the parent has ended
 
 
 def _one_thread() -> None:
-    """One core each: the processes share the machine."""
+    """Limits pyarrow to one thread, because every core has its own worker."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)
