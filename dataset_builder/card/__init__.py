@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CARD_NAME = "README.md"
-"""What code hosts show for a folder."""
+"""File name that code hosts display for a folder."""
 _DPI = 110
 
 
 def write_card(dataset: Path, out: Path) -> list[Path]:
-    """Write the card of ``dataset`` and its pictures into the folder ``out``; returns their paths, the card first.
+    """Writes the card of ``dataset`` and its figures into the folder ``out``; returns their paths, the card first.
 
     Raises:
         DatasetError: when the dataset cannot be read or is empty, or the folder cannot be written.
@@ -61,6 +61,6 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
 
 
 def by_family(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """Rows of each family that occurs, in the order of :data:`~gpumemnet.job.training_job.FAMILIES`."""
+    """Groups the rows by family, in the order of :data:`~gpumemnet.job.training_job.FAMILIES`; leaves out empty families."""
     families = {family: [one for one in measurements if one.job.family == family] for family in FAMILIES}
     return {family: rows for family, rows in families.items() if rows}

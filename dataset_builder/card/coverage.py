@@ -1,7 +1,7 @@
-"""How evenly a dataset covers its features and its memory, against limits.
+"""Checks how evenly a dataset covers its features and its memory.
 
-No tenth of a number's range, in logarithms, should hold more than a fifth of the rows, and no choice more than one and a half
-times its even share; labels should leave no octave of memory empty up to three quarters of the card.
+No tenth of a number's range, in logarithms, should hold more than a fifth of the rows.  No choice should hold more than one and
+a half times its even share.  Up to three quarters of the GPU's memory, no octave should be without labels.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..recipe.options import FEATURES as OPTIONS
 TENTHS: Final = 10
 TENTH_LIMIT: Final = 0.20
 CHOICE_LIMIT: Final = 1.5
-"""Times the even share."""
+"""Largest share of a choice, as a multiple of the even share."""
 MOST_CHOICES: Final = 12
-"""A number with no more distinct values than this may have been declared as a list of choices."""
+"""A number with at most this many distinct values may be declared as a list of choices."""
 LOWEST_LABEL_BYTES: Final = GIB // 2
 CARD_SHARE: Final = 0.75
 
@@ -36,11 +36,11 @@ class Spread:
     """Distribution of the rows of one family over one feature.
 
     Attributes:
-        feature: its name.
-        rows: rows that have it.
+        feature: name of the feature.
+        rows: number of rows that have the feature.
         low, high: ends of a number's range; ``None`` for choices.
-        cells: share of the rows in every tenth of the range, or of every choice, the commonest first.
-        names: what the cells are.
+        cells: share of the rows in each tenth of the range, or of each choice, most frequent first.
+        names: name of each cell.
         limit: largest share that a cell may hold.
     """
 
@@ -59,7 +59,7 @@ class Spread:
 
     @property
     def ends(self) -> str:
-        """Both ends of the range for a person; empty for choices."""
+        """Both ends of the range as text; empty for choices."""
         if self.low is None or self.high is None:
             return ""
         return " – ".join(f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in (self.low, self.high))
@@ -71,7 +71,7 @@ class Spread:
 
     @property
     def within(self) -> bool:
-        """Whether no cell holds more than it may."""
+        """Whether no cell exceeds the limit."""
         return self.crowding <= 1.0
 
     @property
@@ -81,9 +81,9 @@ class Spread:
 
 
 def feature_values(measurement: Measurement) -> dict[str, Any]:
-    """The declared features of one row: its options, and every number and word of its architecture.
+    """The declared features of one row: its options, and every number and string of its architecture.
 
-    A list counts as its length and its largest number; what is ``None`` does not apply to the row.
+    A list counts as its length and its largest number; a feature that is ``None`` does not apply to the row.
     """
     job = measurement.job
     values = {name: getattr(job, name) for name in OPTIONS if hasattr(job, name)}
@@ -135,7 +135,7 @@ def spreads(measurements: Iterable[Measurement]) -> list[Spread]:
 
 
 def spread(feature: str, values: Sequence[Any]) -> Spread:
-    """The spread of one feature; a number with few values counts as a range or as choices, whichever it fits better."""
+    """The spread of one feature; a number with few values counts as a range or as choices, whichever fits better."""
     numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
     choices = _choices(feature, values)
     if not numeric:
@@ -157,10 +157,10 @@ def _word(value: Any) -> str:
 
 
 def _range(feature: str, values: Sequence[float]) -> Spread:
-    """Tenths of the range, logarithmic unless it holds zero or less.
+    """Shares of the rows in tenths of the range, logarithmic unless the range contains zero or negative values.
 
-    A whole number k stands for the interval from k to k + 1, and its rows are shared out evenly over it: few whole numbers lie in
-    the lower tenths of a logarithmic range, and that alone is no crowding.
+    A whole number k represents the interval from k to k + 1, and its rows are distributed evenly over it.  Otherwise the few
+    whole numbers in the lower tenths of a logarithmic range would look like an uneven sample.
     """
     column = np.asarray(values, dtype=np.float64)
     low, high = float(column.min()), float(column.max())
@@ -179,7 +179,7 @@ def _range(feature: str, values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True, slots=True)
 class Octave:
-    """Rows whose label lies from ``low_bytes`` up to twice as much; the lowest octave begins at zero."""
+    """Number of rows with a label between ``low_bytes`` and twice that; the lowest octave begins at zero."""
 
     low_bytes: int
     high_bytes: int
@@ -194,12 +194,12 @@ class Octave:
 
 
 def octave_name(edge_bytes: int) -> str:
-    """An octave's edge as text."""
+    """Formats an octave's edge."""
     return f"{edge_bytes // MIB} MiB" if edge_bytes < GIB else f"{edge_bytes // GIB} GiB"
 
 
 def label_octaves(label_bytes: NDArray[np.int64], capacity_bytes: int) -> list[Octave]:
-    """Labels by octaves from 0.5 GiB upward, up to the octave that holds ``capacity_bytes``."""
+    """Counts labels per octave, from 0.5 GiB up to the octave that contains ``capacity_bytes``."""
     top = max(1, math.ceil(math.log2(max(capacity_bytes, *label_bytes.tolist(), 1) / LOWEST_LABEL_BYTES)))
     edges = [0, *(LOWEST_LABEL_BYTES << exponent for exponent in range(top + 1))]
     counts, _ = np.histogram(label_bytes, bins=edges)
@@ -207,5 +207,5 @@ def label_octaves(label_bytes: NDArray[np.int64], capacity_bytes: int) -> list[O
 
 
 def empty_octaves(octaves: Iterable[Octave], capacity_bytes: int) -> list[Octave]:
-    """Octaves without a label that should have one: from 0.5 GiB up to three quarters of the card."""
+    """Octaves without labels between 0.5 GiB and three quarters of the GPU's memory."""
     return [each for each in octaves if 0 < each.low_bytes < CARD_SHARE * capacity_bytes and not each.rows]

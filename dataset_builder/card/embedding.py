@@ -1,7 +1,7 @@
 """Two-dimensional projections of a dataset's jobs: principal components, and t-SNE (van der Maaten & Hinton, JMLR 9, 2008).
 
-Both are implemented in numpy, because measuring hosts have no scikit-learn.  t-SNE is the exact one, quadratic in the number of
-points, and meant for about a thousand.
+Both are implemented in numpy, because measuring hosts have no scikit-learn.  t-SNE is exact, quadratic in the number of points,
+and intended for about a thousand points.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def tsne(points: Matrix, seed: int, perplexity: float = PERPLEXITY) -> Matrix:
     """Exact t-SNE of ``points``, shape ``[B, 2]``: initialised by principal components, the same for the same seed.
 
     Args:
-        points: shape ``[B, F]``; fewer than four points stay where their principal components put them.
-        seed: of the jitter that parts equal points.
+        points: shape ``[B, F]``; fewer than four points keep their principal components.
+        seed: seed of the jitter that separates equal points.
         perplexity: effective number of neighbours, at most a third of the points.
     """
     start = principal_components(points - points.mean(axis=0))[0]

@@ -1,6 +1,6 @@
-"""The pictures of a data card: labels, coverage, growth, contexts and maps, in colours that colour-blind readers can tell apart.
+"""Draws the figures of a data card: labels, coverage, growth, contexts and maps, in colours for colour-blind readers.
 
-Figures are made without pyplot, so nothing is kept between them; colours are those of Okabe & Ito and of cividis.
+Figures are made without pyplot, so they share no state.  The colours are those of Okabe & Ito and of cividis.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_BARS: Final = 12
 
 
 def label_figure(families: Families) -> Figure:
-    """Labels of every family by quarter octaves, and the jobs that ran out of memory at what they had."""
+    """Labels of every family by quarter octaves; jobs that ran out of memory are at the memory that they had."""
     figure, panels = _stack(families, 2.3)
     amounts = [amount for rows in families.values() for one in rows if (amount := one.label_bytes or _bound(one))]
     bins = np.arange(np.floor(np.log2(min(amounts))), np.ceil(np.log2(max(amounts)) + 0.01) + 0.125, 0.25)
@@ -63,7 +63,7 @@ def label_figure(families: Families) -> Figure:
 
 
 def coverage_figure(family: str, spreads: Sequence[Spread]) -> Figure:
-    """Left: share of the rows in every tenth of every number's range.  Right: the commonest choice against its even share."""
+    """Left: share of the rows in each tenth of each number's range.  Right: the most frequent choice against its even share."""
     ranges = [each for each in spreads if each.is_range]
     choices = [each for each in spreads if not each.is_range]
     columns = [choices] if len(choices) <= _MOST_BARS else [choices[: -(-len(choices) // 2)], choices[-(-len(choices) // 2) :]]
@@ -104,7 +104,7 @@ def _draw_choices(axes: Axes, choices: Sequence[Spread], colour: str, longest: f
 
 
 def growth_figure(families: Families) -> Figure:
-    """Left: labels against the weights' bytes.  Right: the smallest jobs, where whole segments of the allocator make stairs."""
+    """Left: labels against the weights' bytes.  Right: the smallest jobs, whose labels rise in steps of allocator segments."""
     figure = _figure(13.0, 3.6 * len(families))
     grid = figure.subplots(len(families), 2, squeeze=False)
     for (left, right), (family, everything) in zip(grid, families.items(), strict=True):
@@ -137,7 +137,7 @@ def growth_figure(families: Families) -> Figure:
 
 
 def context_figure(families: Families) -> Figure | None:
-    """Context bytes of every family, or ``None`` where no row tells them."""
+    """Context bytes of every family, or ``None`` when no row states them."""
     known = {family: [one.context_bytes / MIB for one in rows if one.context_bytes] for family, rows in families.items()}
     known = {family: values for family, values in known.items() if values}
     if not known:
@@ -201,7 +201,7 @@ def map_edges(label_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _bound(one: Measurement) -> int:
-    """What a job that ran out of memory was seen to exceed; 0 for all others."""
+    """Lower bound of the memory of a job that ran out of memory; 0 for all others."""
     return one.capacity_bytes if one.status == "oom" else 0
 
 
@@ -228,7 +228,7 @@ def _stack(families: Mapping[str, object], height: float) -> tuple[Figure, NDArr
 
 
 def _memory_axis(axes: Axes, low: float, high: float) -> None:
-    """Octaves written out on an axis that counts in binary logarithms."""
+    """Labels an axis in binary logarithms with the amounts at octaves."""
     octaves = range(int(np.ceil(low)), int(np.floor(high)) + 1)
     axes.set_xticks(list(octaves), [_amount(2.0**octave) for octave in octaves])
 

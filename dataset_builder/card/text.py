@@ -1,4 +1,4 @@
-"""The words and tables of a data card, in Markdown."""
+"""Writes the text and tables of a data card in Markdown."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def card_text(name: str, digest: str, families: Families, spreads: Mapping[str, 
 
 
 def sampled_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Rows whose features were chosen by a sampler: all but the real models of test-only recipes."""
+    """Rows whose features were chosen by a sampler: all except the real models of test-only recipes."""
     return [one for one in rows if one.recipe not in TEST_ONLY_RECIPES]
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; columns after the first are set to the right."""
+    """Formats a Markdown table; columns after the first are right-aligned."""
     lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *rows]
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 

@@ -1,4 +1,4 @@
-"""The families of networks that are measured, and what each has to provide.
+"""The families of networks that the builder measures, and the functions that each family provides.
 
 A family is one module with the functions that :class:`Family` lists.  A new family is a new module here, its entry in
 :func:`family`, and a recipe: nothing else in the builder knows what kind of network it measures.
@@ -24,7 +24,7 @@ FAMILY_NAMES = ("mlp", "cnn", "transformer", "zoo")
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """What a recipe may declare for one feature of a search space.
+    """The values that a recipe may declare for one feature of a search space.
 
     Attributes:
         kind: ``int``, ``float``, ``str`` or ``bool``.
@@ -60,8 +60,8 @@ class Network:
         input_elements: elements of the input per sample.
         activation_function: the main activation function, if there is one.
         multiply_adds: multiply-add operations of one forward pass, per sample.
-        sequence_length, attention_kernel: where there is a sequence.
-        family: the family of the job, where networks of the zoo have one of their own.
+        sequence_length, attention_kernel: for models of sequences.
+        family: the family of the job, for networks of the zoo.
     """
 
     layers: tuple[Layer, ...]
@@ -74,7 +74,7 @@ class Network:
 
 
 class Architecture(Protocol):
-    """A frozen dataclass that holds every parameter of a network of its family."""
+    """A frozen dataclass with every parameter of a network of one family."""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready object from which the family's ``parse`` makes the same architecture."""
@@ -131,7 +131,7 @@ def rebuild(family_name: str, architecture: str) -> nn.Module:
     """The network of a dataset row, from its ``family`` and ``architecture`` columns.
 
     Raises:
-        DatasetError: when the architecture is no such network.
+        DatasetError: when the architecture is not a valid network of the family.
     """
     try:
         document = json.loads(architecture)

@@ -1,7 +1,7 @@
-"""Building blocks that the networks of every family are made of: checkpointable stacks and residual branches.
+"""Building blocks of the networks of every family: checkpointable stacks and residual branches.
 
-Activation checkpointing recomputes a block in the backward pass (Chen et al., arXiv 1604.06174); it is switched per run, so a
-network does not know whether it is checkpointed.
+Activation checkpointing recomputes a block in the backward pass (Chen et al., arXiv 1604.06174).  It is an option of the run,
+not a property of the network.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Residual(nn.Module):
 
 
 def checkpoint_blocks(network: nn.Module) -> None:
-    """Recompute every block of ``network`` in the backward pass.
+    """Makes every block of ``network`` recompute in the backward pass.
 
     Raises:
-        RuntimeError: when it has none, as other people's networks have: its row would state ``every_block`` without effect.
+        RuntimeError: when the network has no blocks, such as networks of other libraries; ``every_block`` would have no effect.
     """
     stacks = [module for module in network.modules() if isinstance(module, Blocks)]
     if not stacks:

@@ -21,11 +21,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs: print one JS
 
 
 def input_file(path: Path, endings: tuple[str, str] = (".json", ".jsonl")) -> Path:
-    """``path``, or where it is ``-`` a temporary file with what comes on standard input.
+    """Returns ``path``; for ``-``, a temporary file with the content of standard input.
 
     Args:
-        path: as the user gave it.
-        endings: of a file with one JSON document, and of one with a JSON document a line.
+        path: the path that the user gave.
+        endings: suffix of a file with one JSON document, and of a file with one JSON document per line.
     """
     if str(path) != STANDARD_INPUT:
         return path
@@ -38,7 +38,7 @@ def input_file(path: Path, endings: tuple[str, str] = (".json", ".jsonl")) -> Pa
 
 
 def _is_json_lines(content: bytes) -> bool:
-    """Whether the first line is a whole JSON document and not the only one."""
+    """Whether the first line is a complete JSON document and other lines follow."""
     first, _, rest = content.strip().partition(b"\n")
     try:
         json.loads(first)
@@ -48,10 +48,10 @@ def _is_json_lines(content: bytes) -> bool:
 
 
 def factory_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Keyword arguments from ``name=value`` texts; a value is JSON, or else the text that it is.
+    """Parses keyword arguments from ``name=value`` strings; a value that is not JSON stays a string.
 
     Raises:
-        InvalidRequestError: when a text has another form or a name comes twice.
+        InvalidRequestError: when a string has another form or a name appears twice.
     """
     arguments: dict[str, Any] = {}
     for text in texts:

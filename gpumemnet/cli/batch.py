@@ -23,7 +23,7 @@ def predict_into_file(
     engine: str,
     workers: int | None,
 ) -> None:
-    """Answer the jobs into ``out``, and say on standard error what became of them."""
+    """Predicts the jobs, writes the answers to ``out``, and prints a summary on standard error."""
     from gpumemnet.batch.options import Question
     from gpumemnet.batch.run import predict_files
 
@@ -46,10 +46,10 @@ def predict_into_file(
 
 
 def only_file(jobs: Sequence[str]) -> Path:
-    """The one file that is asked about without ``--out``.
+    """Returns the only input file of a command without ``--out``.
 
     Raises:
-        InvalidRequestError: when there are several.
+        InvalidRequestError: when there are several files.
     """
     if len(jobs) > 1:
         raise InvalidRequestError("several files need --out FILE for the answers", "jobs")

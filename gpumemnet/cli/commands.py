@@ -1,4 +1,4 @@
-"""All commands of ``gpumemnet``; each is imported when it is run or asked for its help, so that ``gpumemnet --help`` is quick."""
+"""Lists all commands of ``gpumemnet``; a command is imported only when it runs or shows its help, so ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Entry:
     """A command before it is imported.
 
     Attributes:
-        name: as it is typed.
+        name: name of the command.
         target: ``module:object``; a package other than ``gpumemnet`` is found by :func:`~gpumemnet.cli.rooms.room`.
         summary: the first sentence of its help.
         panel: heading under which ``gpumemnet --help`` lists it.
-        extra: what ``pip install 'gpumemnet[…]'`` has to bring for it.
+        extra: extra that the command needs, as in ``pip install 'gpumemnet[…]'``.
     """
 
     name: str
@@ -61,14 +61,14 @@ ENTRIES: Final = (
 
 
 class LazyCommand(TyperCommand):
-    """A command that is imported when it is run or asked for its help."""
+    """A command that is imported when it runs or shows its help."""
 
     def __init__(self, entry: Entry) -> None:
         super().__init__(entry.name, callback=None, short_help=entry.summary, help=entry.summary, rich_help_panel=entry.panel)
         self.entry = entry
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of the command itself."""
+        """Imports the command and creates its context."""
         command = self.loaded()
         run = command.invoke
 
@@ -82,7 +82,7 @@ class LazyCommand(TyperCommand):
         return command.make_context(info_name, args, parent=parent, **extra)
 
     def loaded(self) -> Any:
-        """The command itself.
+        """Imports the command.
 
         Raises:
             MissingExtraError: when a package that it needs is not installed.

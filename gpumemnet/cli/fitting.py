@@ -1,4 +1,4 @@
-"""What ``gpumemnet predict`` says beside the memory of a job: which GPUs hold it, and the largest batch that one holds."""
+"""Adds to ``gpumemnet predict``: which GPUs hold a job, and the largest batch that fits a GPU."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def fitting(
     predictor: Predictor, job: TrainingJob, is_fits_asked: bool, batch_target: str | None, **question: Any
 ) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
-    """What a job fits in the whole catalogue, and its largest batches on ``batch_target``; ``None`` for what was not asked.
+    """Finds the GPUs of the catalogue that hold a job, and its largest batches on ``batch_target``; ``None`` if not requested.
 
     Raises:
-        InvalidRequestError: on a GPU that is not in the catalogue.
+        InvalidRequestError: when the catalogue has no such GPU.
     """
     found = fits(predictor, job, **question) if is_fits_asked else None
     sizes = None if batch_target is None else batch_sizes(predictor, job, target(batch_target), **question)
@@ -32,7 +32,7 @@ def fitting(
 
 
 def fitting_document(found: Sequence[Fit] | None, sizes: BatchSizes | None) -> dict[str, Any]:
-    """The same for a program."""
+    """Returns the result of :func:`fitting` as a JSON object."""
     document: dict[str, Any] = {}
     if found is not None:
         document["fits"] = [asdict(fit) for fit in found]
@@ -42,7 +42,7 @@ def fitting_document(found: Sequence[Fit] | None, sizes: BatchSizes | None) -> d
 
 
 def show_fitting(found: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
-    """The same for a person."""
+    """Prints the result of :func:`fitting` as tables."""
     if sizes is not None:
         place = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
         facts = [

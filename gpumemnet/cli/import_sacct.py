@@ -122,7 +122,7 @@ def _send(observations: Iterator[Observation], url: str, skipped: list[Skipped])
 
 
 def _post(client: Any, body: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """The results of one request, sent again while the service is busy: every observation has its key and is stored once."""
+    """Sends one request, again while the service is busy: observations have idempotency keys, so each is stored once."""
     for attempt in range(_TRIES):
         response = client.post("/v1/observations", json=body)
         busy = response.status_code in (429, 503)

@@ -1,4 +1,4 @@
-"""What commands write: files that are whole or absent, tables for people."""
+"""Output of the commands: files written atomically, and tables on the console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpumemnet.errors import InvalidRequestError
 
 
 def check_writable(path: Path, field: str = "out") -> None:
-    """Refuse a file that cannot be written, before the work for it is done.
+    """Checks that a file can be written, before its content is computed.
 
     Raises:
         InvalidRequestError: when the folder does not exist or may not be written to, or ``path`` is a folder.
@@ -31,10 +31,10 @@ def check_writable(path: Path, field: str = "out") -> None:
 
 
 def write_atomically(path: Path, text: str, field: str = "out") -> None:
-    """Write ``text`` to ``path`` so that no reader ever sees half of it, not even after a power cut.
+    """Writes ``text`` to ``path`` atomically and durably: a reader never sees part of it, even after a power failure.
 
     Raises:
-        InvalidRequestError: when the file system refuses.
+        InvalidRequestError: when the file cannot be written.
     """
     temporary: Path | None = None
     try:
@@ -53,7 +53,7 @@ def write_atomically(path: Path, text: str, field: str = "out") -> None:
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:
-    """A table whose whole numbers stand to the right with thousands separated."""
+    """Prints a table; whole numbers are right-aligned with thousands separators."""
     table = Table(title=title, title_justify="left")
     for index, name in enumerate(columns):
         numeric = bool(rows) and isinstance(rows[0][index], int)
@@ -64,7 +64,7 @@ def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequ
 
 
 def print_facts(console: Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """A heading, and under it names and values in two columns; long values are wrapped within theirs."""
+    """Prints a heading, then names and values in two columns; long values wrap within their column."""
     grid = Table.grid(padding=(0, 2, 0, 1))
     grid.add_column(justify="right", style="bold", no_wrap=True)
     grid.add_column(overflow="fold")

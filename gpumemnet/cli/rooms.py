@@ -1,4 +1,4 @@
-"""Finds the packages beside ``gpumemnet`` in a checkout and inside of it where it is installed."""
+"""Finds the other packages: next to ``gpumemnet`` in a checkout, inside it when installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Room = Literal["dataset_builder", "models", "service"]
 
 
 def room(name: Room) -> str:
-    """The full name under which the package is imported.
+    """Returns the full name under which the package is imported.
 
-    In a checkout, its root is put first on the import path: the current folder may hold a ``models`` of its own.
+    In a checkout, its root becomes the first entry of the import path, because the current folder may hold another ``models``.
     """
     checkout = checkout_folder()
     if checkout is None:

@@ -1,4 +1,4 @@
-"""Runs a command line: what a user did wrong becomes one sentence, and the exit code says what happened."""
+"""Runs a command line; a user's mistake becomes an error message of one sentence and a non-zero exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERRUPTED: Final = 130
 
 
 def command_of(function: Callable[..., Any] | typer.Typer) -> Any:
-    """The command that typer makes of a function with annotations, or of an application with several commands."""
+    """Creates the typer command of an annotated function, or of an application with several commands."""
     application = function
     if not isinstance(application, typer.Typer):
         application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -27,12 +27,12 @@ def command_of(function: Callable[..., Any] | typer.Typer) -> Any:
 
 
 def run(application: Any, arguments: Sequence[str] | None, name: str) -> int:
-    """Run ``arguments``, ``sys.argv`` unless given, and return the exit code.
+    """Runs a command line and returns the exit code.
 
     Args:
-        application: a command, as :func:`command_of` makes it.
-        arguments: without the program's name.
-        name: of the program, for its help.
+        application: a command from :func:`command_of`.
+        arguments: arguments without the program's name; by default those in ``sys.argv``.
+        name: name of the program, for its help.
     """
     try:
         code = application.main(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
@@ -43,13 +43,13 @@ def run(application: Any, arguments: Sequence[str] | None, name: str) -> int:
         return _INTERRUPTED
     except typer.TyperException as error:
         return _usage_error(error)
-    except SystemExit as leaving:  # shell completion, a reader that has gone
+    except SystemExit as leaving:  # shell completion, or a closed pipe
         return leaving.code if isinstance(leaving.code, int) else 0
     return code if isinstance(code, int) else 0
 
 
 def _usage_error(error: typer.TyperException) -> int:
-    """Say what is wrong with the command line in one sentence; returns the exit code."""
+    """Prints one sentence about the mistake in the command line; returns the exit code."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":  # whose text is the help, which typer has printed
         return error.exit_code
@@ -63,7 +63,7 @@ def _usage_error(error: typer.TyperException) -> int:
 
 
 def _hide_types_of_flags(command: Any) -> None:
-    """``--json``, not ``--json <bool>``, in the help of ``command`` and of the commands under it."""
+    """Makes the help of ``command`` and its subcommands show ``--json``, not ``--json <bool>``."""
     options = [*command.params, command.get_help_option(typer.Context(command))]
     for option in options:
         if getattr(option, "is_flag", False):

@@ -229,7 +229,7 @@ def trace(
 
 
 def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str:
-    """What is to be traced, as it was named.
+    """Returns the name of the model or script to trace, as the user gave it.
 
     Raises:
         InvalidRequestError: when nothing or too much was named, or options say what the script says itself.
@@ -265,7 +265,7 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 @contextmanager
 def _progress(source: str, wanted: bool) -> Iterator[Progress | None]:
-    """What is being done, on standard error while it lasts, if somebody is there to read it."""
+    """Shows the current step on standard error while it runs, if standard error is a terminal."""
     console = Console(stderr=True)
     if not (wanted and console.is_terminal):
         yield None

@@ -1,4 +1,4 @@
-"""Training options on the command line, from their declarations in :mod:`gpumemnet.job.training_options`."""
+"""Declares the training options of the command line from :mod:`gpumemnet.job.training_options`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpumemnet.job.training_options import TRAINING_OPTIONS
 
 
 def training_option(name: str, panel: str | None = None, help: str | None = None) -> Any:
-    """The declaration of ``--name`` for typer.
+    """Declares the option ``--name`` for typer.
 
     Args:
-        name: of a training option.
+        name: name of a training option.
         panel: heading above it in the help text.
-        help: sentence in place of the option's description.
+        help: sentence that replaces the option's description.
     """
     option = TRAINING_OPTIONS[name]
     flag = "--" + name.replace("_", "-")
@@ -26,5 +26,5 @@ def training_option(name: str, panel: str | None = None, help: str | None = None
 
 
 def training_values(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The training options among the parameters of a command."""
+    """Returns the training options among the parameters of a command."""
     return {name: parameters[name] for name in TRAINING_OPTIONS}

@@ -38,7 +38,7 @@ def describe_network(architecture: CnnArchitecture) -> Network:
 
 
 def obstacle(architecture: CnnArchitecture, batch_size: int) -> str | None:
-    """Maps must not shrink to nothing or miss their partner, and norms need more than one value for their statistics."""
+    """Why the network cannot train: a map that is too small or does not fit its partner, or a norm over a single value."""
     survey = _survey(architecture)
     if isinstance(survey, ShapeError):
         return str(survey)

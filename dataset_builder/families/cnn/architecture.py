@@ -18,13 +18,13 @@ from gpumemnet.job.layers import describe
 from .. import Feature
 
 DENSE_PREDICTION: Final = ("unet", "hourglass")
-"""Styles that answer for every pixel."""
+"""Styles that predict a class for every pixel."""
 STYLES: Final = (
     *("plain", "basic", "bottleneck", "dense", "inverted_residual", "separable", "convnext"),
     *DENSE_PREDICTION,
 )
 EXPANDING: Final = ("bottleneck", "dense", "inverted_residual", "convnext", "hourglass")
-"""Styles whose blocks have an inner width of their own."""
+"""Styles whose blocks have a separate inner width."""
 STEMS: Final = ("conv", "pooled", "deep", "patch")
 DOWNSAMPLINGS: Final = ("strided", "max_pool", "avg_pool")
 UPSAMPLINGS: Final = ("conv_transpose", "bilinear", "nearest")
@@ -36,7 +36,7 @@ NO_IN_PLACE: Final = ("gelu",)
 """Activation functions that torch cannot run in place."""
 
 GRANULE: Final = 8
-"""Widths are multiples of it, as tensor cores want them."""
+"""Widths are multiples of this number, as tensor cores require."""
 MAX_WIDTH: Final = 8192
 MIN_IMAGE_SIZE: Final = 32
 STEM_REDUCTION: Final = {"conv": 1, "pooled": 4, "deep": 4, "patch": 4}

@@ -1,4 +1,4 @@
-"""The block of every style: what one residual, dense, separable … unit is made of.
+"""Builds the block of every style: residual, dense, separable and so on.
 
 Sources: VGG (arXiv 1409.1556), ResNet (1512.03385) and ResNeXt (1611.05431), DenseNet (1608.06993), MobileNet (1704.04861),
 MobileNetV2 (1801.04381) and V3 (1905.02244), ShuffleNet's grouped pointwise convolutions (1707.01083), ConvNeXt (2201.03545),
@@ -30,7 +30,7 @@ BlockMaker = Callable[[CnnArchitecture, int, int, int], Part]
 
 
 def convolution(cnn: CnnArchitecture, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> Conv:
-    """A convolution with a bias where no norm follows that would take it away."""
+    """A convolution; it has a bias unless a norm follows, which would cancel it."""
     return Conv(inputs, outputs, kernel, stride, groups, bias=cnn.norm == "none")
 
 
@@ -40,12 +40,12 @@ def norm(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
 
 
 def norm_act(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
-    """Norm and activation after a convolution, whose output nobody else needs."""
+    """Norm and activation after a convolution, whose output has no other use."""
     return (*norm(cnn, channels), Activation(cnn.activation, cnn.in_place))
 
 
 def leading_norm_act(cnn: CnnArchitecture, channels: int) -> tuple[Part, ...]:
-    """Norm and activation before a convolution; without a norm the input itself must stay, since others read it too."""
+    """Norm and activation before a convolution; without a norm the activation is not in place, because others read the input."""
     return (*norm(cnn, channels), Activation(cnn.activation, cnn.in_place and cnn.norm != "none"))
 
 

@@ -1,4 +1,4 @@
-"""The parts that a convolutional network is planned from, as plain data.
+"""The parts of a planned convolutional network, as plain data.
 
 A style (:mod:`~dataset_builder.families.cnn.styles`) turns an architecture into a tree of these parts; one function lists the
 layers without torch, another makes the modules, both from the same tree.  Maps are square and named by their side.
@@ -107,7 +107,7 @@ class PixelMlp(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """Parts one after the other."""
+    """A sequence of parts."""
 
     parts: tuple[Part, ...]
 
@@ -126,7 +126,7 @@ class Concatenated(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Blocks one after the other: the units that activation checkpointing recomputes."""
+    """A sequence of blocks: the units that activation checkpointing recomputes."""
 
     blocks: tuple[Part, ...]
 

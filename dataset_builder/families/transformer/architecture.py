@@ -27,9 +27,9 @@ HEADS: Final = ("tied", "untied", "classes")
 IMAGE_CHANNELS: Final = 3
 
 GRANULE: Final = 8
-"""Head sizes and feed-forward widths are multiples of it: the memory-efficient kernel takes no others in half precision."""
+"""Head sizes and feed-forward widths are multiples of this: the memory-efficient kernel requires it in half precision."""
 MAX_HEAD_SIZE: Final = 256
-"""The flash kernel takes no larger ones."""
+"""Largest head size that the flash kernel supports."""
 _HEAD_COUNTS: Final = tuple(sorted({1} | {factor * 2**power for factor in (2, 3, 5) for power in range(10)}))
 
 FEATURES: Final[Mapping[str, Feature]] = {

@@ -28,8 +28,8 @@ _ROTARY_BASE: Final = 10_000.0
 class Attention(nn.Module):
     """Multi-head attention of a sequence over itself or over a memory, with the architecture's kernel only.
 
-    The kernel is chosen around each call, not around the training step, so that a block which is recomputed in the backward
-    pass takes the same one.  The fused kernels exist on CUDA alone; elsewhere PyTorch chooses in their place.
+    The kernel is chosen around each call, not around the training step, so that a block recomputed in the backward pass uses
+    the same kernel.  The fused kernels exist only on CUDA; on other devices PyTorch chooses a kernel.
     """
 
     def __init__(self, architecture: TransformerArchitecture, *, crosses: bool, causal: bool) -> None:

@@ -29,7 +29,7 @@ FEATURES: Final[Mapping[str, Feature]] = {
 }
 IMAGE_GRANULE: Final = 32
 _SAMPLES: Final = 2
-"""Samples in the batch that is extracted; batch norm refuses one sample."""
+"""Batch size of the extraction; batch norm does not accept a single sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class ZooArchitecture:
     """One network of the zoo.
 
     Attributes:
-        model: its name in :data:`~dataset_builder.families.zoo.catalogue.CATALOGUE`.
-        image_size: side of its square images, a multiple of 32; 0 where it reads text.
-        sequence_length: its tokens per sample; 0 where it sees images.
+        model: name in :data:`~dataset_builder.families.zoo.catalogue.CATALOGUE`.
+        image_size: side of the square images in pixels, a multiple of 32; 0 for text models.
+        sequence_length: tokens per sample; 0 for image models.
 
     Raises:
         DatasetError: on an unknown model, or sizes that it does not take.
@@ -130,7 +130,7 @@ def describe_network(architecture: ZooArchitecture) -> Network:
 
 
 def obstacle(architecture: ZooArchitecture, batch_size: int) -> str | None:
-    """A library that is not installed, or a batch of one sample, which the batch norms of many of these networks refuse."""
+    """Why the network cannot train: its library is not installed, or the batch has one sample, which batch norms refuse."""
     if missing := _missing(architecture):
         return missing
     if batch_size < _SAMPLES and not architecture.reads_text:
