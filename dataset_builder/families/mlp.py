@@ -122,7 +122,7 @@ def parse(document: Mapping[str, Any]) -> MlpArchitecture:
 
 
 def describe_network(architecture: MlpArchitecture) -> Network:
-    """Layers in execution order, as :func:`build` makes them; an identity stores nothing and is no layer."""
+    """Layers in execution order, the same as in :func:`build`; an identity stores nothing and does not count as a layer."""
     layers: list[Layer] = []
     width = architecture.input_width
     residual = architecture.shape == "residual"
@@ -149,7 +149,7 @@ def describe_network(architecture: MlpArchitecture) -> Network:
 
 
 def obstacle(architecture: MlpArchitecture, batch_size: int) -> str | None:
-    """Batch statistics need more than one sample; a loss over classes needs two of them."""
+    """Why the network cannot train: batch norm needs more than one sample, and the loss needs at least two classes."""
     if architecture.norm == "batch_norm" and batch_size < 2:
         return "batch norm cannot train on batches of one sample"
     if architecture.output_width < 2:

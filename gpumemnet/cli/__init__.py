@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line, ``sys.argv`` unless given, and return the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    """Runs one command line, by default ``sys.argv``; returns the exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
     from gpumemnet.cli.commands import application
     from gpumemnet.cli.running import run
 

@@ -1,4 +1,4 @@
-"""``gpumemnet calibrate``: bundles that answer for a site's GPU, from its own probes or observations, without retraining."""
+"""``gpumemnet calibrate``: calibrates bundles to a site's GPU from its probes or observations, without retraining."""
 
 from __future__ import annotations
 

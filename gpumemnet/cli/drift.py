@@ -1,4 +1,4 @@
-"""``gpumemnet drift``: whether recent jobs call for a retraining, for people, for programs and for cron."""
+"""``gpumemnet drift``: tests whether recent jobs call for retraining; prints a table or JSON and sets the exit code."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def extract(
 
 
 def show_extraction(extraction: Extraction, console: Console) -> None:
-    """The largest layers, the totals and the notes, for people."""
+    """Prints the largest layers, the totals and the notes."""
     job = extraction.job
     named = sorted(zip(extraction.layer_names, job.layers, strict=True), key=lambda pair: pair[1].activations, reverse=True)
     print_table(

@@ -1,4 +1,4 @@
-"""``gpumemnet import-sacct``: what finished Slurm jobs used, from Slurm's accounting to observations."""
+"""``gpumemnet import-sacct``: converts Slurm's accounting of finished jobs to observations."""
 
 from __future__ import annotations
 

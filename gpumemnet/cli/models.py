@@ -1,4 +1,4 @@
-"""``gpumemnet models``: which bundles there are, and what they say of themselves."""
+"""``gpumemnet models``: lists the bundles with the facts on their cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpumemnet pack``: what each estimator of memory is worth to a cluster, on a trace of its jobs."""
+"""``gpumemnet pack``: compares memory estimators in a simulated cluster, on a trace of its jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpumemnet.packing.report import Report
 
 _LESS: Final = ("lost|hours", "waste|GiB·h", "collo-|cated", "put|alone", "GPU|hours")
-"""Columns that a narrow terminal is not shown, the first to go first; the JSON document has all."""
+"""Columns that are hidden on a narrow terminal, in this order; the JSON document has all columns."""
 
 
 def pack(
@@ -141,7 +141,7 @@ def _width(columns: Mapping[str, Sequence[str]]) -> int:
 
 
 def _cells(line: Figures) -> dict[str, str]:
-    """The cells of one line, by their headings in two lines."""
+    """The cells of one row, keyed by their two-line headings."""
     return {
         "memory set|aside by": line.title,
         "collo-|cated": f"{line.collocated_share:.0%}",

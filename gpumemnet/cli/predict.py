@@ -1,4 +1,4 @@
-"""``gpumemnet predict``: the memory of the jobs in a file, from the bundles, in process."""
+"""``gpumemnet predict``: predicts the memory of the jobs in a file, in process, with the bundles."""
 
 from __future__ import annotations
 

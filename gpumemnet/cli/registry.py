@@ -1,4 +1,4 @@
-"""``gpumemnet registry``: puts bundles into a registry and says which of them answer."""
+"""``gpumemnet registry``: stores bundles in a registry and selects the champion and the challenger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpumemnet registry push`` and ``pull``: releases go to an MLflow store and come from one."""
+"""``gpumemnet registry push`` and ``pull``: copies releases to and from an MLflow store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpumemnet trace``: a training job's memory, byte by byte, without a GPU."""
+"""``gpumemnet trace``: computes the memory of one training step, allocation by allocation, without a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OF_SCRIPTS: Final = frozenset(
 )
 """What can be said of a script, too."""
 _OPTIONS: Final = {"inputs": "input", "argument": "arg"}
-"""Parameters whose options have another name."""
+"""Parameter → the name of its option, where the two differ."""
 
 
 def trace(

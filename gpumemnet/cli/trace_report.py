@@ -1,4 +1,4 @@
-"""A trace's answer as people read it: the verdict first, then what the memory is made of, its peak, and what was assumed."""
+"""Prints the result of a trace: the verdict, then the parts of the memory, the peak, and the assumptions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _TOP_MODULES: Final = 10
 _WIDE: Final = 110
-"""Columns from which there is room to say what each part is."""
+"""Terminal width from which the report describes each part."""
 
 
 def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
-    """Write ``answer`` to ``console``; ``training`` holds words on how the model is trained."""
+    """Prints ``answer`` to ``console``; ``training`` describes how the model is trained."""
     console.print(_verdict(answer))
     job = (answer.model, f"batch size {answer.batch_size:,}", *training, f"loss: {answer.loss}")
     console.print(Text(", ".join(job), style="dim"))

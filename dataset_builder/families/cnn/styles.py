@@ -65,7 +65,7 @@ def _stem(cnn: CnnArchitecture, width: int) -> tuple[Part, ...]:
 
 
 def _halving(cnn: CnnArchitecture, channels: int, width: int) -> tuple[tuple[Part, ...], int, int]:
-    """Between two stages: the parts that stand there, the channels after them, and the stride left to the next block."""
+    """The transition between two stages: its parts, the channels after it, and the stride of the next block."""
     pool: tuple[Part, ...] = () if cnn.downsampling == "strided" else (Pool(cnn.downsampling),)
     if cnn.style == "dense":  # DenseNet halves the channels here
         kept = rounded(channels / 2, 8)
@@ -78,7 +78,7 @@ def _halving(cnn: CnnArchitecture, channels: int, width: int) -> tuple[tuple[Par
 
 
 def _stage(cnn: CnnArchitecture, channels: int, width: int, depth: int, stride: int = 1) -> tuple[Stack, int]:
-    """A stage's blocks, and the channels that it gives."""
+    """The blocks of a stage, and its output channels."""
     make = BLOCKS[cnn.style]
     if cnn.style == "dense":
         return Stack(tuple(make(cnn, channels + index * width, width, 1) for index in range(depth))), channels + depth * width

@@ -32,7 +32,7 @@ NORM_KINDS: Final = {"batch_norm": "batch_norm2d", "group_norm": "group_norm", "
 
 
 class ShapeError(ValueError):
-    """The next part cannot take a map; the message states why."""
+    """A part cannot process its input map; the message states why."""
 
 
 class Survey:

@@ -43,7 +43,7 @@ def describe_network(architecture: TransformerArchitecture) -> Network:
 
 
 def obstacle(architecture: TransformerArchitecture, batch_size: int) -> str | None:
-    """A loss over classes or tokens needs two of them; every batch size will do."""
+    """Why the network cannot train: the loss needs at least two classes or tokens; every batch size is possible."""
     if max(architecture.classes, architecture.vocabulary) < 2:
         return "cross-entropy needs at least two classes"
     return None
@@ -64,7 +64,7 @@ def build(architecture: TransformerArchitecture) -> nn.Module:
 def tensors(architecture: TransformerArchitecture) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
     """Tokens or one image; one class, or one token for every position.
 
-    The targets of a language model are the next tokens: the data loader has shifted them, so no logits are cut off or copied.
+    The targets of a language model are the next tokens.  The data loader has shifted them, so no logits are cut off or copied.
     """
     a = architecture
     inputs = [TensorSpec((a.sequence_length,), a.vocabulary)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Logits(nn.Module):
-    """The one output of a network that is trained on, under the inputs' names that it wants."""
+    """Wraps a network: passes its inputs by name if it needs names, and returns only the logits."""
 
     def __init__(self, network: nn.Module, output: str, inputs: tuple[str, ...] = ()) -> None:
         super().__init__()
