@@ -44,7 +44,7 @@ Texts = dict[str, str]
 
 def run_lua(engine: str, script: Path, function: str, environment: Texts, options: Texts, offset: int = 0) -> Outcome:
     arguments = [str(HOST), str(script), function, str(offset), *(f"{name}={value}" for name, value in options.items())]
-    command = [engine] if engine == "lua5.4" else [sys.executable, "-c", IN_PYTHON.format(module=engine)]
+    command = [str(shutil.which(engine))] if engine == "lua5.4" else [sys.executable, "-c", IN_PYTHON.format(module=engine)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEMNET_", "SLURM_"))}
     done = subprocess.run([*command, *arguments], env=clean | environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
@@ -268,8 +268,6 @@ def test_a_job_that_is_none_is_refused_by_the_real_service(submit, tmp_path):
     ],
 )
 def test_wrong_settings_change_nothing(engine, service, job_file, environment):
-    if "PATH" in environment and engine == "lua5.4":
-        pytest.skip("the interpreter itself is found by PATH")
     comment = f"gpumemnet:{job_file}"
     settings = {"GPUMEMNET_URL": service.url} | environment
     outcome = run_lua(engine, FILTER, "slurm_cli_pre_submit", settings, {"type": "sbatch", "comment": comment})

@@ -78,7 +78,7 @@ def test_a_rehearsal_is_no_profile_and_a_measurement_is(rehearse: Rehearse, tmp_
     [
         ({"matmul": "error"}, "a probing process could not use the GPU: no kernel for the stand-in card"),
         ({"attention": "crash"}, "a probing process could not use the GPU: it died"),
-        ({"convolution": "lies"}, f"cannot be trusted: {MIB} bytes, and it has reserved {64 * MIB}"),
+        ({"convolution": "lies"}, f"cannot be trusted: {MIB} bytes, with {64 * MIB} reserved"),
         ({"blas_workspaces": "no_workspace"}, "did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG"),
     ],
 )

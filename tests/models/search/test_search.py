@@ -261,7 +261,7 @@ def plan_file(folder: Path, **changes: Any) -> Path:
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError, match="is no plan as 'python -m models search' writes it"):
+    with pytest.raises(InvalidRequestError, match="is no plan as 'gpumemnet search' writes it"):
         read_plan(plan_file(tmp_path, **changes))
 
 
