@@ -37,20 +37,11 @@ def refusal(source: str, *inputs: str, **options: object) -> str:
 
 
 def test_a_model_of_seven_billion_parameters_takes_little_of_the_host() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "gpumemnet",
-        "trace",
-        f"{MODELS}/gpt2.py:build_7b",
-        "--input",
-        "1024:int64",
-        "--batch-size",
-        "1",
-    ]
+    model = [f"{MODELS}/gpt2.py:build_7b", "--input", "1024:int64", "--batch-size", "1"]
+    command = [sys.executable, "-m", "gpumemnet", "trace", *model, "--precision", "bf16", "--gpu", "H200", "--json"]
     script = (
         "import resource, subprocess, sys\n"
-        f"done = subprocess.run({[*command, '--precision', 'bf16', '--gpu', 'H200', '--json']!r}, stdout=subprocess.PIPE, check=True)\n"
+        f"done = subprocess.run({command!r}, stdout=subprocess.PIPE, check=True)\n"
         "sys.stdout.buffer.write(done.stdout)\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)"
     )
