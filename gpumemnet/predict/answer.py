@@ -1,4 +1,4 @@
-"""Writes a prediction as a JSON object; HTTP, ``--json`` and output files share this schema.
+"""Writes a prediction as a JSON object: the fields that HTTP and ``--json`` have in common; HTTP adds its own.
 
 ``request_mib`` and ``limit_mib`` are for schedulers: the expected and the safe bytes in MiB, rounded up.
 """
