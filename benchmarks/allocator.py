@@ -1,7 +1,7 @@
-"""How fast the simulated caching allocator replays, on one core: ``python benchmarks/allocator.py``.
+"""Measures the replay speed of the simulated caching allocator on one core: ``python benchmarks/allocator.py``.
 
-Prints events per second, the median and the best of five replays, for three streams of random allocations and frees under
-several settings, and what the bisection for the smallest limit costs on the mixed one.
+Prints events per second, median and best of five replays, for three random streams of allocations and frees under several
+settings.  Also prints the time of the bisection for the smallest limit on the mixed stream.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ STREAMS: dict[str, tuple[int, Callable[[random.Random], int]]] = {
     "large tensors, 1 to 256 MiB": (300, lambda generator: int(2 ** generator.uniform(20.001, 28))),
     "mixed, 4 bytes to 256 MiB": (500, lambda generator: int(2 ** generator.uniform(2, 28))),
 }
-"""Tensors alive at once, and how the size of one is drawn."""
+"""Name of a stream → number of tensors alive at once, and the function that draws a size in bytes."""
 
 
 def random_stream(alive: int, draw: Callable[[random.Random], int]) -> tuple[list[int], list[int]]:
-    """Events and sizes: as many tensors as ``alive`` within a factor of two, freed in random order; seeded."""
+    """Return events and sizes, seeded; the number of live tensors is within a factor of two of ``alive``.
+
+    Tensors are freed in random order.
+    """
     generator = random.Random(0)
     events: list[int] = []
     sizes: list[int] = []
@@ -47,7 +50,7 @@ def random_stream(alive: int, draw: Callable[[random.Random], int]) -> tuple[lis
 
 
 def seconds_of(run: Callable[[], object]) -> tuple[float, float]:
-    """Median and least of five runs."""
+    """Return median and minimum of five runs, in seconds."""
     times = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.1
 
 @dataclass
 class Run:
-    """Seconds of one command by the clock and by the processor, and its peak memory in MiB: parent, largest worker, all."""
+    """Wall-clock and CPU seconds of one command, and its peak memory in MiB: parent, largest worker, all processes."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -44,7 +44,7 @@ def words(generator: np.random.Generator, choices: list[str], count: int) -> pa.
 
 
 def totals(generator: np.random.Generator, first: int, count: int) -> pa.Table:
-    """Jobs of which totals alone are known."""
+    """Return random jobs with totals only."""
     spread = lambda low, high: pa.array(np.exp(generator.uniform(np.log(low), np.log(high), count)).astype(np.int64))  # noqa: E731
     return pa.table(
         {
@@ -61,7 +61,7 @@ def totals(generator: np.random.Generator, first: int, count: int) -> pa.Table:
 
 
 def layered(generator: np.random.Generator, first: int, count: int) -> pa.Table:
-    """MLPs of :data:`LAYERS` layers each: linear, ReLU and dropout in turn."""
+    """Return random MLPs of :data:`LAYERS` layers each: linear, ReLU and dropout in turn."""
     widths = generator.integers(32, 1024, (count, LAYERS // 3 + 2))
     activations = np.repeat(widths[:, 1:], 3, axis=1)[:, :LAYERS]
     parameters = np.zeros((count, LAYERS), np.int64)
@@ -89,7 +89,7 @@ def write(path: Path, rows: int, *, has_layers: bool) -> None:
 
 
 def measure(jobs: Path, out: Path, engine: str, workers: int, python: str) -> Run:
-    """Run the command, and watch its memory."""
+    """Run the command and sample its memory."""
     command = [python, "-m", "gpumemnet", "predict", str(jobs), "--out", str(out), "--engine", engine, "--workers", str(workers)]
     run = Run()
     begin = time.perf_counter()

@@ -40,12 +40,12 @@ from service.api.examples import EXAMPLE_JOBS
 ROOT = Path(__file__).parents[1]
 KEYS = {scope: f"{scope}-key-of-the-chaos-run" for scope in ("predict", "observe", "admin")}
 QUEUE = 20
-"""Observations that may wait: short, so that floods meet a full queue."""
+"""Length of the queue of observations: short, so that bursts fill it."""
 
 
 @dataclass
 class Run:
-    """What the clients have seen so far."""
+    """State that the clients share: settings, and what they have recorded so far."""
 
     url: str
     random: random.Random
@@ -60,12 +60,12 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time of the run is over."""
         return time.monotonic() > self.ends_at
 
 
 async def ask(run: Run, client: httpx.AsyncClient, kind: str, method: str, path: str, **request: Any) -> httpx.Response | None:
-    """One request; ``None`` when the connection was cut, as a killed worker does."""
+    """Send one request; return ``None`` if the connection was cut, as after the kill of a worker."""
     try:
         answer = await client.request(method, path, **request)
     except httpx.TransportError:
@@ -81,7 +81,7 @@ async def ask(run: Run, client: httpx.AsyncClient, kind: str, method: str, path:
 
 
 async def predict(run: Run) -> None:
-    """A well-behaved client that asks in every way there is."""
+    """Send valid requests by every protocol."""
     headers = {"Authorization": f"Bearer {KEYS['predict']}"}
     async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=30) as client:
         while not run.is_over:
@@ -108,7 +108,7 @@ async def predict(run: Run) -> None:
 
 
 async def misbehave(run: Run) -> None:
-    """Bodies that are no jobs, foreign paths, wrong keys, connections that are dropped in the middle."""
+    """Send invalid bodies, unknown paths and wrong keys, and drop connections during a request."""
     bodies = [
         b"",
         b"{",
@@ -142,7 +142,7 @@ async def misbehave(run: Run) -> None:
 
 
 async def observe(run: Run) -> None:
-    """Bursts of observations, each with a key of its own; what was not answered is sent again, as a careful client does."""
+    """Send bursts of observations, each with a different idempotency key; send those without an answer again."""
     headers = {"Authorization": f"Bearer {KEYS['observe']}"}
     limits = httpx.Limits(max_connections=60)
     async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=30, limits=limits) as client:
@@ -155,7 +155,7 @@ async def observe(run: Run) -> None:
 
 
 async def observe_one(run: Run, client: httpx.AsyncClient, key: str) -> None:
-    """One observation, until it is accepted or refused for being too many."""
+    """Send one observation until it is accepted, or rejected because the queue is full."""
     body = {
         "job": EXAMPLE_JOBS["mlp"],
         "gpu": "A100",
@@ -175,7 +175,7 @@ async def observe_one(run: Run, client: httpx.AsyncClient, key: str) -> None:
 
 
 async def swap(run: Run, releases: list[str]) -> None:
-    """Another champion every two seconds."""
+    """Change the champion every two seconds."""
     headers = {"Authorization": f"Bearer {KEYS['admin']}"}
     async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=60) as client:
         while not run.is_over:
@@ -190,7 +190,7 @@ async def swap(run: Run, releases: list[str]) -> None:
 
 
 async def kill(run: Run, supervisor: psutil.Process, every_seconds: float) -> None:
-    """SIGKILL for a worker now and then; the first one is never killed, so that its memory can be followed."""
+    """Kill the newest worker with SIGKILL at intervals, but never the first, whose memory is measured over the whole run."""
     while not run.is_over:
         await asyncio.sleep(every_seconds * run.random.uniform(0.5, 1.5))
         workers = sorted(supervisor.children(), key=lambda child: child.create_time())
@@ -200,7 +200,7 @@ async def kill(run: Run, supervisor: psutil.Process, every_seconds: float) -> No
 
 
 async def follow_memory(run: Run, supervisor: psutil.Process) -> None:
-    """Resident memory of every worker, every second."""
+    """Record the resident memory of every worker once a second."""
     while not run.is_over:
         for child in supervisor.children():
             try:
@@ -211,7 +211,7 @@ async def follow_memory(run: Run, supervisor: psutil.Process) -> None:
 
 
 def second_release(registry: Path) -> str:
-    """A release of the registry whose MLP model differs from the shipped one in its version alone."""
+    """Create a release in the registry whose MLP model differs from the shipped one in its version only."""
     shipped = next(bundle for bundle in shipped_bundles() if bundle.card.family == "mlp")
     folder = registry.with_name("second")
     document = {**shipped.card.document, "version": "chaos"}
@@ -225,7 +225,7 @@ def second_release(registry: Path) -> str:
 
 
 async def clients(run: Run, supervisor: psutil.Process, releases: list[str], kill_seconds: float) -> None:
-    """All of them, until the time is up."""
+    """Run all clients until the time of the run is over."""
     await asyncio.gather(
         *(predict(run) for _ in range(4)),
         misbehave(run),
@@ -237,19 +237,19 @@ async def clients(run: Run, supervisor: psutil.Process, releases: list[str], kil
 
 
 def growth(run: Run) -> float:
-    """By how much the longest-lived worker grew from the middle third of its life to the last, swaps and batches apart."""
+    """Return the growth of the longest-lived worker from the middle to the last third of its life, without short peaks."""
     longest = max(run.resident_mib.values(), key=len)
     third = max(1, len(longest) // 3)
     return _low(longest[-third:]) / _low(longest[third : 2 * third] or longest) - 1
 
 
 def _low(amounts: list[float]) -> float:
-    """The first quarter's end: a swap holds two releases for a moment, and a batch takes what it gives back."""
+    """Return the first quartile, which excludes short peaks: a swap briefly holds two releases, a batch frees its memory."""
     return sorted(amounts)[len(amounts) // 4]
 
 
 def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
-    """The service, ready."""
+    """Start the service and wait until it is ready; return its process and its address."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")} | {
         "GPUMEMNET_WORKERS": "2",
         "GPUMEMNET_REGISTRY": str(registry),
@@ -275,7 +275,7 @@ def start(folder: Path, registry: Path) -> tuple[psutil.Process, str]:
 
 
 def stored(folder: Path) -> set[str]:
-    """Idempotency keys of the observations in the database."""
+    """Return the idempotency keys of the observations in the database."""
     with sqlite3.connect(folder / "observations.sqlite3") as database:
         return {key for (key,) in database.execute("SELECT idempotency_key FROM observations")}
 

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measurement]:
-    """Jobs of ``family`` that ran to their end on the null GPU."""
+    """Run a campaign of ``family`` on the null GPU; return the jobs that finished."""
     from tests.dataset_builder.measure.null_gpu.build import build, environment
 
     libraries, out = folder / "libraries", folder / family
@@ -89,14 +89,14 @@ def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measuremen
 
 
 def compared(rows: list[Measurement]) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
-    """Each row that can be traced, its peaks on CUDA's code, and those of its trace."""
+    """Yield each row that can be traced, its peaks in CUDA's code, and the peaks of its trace."""
     for row, found in zip(rows, in_processes(traced, [(row,) for row in rows], None), strict=True):
         if found is not None and row.peak_allocated_bytes is not None and row.peak_reserved_bytes is not None:
             yield row, (row.allocator["peak_requested_bytes"], row.peak_allocated_bytes, row.peak_reserved_bytes), found
 
 
 def traced(row: Measurement) -> Peaks | None:
-    """The peaks of the trace of ``row``; ``None`` where there is no trace."""
+    """Return the peaks of the trace of ``row``; ``None`` if it cannot be traced."""
     try:
         one = subject(row, device_profile(GPU))
         return peaks_of(one.network, one.inputs, one.options, one.platform)
@@ -105,10 +105,10 @@ def traced(row: Measurement) -> Peaks | None:
 
 
 def peaks_of(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Peaks:
-    """Requested, allocated and reserved bytes of a trace at their peaks, without the workspaces of convolutions.
+    """Return the peaks of requested, allocated and reserved bytes of a trace, without the workspaces of convolutions.
 
     Raises:
-        ExtractError: when it cannot be traced.
+        ExtractError: when the network cannot be traced.
     """
     with without_cudnn():
         run = traced_run(network, inputs, options, platform)
@@ -117,7 +117,7 @@ def peaks_of(network: nn.Module, inputs: ModelInputs, options: TraceOptions, pla
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """Convolutions take no workspace; the benchmark of cuDNN still empties the allocator's cache."""
+    """Remove the workspaces of convolutions; the benchmark of cuDNN still empties the allocator's cache."""
 
     def nothing(convolution: Any, operation: str, platform: Platform, after: int | None = None) -> tuple[Scratch, ...]:
         if convolution_scratch.is_native(convolution) or not platform.cudnn_benchmark:

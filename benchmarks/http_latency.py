@@ -42,7 +42,7 @@ KEY = "a-key-for-the-benchmark-and-nothing-else"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one round measured of one server; times in milliseconds but for the CPU's."""
+    """Measurements of one server in one round; times are in milliseconds, except CPU time."""
 
     alone_p50: float
     alone_p99: float
@@ -55,7 +55,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A server to measure: how it is started on a port, when it is ready, and what one prediction is asked with."""
+    """A server to measure: the command that starts it on a port, its readiness check, and a request for one prediction."""
 
     command: Sequence[str]
     ready_path: str
@@ -64,7 +64,7 @@ class Candidate:
 
 
 def candidates(mlserver: str | None) -> dict[str, Candidate]:
-    """The service and its peers by name; ``{port}`` and ``{folder}`` in a command or a variable are filled in later."""
+    """Return the service and its peers by name; ``{port}`` and ``{folder}`` in commands and variables are placeholders."""
     job = EXAMPLE_JOBS[FAMILY]
     body = json.dumps({"job": job}).encode()
     tensor = json.dumps({"inputs": [{"name": "job", "shape": [1], "datatype": "BYTES", "data": [json.dumps(job)]}]}).encode()
@@ -100,7 +100,7 @@ def candidates(mlserver: str | None) -> dict[str, Candidate]:
 
 @contextmanager
 def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Process, float]]:
-    """A server in a child process that has one core: its port, its process, and the seconds until it was ready."""
+    """Run a server in a child process on one core; yield its port, its process, and the seconds until it was ready."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         port = _free_port()
         command = [part.format(port=port, folder=folder) for part in candidate.command]
@@ -109,7 +109,7 @@ def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Proce
         started = time.perf_counter()
         process = psutil.Popen(command, stdout=log, stderr=log, env=clean | settings, cwd=ROOT)
         try:
-            process.cpu_affinity([core])  # its children inherit it
+            process.cpu_affinity([core])  # child processes inherit the affinity
             while not _answers(f"http://127.0.0.1:{port}{candidate.ready_path}"):
                 if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
                     log.seek(0)
@@ -123,7 +123,7 @@ def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Proce
 
 
 def measure(port: int, process: psutil.Process, request: Request, connections: int, requests: int) -> Figures:
-    """One round."""
+    """Measure one server for one round."""
     run_load(port, request, 1, 300)
     alone, _ = run_load(port, request, 1, requests // 4)
     before = _cpu_seconds(process)
@@ -144,7 +144,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 def batch_of_different_jobs() -> bytes:
-    """A batch whose jobs differ in widths and batch sizes."""
+    """Return a batch of jobs that differ in widths and batch sizes."""
     template = EXAMPLE_JOBS[FAMILY]
     jobs = []
     for number in range(BATCH_JOBS):

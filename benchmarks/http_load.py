@@ -1,4 +1,4 @@
-"""Load on an HTTP server from one core: the same request again and again over any number of connections."""
+"""Generates load on an HTTP server from one core: one request, repeated over any number of connections."""
 
 import asyncio
 import re
@@ -10,38 +10,38 @@ import uvloop
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is sent, and to which path."""
+    """A request: its path, headers and body."""
 
     path: str
     body: bytes
     headers: str = ""
 
     def encoded(self) -> bytes:
-        """The whole request."""
+        """Return the request as bytes, head and body."""
         head = f"POST {self.path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n{self.headers}"
         return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request again and again, the next time when the answer to the last is complete."""
+    """Sends one request repeatedly, each time after the previous response is complete."""
 
     def __init__(self, request: bytes, count: int, seconds: list[float], done: asyncio.Future[None]) -> None:
         self.request, self.remaining, self.seconds, self.done = request, count, seconds, done
         self.received = bytearray()
-        self.whole_bytes = 0  # of head and body together, once the head is there
+        self.whole_bytes = 0  # length of head and body, known after the head has arrived
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Send the first request."""
         self.transport = transport
         self.send()
 
     def send(self) -> None:
-        """Ask once more."""
+        """Send the request once more."""
         self.started = time.perf_counter()
         self.transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
-        """Wait for the whole answer, then ask again."""
+        """Collect the response; when it is complete, send the request again."""
         self.received += data
         if not self.whole_bytes:
             end = self.received.find(b"\r\n\r\n")
@@ -62,13 +62,13 @@ class Connection(asyncio.Protocol):
             self.done.set_result(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """A server that hangs up in the middle has failed."""
+        """Fail if the server closes the connection before all responses have arrived."""
         if not self.done.done():
             self.done.set_exception(error or RuntimeError("the server closed the connection"))
 
 
 def run_load(port: int, request: Request, connections: int, requests: int) -> tuple[list[float], float]:
-    """Sorted seconds of every request, and the seconds of the whole; on the event loop that costs the least."""
+    """Return the sorted latencies of all requests and the total time, in seconds, measured with the fastest event loop."""
 
     async def load() -> tuple[list[float], float]:
         loop = asyncio.get_running_loop()

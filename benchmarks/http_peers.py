@@ -1,4 +1,4 @@
-"""The same answers in FastAPI's usual way, for benchmarks/http_latency.py: ``python http_peers.py async|def PORT``."""
+"""Serves the same predictions with plain FastAPI, for benchmarks/http_latency.py: ``python http_peers.py async|def PORT``."""
 
 import sys
 
@@ -20,7 +20,7 @@ class LayerModel(BaseModel):
 
 
 class JobModel(BaseModel):
-    """The fields of a job that the benchmark sends, and some more."""
+    """A job: the fields that the benchmark sends, and some others."""
 
     model_config = ConfigDict(extra="forbid")
     family: str
@@ -68,7 +68,7 @@ class Answer(BaseModel):
 
 
 def main(kind: str, port: int) -> None:
-    """Serve until interrupted."""
+    """Serve on ``port`` until interrupted; ``kind`` is ``async`` or ``def``."""
     predictor = Predictor.default()
     app = FastAPI()
 

@@ -1,8 +1,11 @@
-"""What a prediction costs in process, on one core: ``python benchmarks/in_process.py``.
+"""Measures the cost of predictions in process on one core: ``python benchmarks/in_process.py``.
 
-Prints the median and the 99th percentile of one prediction over many different jobs, its parts, batches, requests from their
-bytes to the bytes of their answers, the memory of a process that has all bundles loaded, and the time from a fresh interpreter to
-the first prediction.
+Prints these figures:
+
+- median and 99th percentile of one prediction over many different jobs, and of its parts;
+- batches, and requests from the bytes received to the bytes of the answer;
+- memory of a process with all bundles loaded;
+- time from the start of an interpreter to its first prediction.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def random_jobs(count: int) -> list[TrainingJob]:
-    """MLP jobs of 7 to 31 layers inside the shipped bundle's support, seeded."""
+    """Return seeded MLP jobs of 7 to 31 layers within the shipped bundle's support."""
     generator = random.Random(0)
     jobs = []
     for _ in range(count):
@@ -76,7 +79,7 @@ def random_jobs(count: int) -> list[TrainingJob]:
 
 
 def microseconds(run: Callable[[TrainingJob], object], jobs: list[TrainingJob]) -> tuple[float, float]:
-    """Median and 99th percentile over ``jobs``, the better of three rounds."""
+    """Return median and 99th percentile over ``jobs`` in microseconds, for the best of three rounds."""
     rounds = []
     for _ in range(3):
         times = []
@@ -89,7 +92,7 @@ def microseconds(run: Callable[[TrainingJob], object], jobs: list[TrainingJob]) 
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Median of some repeats."""
+    """Return the median of several runs in milliseconds."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
@@ -99,13 +102,13 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def of_fresh_process(code: str, job: TrainingJob) -> float:
-    """The number that ``code`` prints in an interpreter of its own, which is given the job's JSON."""
+    """Run ``code`` in a new interpreter with the job's JSON; return the number that it prints."""
     ended = subprocess.run([sys.executable, "-c", code], input=job_to_json(job), capture_output=True, text=True, check=True)
     return float(ended.stdout)
 
 
 def deep_transformer(batch_size: int) -> TrainingJob:
-    """A transformer of about 100 layers."""
+    """Return a transformer of about 100 layers."""
     width, length = 512, 256
     block = [("layer_norm", width, 2 * width), *([("linear", width, width * width)] * 3), ("attention", width, 0)]
     block += [("linear", width, width * width), ("add", width, 0), ("layer_norm", width, 2 * width)]

@@ -1,17 +1,18 @@
 """The whole loop of learning at a site, as its operator runs it: ``python benchmarks/learning_loop.py``.
 
-A service starts on an empty registry, so the shipped release answers.  Jobs are asked about and reported on over HTTP: first as
-the models know them, then as if a driver with another CUDA context had been installed.  ``gpumemnet drift`` is quiet before and
-fires after, ``gpumemnet retrain`` promotes, the running service takes the new release over, and new jobs, of which nobody
-has reported any, are asked about before and after.  Every step is a public command in a child process or an HTTP request, and the
-script ends with 1 when one of them does not do what it should.
+A service starts on an empty registry, so it uses the shipped release.  The script requests predictions and reports observations
+over HTTP.  The first observations match the training data.  Later ones simulate a new driver with a different CUDA context.
+``gpumemnet drift`` must find no drift before this change, and drift after it.  ``gpumemnet retrain`` must promote a release, and
+the running service must load it.  Predictions for new jobs, without observations, are compared before and after.  Every step is
+a public command in a child process or an HTTP request.  The exit status is 1 if a step fails.
 
-In one respect it is a simulation: no second driver is at hand.  The reports are readings of the published A100 dataset, and the
-other driver is a number of MiB added to each (``--shift-mib``).  The new jobs are architectures that no retraining learns from
-(:mod:`models.retrain.holdout`).  The shipped model has learnt from them, which flatters "before" in all but the context.
+The second driver is simulated.  The observations are readings of the published A100 dataset, and the second driver adds a
+constant to each (``--shift-mib``, in MiB).  The new jobs are architectures that no retraining trains on
+(:mod:`models.retrain.holdout`).  The shipped model was trained on them, so its error before the retraining is too low, except for
+the context.
 
-It stands among the benchmarks and not the examples because it needs the repository's datasets and measures what
-``docs/accuracy/learning-loop.md`` says.
+This is a benchmark, not an example, because it needs the repository's datasets and measures the figures in
+``docs/accuracy/learning-loop.md``.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ GPU = "A100"
 SOURCE = "nvidia_smi_device_1s"
 """How the published readings were taken."""
 FAMILIAR = 60
-"""Jobs that are reported as they were read, before the driver changes."""
+"""Number of jobs that are reported with their original readings, before the driver changes."""
 RETRAINING_DUE = 10
 START_SECONDS = 60.0
 SWAP_SECONDS = 30.0
-"""So long the service may take to follow; it looks every second, and tests a release before it answers from it."""
+"""Most seconds until the service uses a new release; it checks every second and tests a release before using it."""
 
 
 class StepFailedError(Exception):
-    """A step did not do what it should: the text says which, and what it did."""
+    """Raised when a step fails; the message names the step and its result."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job and what it takes, in bytes."""
+    """A job and its memory in bytes."""
 
     job: TrainingJob
     takes_bytes: int
@@ -67,11 +68,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the service answered for the new jobs, and what these take.
+    """Predictions of the service for the new jobs, and their actual memory.
 
     Attributes:
-        release: that answered.
-        expected_mib, limit_mib, takes_mib: of each job; no limit where the service gave none.
+        release: the release that predicted.
+        expected_mib, limit_mib, takes_mib: expected, safe and actual MiB of each job; no limit if the service gave none.
     """
 
     release: str
@@ -81,7 +82,7 @@ class Answers:
 
     @property
     def median_error_mib(self) -> float:
-        """Median of the absolute errors."""
+        """Return the median absolute error in MiB."""
         return statistics.median(abs(said - took) for said, took in zip(self.expected_mib, self.takes_mib, strict=True))
 
 
@@ -95,7 +96,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, help="of the training; its plan's own unless given")
     parser.add_argument("--seed", type=int, default=0, help="of the draw and of the training (%(default)s)")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service does not stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped too
     start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="learning-loop-") as folder:
@@ -110,7 +111,7 @@ def main() -> int:
 
 
 def loop(given: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]:
-    """Every step in its order; what was answered for the new jobs before and after."""
+    """Run every step; return the predictions for the new jobs before and after the retraining."""
     familiar, moved, new = draw(given)
     registry, database = folder / "registry", f"sqlite:///{folder / 'observations.db'}"
     with service(folder, registry, database) as url, Client(url, timeout_seconds=30) as client:
@@ -144,7 +145,7 @@ def loop(given: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]:
 
 
 def draw(given: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
-    """Jobs as the models know them, jobs under the other driver, and new jobs; each is an architecture of its own."""
+    """Draw jobs with original readings, jobs with the second driver, and new jobs; all architectures differ."""
     rows = [row for row in read_dataset(DATASET) if row.label_bytes is not None]
     random.Random(given.seed).shuffle(rows)
     new = [row for row in rows if is_held_out(row.architecture_key)][-given.new :]
@@ -152,7 +153,7 @@ def draw(given: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
     others = [row for row in rows if row.architecture_key not in keys][: FAMILIAR + given.jobs]
     if len(new) < given.new or len(others) < FAMILIAR + given.jobs:
         raise StepFailedError(f"{DATASET} holds too few jobs: {len(new)} new ones and {len(others)} others")
-    # without their traced peaks, which a site rarely has: the formula for those would answer, and not the model
+    # drop the traced peaks, which a site rarely has: with them the formula would predict instead of the model
     jobs = [Job(replace(row.job, traced_peak_bytes=None), row.label_bytes or 0) for row in (*others, *new)]
     familiar, changed = jobs[:FAMILIAR], [replace(job, takes_bytes=job.takes_bytes + given.shift_mib * MIB) for job in jobs]
     return familiar, changed[FAMILIAR : -given.new], changed[-given.new :]
@@ -160,7 +161,7 @@ def draw(given: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
 
 @contextmanager
 def service(folder: Path, registry: Path, database: str) -> Iterator[str]:
-    """The service in a child process; its address."""
+    """Run the service in a child process; yield its address."""
     log = folder / "log"
     where = ["--port", "0", "--registry", str(registry), "--database-url", database]
     with log.open("wb") as stream:
@@ -178,12 +179,12 @@ def service(folder: Path, registry: Path, database: str) -> Iterator[str]:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without the settings of another service."""
+    """Return the environment of this process without settings of the service."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
 
 
 def command(code: int, *arguments: object) -> str:
-    """Run a command of the project, which must end with ``code``; its standard output."""
+    """Run a command of the project, which must exit with ``code``; return its standard output."""
     line = [sys.executable, *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment(), cwd=ROOT)
     if done.returncode != code:
@@ -193,10 +194,10 @@ def command(code: int, *arguments: object) -> str:
 
 
 def retrained(arguments: Sequence[object], folder: Path, registry: Path, url: str) -> tuple[str, str, float]:
-    """Retrain, and ask the service meanwhile which release it answers from.
+    """Retrain, and meanwhile query which release the service uses.
 
     Returns:
-        What the command said, the release that the service took over, and how many seconds after it had become champion.
+        The output of the command, the release that the service loaded, and the seconds from promotion to that moment.
     """
     old, log = release_of(url), folder / "retrain.log"
     ended: float | None = None
@@ -225,13 +226,13 @@ def retrained(arguments: Sequence[object], folder: Path, registry: Path, url: st
 
 
 def exported(database: str, out: Path, *more: str) -> Path:
-    """The observations so far, as a dataset."""
+    """Export the observations so far as a dataset; return its path."""
     command(0, "-m", "gpumemnet", "observations", "export", "--database-url", database, "--out", out, *more)
     return out
 
 
 def report(client: Client, jobs: Sequence[Job]) -> int:
-    """Ask about every job, and tell what it took; how many stayed within their limit."""
+    """Request a prediction for every job and report its memory; return how many stayed within their limit."""
     within = 0
     for one in jobs:
         predicted = client.predict(one.job, gpu=GPU)
@@ -246,7 +247,7 @@ def report(client: Client, jobs: Sequence[Job]) -> int:
 
 
 def ask(client: Client, jobs: Sequence[Job]) -> Answers:
-    """What the service says of the new jobs."""
+    """Return the service's predictions for the new jobs."""
     predicted = [client.predict(one.job, gpu=GPU) for one in jobs]
     releases = {one.release for one in predicted}
     if len(releases) > 1:
@@ -260,13 +261,13 @@ def ask(client: Client, jobs: Sequence[Job]) -> Answers:
 
 
 def release_of(url: str) -> str:
-    """The release that the service answers from."""
+    """Return the release that the service uses."""
     with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
         return str(json.load(answer)["release"])
 
 
 def table(before: Answers, after: Answers) -> str:
-    """Both beside each other, in Markdown."""
+    """Return a Markdown table of both results."""
     lines = ["| | before | after |", "|---|---:|---:|"]
     cells = {one.release: figures(one) for one in (before, after)}
     for name, first in cells[before.release].items():
@@ -275,7 +276,7 @@ def table(before: Answers, after: Answers) -> str:
 
 
 def figures(answers: Answers) -> dict[str, str]:
-    """Name → figure, as the table has them."""
+    """Return the rows of the table: name → figure."""
     took = list(zip(answers.expected_mib, answers.limit_mib, answers.takes_mib, strict=True))
     percent = statistics.median(abs(said - takes) / takes for said, _, takes in took)
     limited = [(limit, takes) for _, limit, takes in took if limit is not None]
@@ -291,7 +292,7 @@ def figures(answers: Answers) -> dict[str, str]:
 
 
 def say(sentence: str) -> None:
-    """Print a step as soon as it is done."""
+    """Print the result of a step without buffering."""
     print(f"* {sentence}", flush=True)
 
 

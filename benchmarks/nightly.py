@@ -28,9 +28,9 @@ class Step:
     """One command.
 
     Attributes:
-        arguments: of the Python interpreter.
-        what: what it checks or measures.
-        environment: variables that it is given beside this process's own.
+        arguments: arguments of the Python interpreter.
+        what: what the command checks or measures.
+        environment: variables to add to the environment of this process.
     """
 
     name: str
@@ -68,7 +68,7 @@ STEPS = (
 
 
 def run(step: Step) -> tuple[int, float]:
-    """Exit status and seconds of a step."""
+    """Run a step; return its exit status and its seconds."""
     started = time.monotonic()
     with (OUT / f"{step.name}.log").open("wb") as log:
         done = subprocess.run(
@@ -83,7 +83,7 @@ def run(step: Step) -> tuple[int, float]:
 
 
 def table(results: Mapping[str, tuple[int, float]], steps: tuple[Step, ...]) -> Table:
-    """What each step checks, and how it went where it has run."""
+    """Return a table of the steps with what each checks and, if it has run, its result."""
     shown = Table("step", "what", "minutes", "outcome")
     for step in steps:
         status, seconds = results.get(step.name, (None, 0.0))
@@ -93,7 +93,7 @@ def table(results: Mapping[str, tuple[int, float]], steps: tuple[Step, ...]) -> 
 
 
 def main() -> int:
-    """Run the steps asked for; returns the exit status."""
+    """Run the selected steps; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="NAME", help="run these steps alone")
     parser.add_argument("--list", action="store_true", help="show the steps and run none")

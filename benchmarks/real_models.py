@@ -1,9 +1,9 @@
-"""Traces real vision models whose memory on an A100 was published; prints them beside FakeTensor, Horus and GPUMemNet.
+"""Compares traces of real vision models with published readings on an A100, and with FakeTensor, Horus and GPUMemNet.
 
     python benchmarks/real_models.py
 
-Needs torchvision and timm beside torch; nothing is trained.  The readings, their sources and how each model is built and traced
-are in ``dataset_builder/published/real_models.py``.
+Needs torchvision and timm in addition to torch; nothing is trained.  The readings, their sources, and the construction and
+trace of each model are in ``dataset_builder/published/real_models.py``.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def main() -> None:
         jobs, alone, rank = zip(*(row for row in rows if row is not None), strict=True)
         of_alone, of_rank = (amounts(predictor, [replace(job, ranks=ranks) for job in jobs]) for ranks in (1, RANKS))
         of_rank -= [[communicator_bytes((RANKS,))], [communicator_bound_bytes((RANKS,))]]
-        inside = ~np.isnan(of_alone[1])  # elsewhere there are no safe bytes
+        inside = ~np.isnan(of_alone[1])  # the other jobs have no safe bytes
         for name, labels, (expected, safe) in (
             ("alone, of a job that is alone", alone, of_alone),
             ("alone, of a replica", rank, of_alone),
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def jobs_of(family: str, count: int, seed: int, learnt: set[str]) -> Iterator[tuple[TrainingJob, PlannedJob]]:
-    """Jobs of the recipe whose architectures are not among those ``learnt``."""
+    """Yield jobs of the recipe whose architectures are not in ``learnt``, those of the training data."""
     for planned in sample_jobs(load_recipe(family), count, seed, MOST_BYTES):
         job = training_job(planned)
         if architecture_key(job) not in learnt:
@@ -71,7 +71,7 @@ def jobs_of(family: str, count: int, seed: int, learnt: set[str]) -> Iterator[tu
 
 
 def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, int] | None:
-    """The job with what it takes alone and as a replica, in bytes; nothing where it cannot be traced."""
+    """Return the job with its bytes alone and as a replica; ``None`` if it cannot be traced."""
     device = device_profile(GPU)
     labels = []
     for parallel, ranks in (("none", 1), ("ddp", RANKS)):
@@ -86,7 +86,7 @@ def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, 
 
 
 def amounts(predictor: Predictor, jobs: list[TrainingJob]) -> np.ndarray:
-    """Expected and safe bytes, not a number where there are none, shape ``[2, B]``."""
+    """Return expected and safe bytes, shape ``[2, B]``; NaN where there are none."""
     estimates = predictor.predict_many(jobs, gpu=GPU)
     return np.array([[one.expected_bytes for one in estimates], [one.safe_bytes or np.nan for one in estimates]])
 

@@ -1,10 +1,10 @@
 """Whether the gate of retraining lets worse models through, or keeps better ones out: ``python benchmarks/retrain_gate.py``.
 
-Each run is seeded: a champion that learnt from few of the published MLP readings, a file of further readings, and 600 readings
-that nobody has seen.  Twenty runs poison the further readings: a wrong unit, swapped columns, the family missing, a shifted
-context.  Twenty have genuine new data: more readings, or observations of a site whose driver takes less context.  A promoted
-model is worse if its mean error on the unseen readings is larger than the champion's, or more of them lie above its safe bytes
-than luck explains.  Each run's figures are added to a file as it ends, and a run that is there already is not made again.
+Each run is seeded.  It has a champion that was trained on few of the published MLP readings, a file of further readings, and 600
+held-out readings.  Twenty runs corrupt the further readings: a wrong unit, swapped columns, a missing family, a shifted context.
+Twenty runs have valid new data: more readings, or observations of a site whose driver has a smaller context.  A promoted model is
+worse in two cases.  Its mean error on the held-out readings is larger than the champion's, or significantly more of them exceed
+its safe bytes.  Each run appends its figures to a file, and finished runs in that file are skipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def relabelled(one: Measurement, label_bytes: float) -> Measurement:
 
 
 def poisoned(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measurement]:
-    """The further readings of one poisoned run: all rows or every second one, by the seed."""
+    """Return the further readings of one run, with all rows or every second row corrupted, depending on the seed."""
     variant = seed % 5
     step = 1 if variant in (0, 3) else 2
     if kind == "family missing":
@@ -74,7 +74,7 @@ def poisoned(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measurem
 
 
 def swapped(one: Measurement, other: Measurement, variant: int) -> Measurement:
-    """A row whose batch is its input, whose activations are its parameters, or whose label is another row's."""
+    """Return a row with swapped values: batch and input, activations and parameters, or its label and another row's."""
     job = one.job
     if variant in (0, 1):
         return replace(one, job=replace(job, batch_size=job.input_elements, input_elements=job.batch_size))
@@ -86,7 +86,7 @@ def swapped(one: Measurement, other: Measurement, variant: int) -> Measurement:
 
 
 def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]:
-    """The readings as a site with another driver would have reported them, one an hour."""
+    """Return the readings as observations of a site with a different driver, one per hour."""
     found = []
     for at, one in enumerate(rows):
         options = json.dumps({"observation": str(at), "observed_at": 1.76e9 + 3600.0 * at})
@@ -97,7 +97,7 @@ def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]
 
 
 def first_champion(folder: Path, base: Path, seed: int) -> Registry:
-    """A registry whose champion learnt from ``base``, all of it, and has the shipped models for the other families."""
+    """Create a registry whose champion was trained on all of ``base``, with the shipped models for the other families."""
     data = load_labelled_jobs(base, "mlp")
     plan = mlp_plan(data, seed, EPOCHS)
     trained = train_classifier(data, plan)
@@ -115,10 +115,10 @@ def mlps(registry: Registry, release: str) -> list[Bundle]:
 
 
 def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[float, int, float]:
-    """Mean error in log-bytes, how many lie above their safe bytes, mean waste; as the gate counts them."""
+    """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the gate computes them."""
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-    with np.errstate(over="ignore"):  # a candidate that was kept out may answer anything
+    with np.errstate(over="ignore"):  # predictions of a rejected candidate may be extreme
         found = Predictor(bundles).predict_many(jobs, gpu="A100", encoder="mlp")
     answers = np.stack((found.expected_bytes.astype(np.float64), np.ma.filled(found.safe_bytes.astype(np.float64), 2.0**60)))
     lost = losses(labels, answers)
@@ -126,7 +126,7 @@ def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[flo
 
 
 def is_worse(before: tuple[float, int, float], after: tuple[float, int, float], count: int) -> bool:
-    """Whether the mean error is larger, or the promise of the safe bytes is broken by more jobs than before."""
+    """Whether the mean error is larger, or significantly more jobs than before exceed their safe bytes."""
     return after[0] > before[0] or (after[1] > before[1] and binomial_tail(after[1], count, 0.01) < 0.01)
 
 
@@ -159,7 +159,7 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
     )
     outcome = retrain(request)
     first, now = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
-    # what the gate decided on: the candidate in its place, promoted or not
+    # the bundles that the gate judged: the candidate replaces the champion, whether promoted or not
     trained = [track for track in outcome.document["tracks"] if track["bundle"] and track["family"] == "mlp"]
     candidates = [load_bundle(request.work / track["folder"]) for track in trained]
     before, after, offered = (figures(bundles, unseen) for bundles in (first, now, [*first, *candidates[-1:]]))
@@ -187,14 +187,14 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
 
 
 def settings() -> dict[str, object]:
-    """What a finished run depends on beside its kind and seed: another run's line counts only where all of it is the same."""
+    """Return the settings of a run besides kind and seed; a finished run is reused only if all of them are equal."""
     code = code_hash((*TRAINING_CODE, *JUDGING_CODE, "benchmarks/retrain_gate.py"))
     data = hashlib.sha256(PUBLISHED.read_bytes()).hexdigest()
     return {"rows": [BASE, NEW, UNSEEN], "epochs": EPOCHS, "data": data[:12], "code": code[:12]}
 
 
 def finished(path: Path, under: dict[str, object]) -> dict[tuple[str, int], Run]:
-    """The runs in ``path`` that were made under these settings; a line that was cut off by a kill does not count."""
+    """Return the runs in ``path`` with these settings; incomplete lines of a killed run are skipped."""
     runs: dict[tuple[str, int], Run] = {}
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
@@ -246,7 +246,7 @@ def main() -> int:
     under = settings()
     done = finished(given.out, under)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    # seed by seed through all kinds: what is there after half the time says something of each
+    # run all kinds for each seed in turn, so that partial results cover every kind
     wanted = [
         (kind, seed)
         for turn in range(given.seeds)

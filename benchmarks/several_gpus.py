@@ -59,7 +59,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.train:
         print(json.dumps(trained(json.loads(given.train))), flush=True)
-        os._exit(0)  # threads of the process group may outlive it
+        os._exit(0)  # threads of the process group may still be running
     shares = (*(f"{peak}: equal" for peak in PEAKS), "reserved: within 1 %")
     table = Table("way", "family", "jobs", "refused by both", "by one", *shares, "furthest below", "above")
     asked = [job for family in given.families for job in sampled(family, given.jobs, given.seed)]
@@ -77,11 +77,11 @@ def main() -> None:
 
 
 def sampled(family: str, jobs: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Jobs of a recipe, each with a way to use several GPUs."""
+    """Yield jobs of a recipe, each with a form of data parallelism."""
     planned = sample_jobs(load_recipe(family), jobs, seed, MOST_BYTES)
     for job, (parallel, ranks) in zip(planned, cycle(WAYS), strict=False):
         options = job.options
-        if parallel != "ddp":  # which takes neither a gradient scaler nor weights in the NHWC format
+        if parallel != "ddp":  # sharding supports neither a gradient scaler nor weights in the NHWC format
             precision = "amp_bf16" if options.precision == "amp_fp16" else options.precision
             options = replace(options, precision=precision, channels_last=False)
         job = replace(job, options=options)
@@ -89,7 +89,7 @@ def sampled(family: str, jobs: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def compared(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Peaks | None, Peaks | None]]:
-    """Each job with its peaks on CUDA's code and those of its trace; ``None`` where PyTorch, or the trace, refuses it."""
+    """Yield each job with its peaks in CUDA's code and in its trace; ``None`` where PyTorch or the trace rejects it."""
     from tests.dataset_builder.measure.null_gpu.build import build, environment
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
@@ -123,10 +123,10 @@ def tell(job: dict[str, Any], what: str) -> None:
 
 
 def traced(job: dict[str, Any]) -> Peaks:
-    """The peaks of the trace of ``job``.
+    """Return the peaks of the trace of ``job``.
 
     Raises:
-        ExtractError: when it cannot be traced.
+        ExtractError: when the job cannot be traced.
     """
     planned = planned_of(job)
     network, inputs, options, platform = traceable(planned, training_job(planned).attention_kernel, device_profile(GPU))
@@ -138,7 +138,7 @@ def planned_of(job: dict[str, Any]) -> PlannedJob:
 
 
 def trained(job: dict[str, Any]) -> Peaks:
-    """The peaks of PyTorch's allocator when ``job`` trains here, on one rank among several."""
+    """Train ``job`` as one rank among several; return the peaks of PyTorch's allocator."""
     from tests.dataset_builder.measure.null_gpu.first_rank import begin, peaks
 
     planned, parallel = planned_of(job), job["parallel"]
@@ -163,7 +163,7 @@ def trained(job: dict[str, Any]) -> Peaks:
 
 
 def sharded(network: nn.Module, gathered: torch.dtype | None, reshard: bool | None) -> nn.Module:
-    """``network`` as PyTorch's documentation shards it: block by block, then what is left."""
+    """Shard ``network`` as PyTorch's documentation recommends: each block, then the remaining parameters."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=None if gathered is None else torch.float32)

@@ -1,7 +1,7 @@
 """What calibration to a site is worth, and what drift is noticed: simulated sites from the published readings of 3,000 MLPs.
 
-A site is those readings moved by 900 MiB, as a newer driver would: some rows are calibrated on, 500 others judge.  Every figure
-is a mean over the seeds.  Run it as ``python benchmarks/site_calibration.py``; it takes two minutes.
+A simulated site adds 900 MiB to those readings, as a newer driver would.  Some rows calibrate the model, and 500 others test it.
+Every figure is a mean over the seeds.  Run it as ``python benchmarks/site_calibration.py``; it takes two minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
-    """Error, coverage and memory above what jobs took, by how many jobs were calibrated on; 0 is the shipped bundle."""
+    """Print error, coverage and unused memory by number of calibration jobs; 0 is the shipped bundle."""
     say("| jobs | median error | took more than expected | " + " | ".join(f"within {level:.0%}" for level in COVERAGES) + " |")
     say("|---|---|---|" + "---|" * len(COVERAGES))
     for count in (0, 20, 50, 100, 300):
@@ -61,7 +61,7 @@ def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds:
 
 
 def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundle]:
-    """The bundles calibrated on ``rows``, as loaded from disk."""
+    """Calibrate the bundles on ``rows``, and return them as loaded from disk."""
     import tempfile
 
     made = calibrate(SiteRows(tuple(rows), {}, {}), bundles)
@@ -72,7 +72,11 @@ def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundl
 
 
 def judged(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
-    """Median error in MiB and per cent, share that took more; of each coverage the share within, and the memory on top."""
+    """Return the figures of one predictor on ``rows``.
+
+    They are the median error in MiB and in per cent, and the share of jobs that took more than expected.  For each coverage, the
+    share of jobs within the bound and the unused memory follow.
+    """
     took = np.array([row.label_bytes for row in rows], dtype=float)
     jobs = [row.job for row in rows]
     expected = np.array([one.expected_bytes for one in predictor.predict_many(jobs)], dtype=float)
@@ -85,7 +89,7 @@ def judged(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
 
 
 def drift_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
-    """How often drift is found, by what drifted and among how many jobs."""
+    """Print how often drift is detected, by kind of drift and number of jobs."""
     predictor = Predictor(bundles)
     reference = {"mlp": training_reference([row.job for row in rows])}
     cases = {
@@ -114,7 +118,7 @@ def drift_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) 
 
 
 def shifted(row: SiteRow, shift_mib: int) -> SiteRow:
-    """The row with its label moved."""
+    """Return the row with ``shift_mib`` MiB added to its label."""
     return replace(row, label_bytes=(row.label_bytes or 0) + shift_mib * MIB)
 
 

@@ -1,9 +1,9 @@
-"""What a trace costs, cold: the whole command with the import of torch, and PyTorch's MemTracker on the same jobs beside it.
+"""Measures the cost of a trace from a cold start, compared with PyTorch's MemTracker on the same jobs.
 
     python benchmarks/trace.py
 
-The models are those of tests/gpumemnet/extract/examples.  MemTracker sees allocated bytes of a CPU run alone; it is the nearest
-tool that needs no GPU either.
+The time includes the import of torch.  The models are those of tests/gpumemnet/extract/examples.  MemTracker counts only the
+allocated bytes of a CPU run; it is the most similar tool that needs no GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ with FakeTensorMode():
 
 
 def cold(command: list[str]) -> tuple[float, float, str]:
-    """Seconds, MiB of host memory of the largest process, and the output."""
+    """Run a command; return seconds, host memory in MiB of the largest process, and the output."""
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -77,7 +77,7 @@ def cold(command: list[str]) -> tuple[float, float, str]:
 
 
 def further_batch_seconds(file: str, batch: int) -> float:
-    """Median seconds for one more batch size, interpolated from two traces."""
+    """Return the median seconds for one more batch size, interpolated from two traces."""
     sys.path.insert(0, str(EXAMPLES))
     with torch.device("meta"):
         model = __import__(file).build()
