@@ -61,7 +61,7 @@ RETRY_SECONDS: Final = 1.0
 REFRESH_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 60.0
 
-_SLICE: Final = 64
+_SLICE: Final = 8
 _PAUSE_SECONDS: Final = 0.0005
 """The thread pauses after every slice of records; otherwise it would hold the interpreter's lock for many milliseconds."""
 _PAUSES_WHEN_BUSY: Final = 4
