@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.job.training_options import TrainingOptions
@@ -34,7 +33,3 @@ class Platform:
     def compute_capability(self) -> tuple[int, int]:
         """Major and minor."""
         return self.device.compute_capability
-
-
-HALF_TYPES: Final = ("float16", "bfloat16")
-"""Names of the 16-bit floating-point types."""

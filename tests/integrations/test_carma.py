@@ -24,7 +24,7 @@ finally:
 
 TASK = b"""# a task of the test's own, of the shape of those that CARMA ships
 conda activate tf
-python /work/train.py --batch_size 32
+python /home/user/train.py --batch_size 32
 task.model
 data
 32
