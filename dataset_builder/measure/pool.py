@@ -22,11 +22,11 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import MIB
 
 from ..recipe.planned_job import PROTOCOL, PlannedJob, training_job
+from ..recipe.rough_estimate import rough_bytes
 from . import channel
 from .fork_server import ForkServer
 from .nvml import Meter
 from .reading_probe import Trust, recognise
-from .rough_estimate import rough_bytes
 
 ADMISSION_MARGIN: Final = 1.25
 """Factor on the rough estimate of a job that is admitted."""

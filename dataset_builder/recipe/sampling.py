@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError
 
 from ..families import Family, family
-from ..measure.rough_estimate import operations_per_step, rough_bytes
 from .options import Options, kernel_obstacle, option_obstacle
 from .planned_job import PlannedJob, training_job
 from .recipe import Range, Recipe
+from .rough_estimate import operations_per_step, rough_bytes
 
 MEMORY_SLICES: Final = 24
 _POOL_FACTOR: Final = 8

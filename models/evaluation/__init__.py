@@ -1,4 +1,4 @@
-"""Judges estimators on jobs that they have not learnt from.
+"""Evaluates estimators on jobs that they were not trained on.
 
 Two commands start here, each with its own path through the folder::
 
@@ -9,5 +9,5 @@ Two commands start here, each with its own path through the folder::
                                 section.py      jobs, labels and answers: all that a report is drawn from
                                 report/         tables and pictures of sections
 
-Both use ``candidates.py`` and ``answers.py`` (what is compared), ``metrics.py`` (by which figures) and ``learning_curves.py``.
+Both use ``baselines.py`` and ``metrics.py``; the full report also uses ``candidates.py`` and ``learning_curves.py``.
 """

@@ -26,6 +26,7 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
 
+from ..answers import COVERAGE, Answers
 from ..networks.mlp import float_tensor
 from ..published.gpumemnet_paper.formulas import horus, naive
 from ..published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
@@ -36,9 +37,7 @@ from ..training.mlp import TrainingPlan, fitted_transform, train_classifier
 from ..training.plans import COMMON as COMMON_PLAN
 from ..training.sequence import SequencePlan, train_sequence_classifier
 from ..training.traced_peak import fit_traced_peak
-from .answers import (
-    COVERAGE,
-    Answers,
+from .baselines import (
     calibrated_closed_form,
     calibrated_physics,
     commonest_bin,

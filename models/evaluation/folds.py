@@ -18,11 +18,12 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
 
+from ..answers import COVERAGE, Answers
 from ..training.data import LabelledJobs
 from ..training.export import save_classifier
 from ..training.mlp import TrainingPlan, train_classifier
 from ..training.splits import folds
-from .answers import COVERAGE, REGRESSIONS, Answers, commonest_bin, regression_answers
+from .baselines import REGRESSIONS, commonest_bin, regression_answers
 from .metrics import AmountFigures, BinFigures, amount_figures, bin_figures
 
 FOLDS: Final = 3

@@ -24,12 +24,13 @@ from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB
 
+from ..answers import Answers
 from ..training.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
 from ..training.export import save_classifier
 from ..training.mlp import train_classifier
 from ..training.plans import common_plan, mlp_plan, transformer_plan
 from ..training.sequence import train_sequence_classifier
-from .answers import Answers, calibrated_physics
+from .baselines import calibrated_physics
 from .candidates import (
     COMMON,
     COMMON_TRANSFERRED,

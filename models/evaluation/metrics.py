@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.units import MIB
 
-from .answers import Answers
+from ..answers import Answers
 
 Array = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.job.training_job import TrainingJob
 
-from .answers import Answers
+from ..answers import Answers
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -14,9 +14,9 @@ import numpy as np
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.worker_pool import worker_pool
 
+from ..answers import Answers
 from ..training.data import LabelledJobs
 from ..training.splits import folds
-from .answers import Answers
 from .candidates import (
     COMMON,
     MEASURED_CANDIDATES,

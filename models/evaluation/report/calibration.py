@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.units import GIB
 
-from ..answers import COVERAGE, Answers
+from ...answers import COVERAGE, Answers
 from ..section import Section
 from .candidate_figures import architectures, judged_rows
 from .interval import Interval, share_interval

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.units import GIB, MIB
 
-from ..answers import Answers
+from ...answers import Answers
 from ..metrics import bin_figures
 from ..section import Section
 from .interval import Interval, share_interval

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gpumemnet.predict.bins import BinScheme
 
-from ...evaluation.answers import Answers
+from ...answers import Answers
 from ...training.data import LabelledJobs
 from ...training.splits import pieces
 from .features import paper_features, paper_sequences

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from dataset_builder.card import write_card
 from dataset_builder.card.coverage import empty_octaves, feature_values, label_octaves, spread, spreads
 from dataset_builder.card.embedding import principal_components, standardised_features, tsne
-from dataset_builder.measure.rough_estimate import rough_bytes
 from dataset_builder.published.importing import read_published
 from dataset_builder.recipe.planned_job import training_job
 from dataset_builder.recipe.recipe import load_recipe
+from dataset_builder.recipe.rough_estimate import rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import Measurement

@@ -22,11 +22,11 @@ from dataset_builder.families import TensorSpec, rebuild, transformer
 from dataset_builder.families.transformer import architecture as space
 from dataset_builder.families.transformer.architecture import TransformerArchitecture
 from dataset_builder.families.transformer.modules import rotate, rotation_table
-from dataset_builder.measure.rough_estimate import operations_per_step, rough_bytes
 from dataset_builder.measure.training import build_network, train
 from dataset_builder.recipe.options import Options, kernel_obstacle, option_obstacle
 from dataset_builder.recipe.planned_job import PlannedJob, parse_planned, training_job
 from dataset_builder.recipe.recipe import Choices, load_recipe
+from dataset_builder.recipe.rough_estimate import operations_per_step, rough_bytes
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract import extract_job

@@ -5,7 +5,7 @@ import pytest
 
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.units import GIB, MIB
-from models.evaluation.answers import Answers
+from models.answers import Answers
 from models.evaluation.metrics import amount_figures, bin_figures, confusion
 
 SCHEME = BinScheme(GIB, 4)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import GIB, MIB
-from models.evaluation.answers import Answers
+from models.answers import Answers
 from models.evaluation.report import canvas, write_report
 from models.evaluation.report.calibration import coverages, reliability
 from models.evaluation.report.candidate_figures import GIB_BINS, candidate_figures, predicted_bins

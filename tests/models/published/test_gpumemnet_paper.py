@@ -13,7 +13,8 @@ from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
-from models.evaluation.answers import Answers, commonest_bin
+from models.answers import Answers
+from models.evaluation.baselines import commonest_bin
 from models.published.gpumemnet_paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
 from models.published.gpumemnet_paper.formulas import horus, naive
 from models.published.gpumemnet_paper.networks import PaperTransformer

@@ -11,7 +11,7 @@ from torch import nn
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
-from models.evaluation.answers import REGRESSIONS, commonest_bin, regression_answers
+from models.evaluation.baselines import REGRESSIONS, commonest_bin, regression_answers
 from models.evaluation.folds import SCHEMES
 from models.networks.mlp import BACKGROUND_SCALE, BACKGROUND_WEIGHT, MemberMLPs, centre_and_spread, float_tensor
 from models.training.bounds import COVERAGES, conformal_multiples, grouped_multiples

@@ -15,7 +15,7 @@ from gpumemnet.physics.optimizers import optimizer_copies
 from gpumemnet.physics.saved_tensors import LOSS_TENSORS
 from gpumemnet.units import MIB
 
-from ..recipe.options import Options
+from .options import Options
 
 CONTEXT_ALLOWANCE_BYTES: Final = 600 * MIB
 WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB

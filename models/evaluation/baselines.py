@@ -1,14 +1,13 @@
-"""The answers of candidates (expected bytes, a bound, bins), and the candidates that are not networks.
+"""The baselines that the classifiers are compared with: the most frequent bin, and regressions.
 
-The bound of a regression is its answer plus the conformal quantile of its errors on rows that it was not fitted to.  Commonest
-bin and calibrated physics are the baselines of the table; ExtraTrees is the strongest regression of scikit-learn on this data.
+A regression's bound is its prediction plus the conformal quantile of its errors on rows that it was not fitted to.  ExtraTrees
+was the most accurate of scikit-learn's regressions on this data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from gpumemnet.predict.bins import BinScheme
 
+from ..answers import COVERAGE, Answers
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
 from ..training.data import LabelledJobs
 from ..training.splits import folds
@@ -25,28 +25,8 @@ Array = NDArray[np.float64]
 Fit = Callable[[LabelledJobs], Callable[[LabelledJobs], Array]]
 """Fits expected bytes on training jobs and gives the function that predicts them, shape ``[B]``."""
 
-COVERAGE: Final = 0.99
 CALIBRATION_FOLDS: Final = 5
 WEIGHT_AND_ACTIVATION_TERMS: Final = (("weight_bytes",), ("activation_bytes",), ("input_bytes",))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answers:
-    """A candidate's answers for ``B`` jobs.
-
-    Attributes:
-        expected_bytes: shape ``[B]``.
-        safe_bytes: bound at 99 % coverage, NaN where the candidate gives none, shape ``[B]``.
-        bins: bin scheme's name → predicted bins, shape ``[B]``.
-        probabilities: of the bins of 1 GiB, shape ``[B, n_bins]``; ``None`` where the candidate has none.
-        bounds_bytes: coverage → bound, shape ``[B]``, where the candidate gives more than the one.
-    """
-
-    expected_bytes: Array
-    safe_bytes: Array
-    bins: dict[str, NDArray[np.int64]]
-    probabilities: Array | None = None
-    bounds_bytes: Mapping[float, Array] = field(default_factory=dict)
 
 
 def commonest_bin(training: LabelledJobs, test: LabelledJobs, schemes: tuple[BinScheme, ...]) -> Answers:

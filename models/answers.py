@@ -1,0 +1,37 @@
+"""What an estimator answers for many jobs: expected bytes, bounds and bins.
+
+The published estimators and the evaluation both use this one type, so neither imports the other for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+COVERAGE: Final = 0.99
+"""Coverage of :attr:`Answers.safe_bytes`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """A candidate's answers for ``B`` jobs.
+
+    Attributes:
+        expected_bytes: shape ``[B]``.
+        safe_bytes: bound at 99 % coverage, NaN where the candidate gives none, shape ``[B]``.
+        bins: bin scheme's name → predicted bins, shape ``[B]``.
+        probabilities: of the bins of 1 GiB, shape ``[B, n_bins]``; ``None`` where the candidate has none.
+        bounds_bytes: coverage → bound, shape ``[B]``, where the candidate gives more than the one.
+    """
+
+    expected_bytes: Array
+    safe_bytes: Array
+    bins: dict[str, NDArray[np.int64]]
+    probabilities: Array | None = None
+    bounds_bytes: Mapping[float, Array] = field(default_factory=dict)
