@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.gpu.fits import Fit, fits, target
+from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchSizes, batch_sizes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rich.text import Text
 from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.fits import MAX_FREE_MIB
+from gpumemnet.predict.fits import MAX_FREE_MIB
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from gpumemnet.cli.arguments import input_file
 from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
+from gpumemnet.data.job_files import read_jobs_file
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.files import read_jobs_file
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.answer import answer_document
@@ -27,7 +27,7 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
 
 if TYPE_CHECKING:
-    from gpumemnet.gpu.fits import Fit
+    from gpumemnet.predict.fits import Fit
     from gpumemnet.predict.largest_batch import BatchSizes
     from gpumemnet.predict.prediction import Prediction
     from gpumemnet.predict.predictor import Predictor

@@ -11,10 +11,10 @@ from typing import Any, Final, Generic, Required, TypedDict, TypeVar
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError, ServiceError
-from gpumemnet.gpu.fits import Fit
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
+from gpumemnet.predict.fits import Fit
 from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes, SmallestGpu
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.units import MIB

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.derive import activation_function_of, family_of, sequence_length_of
-from gpumemnet.extract.faults import fault_sentence
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
 from gpumemnet.extract.result import Extraction
 from gpumemnet.extract.walk import ForwardError, Walk, walk
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.sandbox.faults import fault_sentence
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,7 +65,7 @@ def extract_from(
         ExtractError: the model cannot run on these inputs, or needs the values of its activations to run.
         UnsupportedTorchError: the installed PyTorch lacks what an extraction needs.
     """
-    from gpumemnet.tracing.torch_private.probes import check_torch
+    from gpumemnet.torch_private.probes import check_torch
 
     torch_notes = check_torch()
     math_attention = options.attention_kernel == "math"

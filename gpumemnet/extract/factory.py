@@ -16,8 +16,8 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.faults import fault_sentence
 from gpumemnet.job.layers import describe
+from gpumemnet.sandbox.faults import fault_sentence
 
 if TYPE_CHECKING:
     from torch import nn

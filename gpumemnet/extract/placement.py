@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from gpumemnet.extract.faults import UnknownValueError
 from gpumemnet.extract.triton_kernels import launches_do_nothing
-from gpumemnet.tracing.torch_private.modules import own_parameters
-from gpumemnet.tracing.torch_private.operators import DispatchMode, schema, tree_leaves, tree_map_only
-from gpumemnet.tracing.torch_private.tensors import id_of_storage, storage_id
+from gpumemnet.sandbox.faults import UnknownValueError
+from gpumemnet.torch_private.modules import own_parameters
+from gpumemnet.torch_private.operators import DispatchMode, schema, tree_leaves, tree_map_only
+from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 
 REAL_ELEMENTS: Final = 2**14
 """Largest number of elements of a real tensor: above usual tables of constants, below usual weights."""

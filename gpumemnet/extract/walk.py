@@ -23,8 +23,8 @@ from gpumemnet.extract.attention import AttentionStep, attention_steps, math_ker
 from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_function, kind_of_module
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
-from gpumemnet.tracing.torch_private.modules import CHECKPOINT_FILE
-from gpumemnet.tracing.torch_private.tensors import storage_id
+from gpumemnet.torch_private.modules import CHECKPOINT_FILE
+from gpumemnet.torch_private.tensors import storage_id
 
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})
 _RECURRENT: Final = frozenset({"lstm", "gru", "rnn"})

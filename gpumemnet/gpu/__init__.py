@@ -1,1 +1,1 @@
-"""GPUs: the catalogue with MIG profiles and CUDA contexts, and whether a job fits a GPU."""
+"""GPUs: the catalogue with MIG profiles, CUDA contexts and the memory that a process can use."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.fits import Target, target
 from gpumemnet.job.layers import describe
+from gpumemnet.predict.fits import Target, target
 
 MAX_CARDS: Final = 100_000
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpumemnet.gpu.fits import target
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.fits import target
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
 from gpumemnet.units import MIB, ceil_mib
 

@@ -22,10 +22,10 @@ from gpumemnet.data.dataset import VERSION_KEY, read_dataset
 from gpumemnet.data.measurement import TRACED, Measurement
 from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError, MissingExtraError
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.gpu.fits import MAX_FREE_MIB
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FIELD_RANGES, JOB_FIELDS, TrainingJob
+from gpumemnet.predict.fits import MAX_FREE_MIB
 from gpumemnet.units import MIB, ceil_mib
 
 FORMATS: Final = (".parquet", ".csv", ".jsonl", ".ndjson")

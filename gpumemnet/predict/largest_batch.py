@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memories_of, verdict
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.predict.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memories_of, verdict
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class BatchSizes:
     """The largest batches that fit one target.
 
     Attributes:
-        gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.gpu.fits.Target`.
+        gpu, mig, device, available_mib: the target, see :class:`~gpumemnet.predict.fits.Target`.
         coverage: share of jobs that stay below the limit.
         max_batch: the largest batch size considered.
         safe_batch: the largest batch whose limit fits; ``None`` when no limit fits or there is no limit.

@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from gpumemnet.errors import GpumemnetError, InvalidRequestError
-from gpumemnet.extract.faults import user_location
 from gpumemnet.sandbox.checkout import checkout_folder
+from gpumemnet.sandbox.faults import user_location
 
 _REPEAT_SECONDS: Final = 0.5
 """The alarm repeats at this interval: Python only prints an exception that is raised in a callback, of a weak reference say."""

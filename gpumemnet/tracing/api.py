@@ -145,9 +145,9 @@ def trace_with(
 
 
 def _checked_torch(*uses: str) -> tuple[str, ...]:
-    """Notes on the installed PyTorch, see :func:`~gpumemnet.tracing.torch_private.probes.check_torch`."""
+    """Notes on the installed PyTorch, see :func:`~gpumemnet.torch_private.probes.check_torch`."""
     try:
-        from gpumemnet.tracing.torch_private.probes import check_torch
+        from gpumemnet.torch_private.probes import check_torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -38,8 +38,8 @@ def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswe
 def _trace_file(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     code = source_code(document)
     _LOG.info("importing torch")
+    from gpumemnet.torch_private.dynamo import without_dynamo
     from gpumemnet.tracing.missing_values import GuessedValues, RefusedValues
-    from gpumemnet.tracing.torch_private.dynamo import without_dynamo
 
     _LOG.info("building the model")
     missing_values = GuessedValues() if request.options.best_effort else RefusedValues()

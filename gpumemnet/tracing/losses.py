@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.faults import definition
 from gpumemnet.extract.walk import tensors_in
 from gpumemnet.job.layers import describe
+from gpumemnet.sandbox.faults import definition
+from gpumemnet.torch_private.modules import is_torch_loss
 from gpumemnet.tracing.options import LOSSES
-from gpumemnet.tracing.torch_private.modules import is_torch_loss
 
 Target = Callable[[torch.Size, torch.dtype], Tensor]
 """Returns the target of this shape and type, which arrived on the GPU with the batch."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.extract.placement import is_small
-from gpumemnet.tracing.torch_private.modules import own_buffers, own_parameters
-from gpumemnet.tracing.torch_private.tensors import storage_id
+from gpumemnet.torch_private.modules import own_buffers, own_parameters
+from gpumemnet.torch_private.tensors import storage_id
 
 _IMAGE_DIMENSIONS: Final = 4
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gpumemnet.extract.faults import UnknownValueError, running_line
 from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues
-from gpumemnet.tracing.torch_private.operators import schema, tree_leaves
+from gpumemnet.sandbox.faults import UnknownValueError, running_line
+from gpumemnet.torch_private.operators import schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})

@@ -1,7 +1,7 @@
 """Builds the optimizer as it would run on CUDA: a named one with its usual settings, or a user's own over meta parameters.
 
 PyTorch picks the foreach or the fused path only for parameters on a GPU;
-:func:`~gpumemnet.tracing.torch_private.optimizers.gpu_optimizers` lets it pick them here.
+:func:`~gpumemnet.torch_private.optimizers.gpu_optimizers` lets it pick them here.
 """
 
 from __future__ import annotations

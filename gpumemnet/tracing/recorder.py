@@ -20,12 +20,12 @@ from torch import Tensor
 
 from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.torch_private.autograd import next_node_number, running_node_number
+from gpumemnet.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
+from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
-from gpumemnet.tracing.torch_private.autograd import next_node_number, running_node_number
-from gpumemnet.tracing.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
-from gpumemnet.tracing.torch_private.tensors import id_of_storage, storage_id
 from gpumemnet.tracing.workspaces.rules import Scratch, blas_workspace, scratch, takes_scratch
 
 _UNKNOWN: Final = "temporary"

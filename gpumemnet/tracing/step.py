@@ -15,12 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.faults import fault_sentence
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import placement
 from gpumemnet.extract.walk import tensors_in
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
+from gpumemnet.sandbox.faults import fault_sentence
+from gpumemnet.torch_private.dynamo import without_dynamo
+from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
+from gpumemnet.torch_private.optimizers import gpu_optimizers
+from gpumemnet.torch_private.tensors import part_on_rank
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.corrections.overrides import overriding
@@ -33,10 +37,6 @@ from gpumemnet.tracing.parallel.rank import gathered_in, on_rank
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.timeline import Timeline
-from gpumemnet.tracing.torch_private.dynamo import without_dynamo
-from gpumemnet.tracing.torch_private.operators import unscale_gradients, without_function_modes
-from gpumemnet.tracing.torch_private.optimizers import gpu_optimizers
-from gpumemnet.tracing.torch_private.tensors import part_on_rank
 
 AUTOCAST: Final[dict[str, torch.dtype]] = {name: getattr(torch, type_) for name, type_ in AUTOCAST_TYPES.items()}
 """Precision with autocast → the type that autocast computes in."""

@@ -15,13 +15,13 @@ import numpy as np
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
-from gpumemnet.gpu.fits import Fit, fits_table, target
 from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
 from gpumemnet.predict.answer import answer_document
 from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.fits import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.prediction_table import PredictionTable

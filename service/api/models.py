@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gpumemnet.gpu.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
 from gpumemnet.predict.bundle import ENCODERS
+from gpumemnet.predict.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB

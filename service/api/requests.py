@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
-from gpumemnet.gpu.fits import Target, catalogue_targets, target
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS
 from gpumemnet.predict.bins import BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.fits import Target, catalogue_targets, target
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import gpumemnet
 from gpumemnet import job_from_dict, ray_resources
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.fits import target
+from gpumemnet.predict.fits import target
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB
 from service.api.examples import EXAMPLE_JOBS

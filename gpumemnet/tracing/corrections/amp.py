@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from gpumemnet.torch_private import mixed_precision as names
+from gpumemnet.torch_private.names import replaced
 from gpumemnet.tracing.corrections.autocast import forget_casts
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.torch_private import mixed_precision as names
-from gpumemnet.tracing.torch_private.names import replaced
 
 
 @contextmanager

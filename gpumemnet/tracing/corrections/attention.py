@@ -19,6 +19,9 @@ from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.torch_private.attention import enabled_kernels, kernel_order
+from gpumemnet.torch_private.names import torch_release
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.corrections.attention_choice import (
     CUDNN,
     EFFICIENT,
@@ -34,9 +37,6 @@ from gpumemnet.tracing.corrections.attention_choice import (
 from gpumemnet.tracing.corrections.in_place import adding_in_place
 from gpumemnet.tracing.corrections.overrides import Override
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.torch_private.attention import enabled_kernels, kernel_order
-from gpumemnet.tracing.torch_private.names import torch_release
-from gpumemnet.tracing.torch_private.operators import aten
 
 _MASKED: Final = {CUDNN: -65504.0}
 """Kernel → what a masked position adds to its score; minus infinity for the others."""

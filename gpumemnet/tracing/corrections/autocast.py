@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
+from gpumemnet.torch_private.operators import find_operator, schema
+from gpumemnet.torch_private.tensors import is_view
 from gpumemnet.tracing.corrections.overrides import Override
-from gpumemnet.tracing.torch_private.operators import find_operator, schema
-from gpumemnet.tracing.torch_private.tensors import is_view
 
 _CASTABLE: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from torch import Tensor
 
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.corrections.overrides import Override
-from gpumemnet.tracing.torch_private.operators import aten
 
 
 def _dropout(original: Callable[..., Tensor], input: Tensor, p: float, train: bool) -> Tensor:

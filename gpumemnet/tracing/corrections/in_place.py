@@ -15,11 +15,11 @@ from typing import Final
 
 from torch import Tensor
 
-from gpumemnet.tracing import torch_private
+from gpumemnet import torch_private
+from gpumemnet.torch_private.autograd import called_by_engine
+from gpumemnet.torch_private.operators import aten
+from gpumemnet.torch_private.tensors import reference_counts
 from gpumemnet.tracing.corrections.overrides import Override
-from gpumemnet.tracing.torch_private.autograd import called_by_engine
-from gpumemnet.tracing.torch_private.operators import aten
-from gpumemnet.tracing.torch_private.tensors import reference_counts
 
 _OWN_PACKAGES: Final = frozenset({str(__package__), torch_private.__name__})
 

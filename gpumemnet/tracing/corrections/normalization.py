@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.torch_private.operators import aten, below_autograd
 from gpumemnet.tracing.corrections.overrides import Override
-from gpumemnet.tracing.torch_private.operators import aten, below_autograd
 from gpumemnet.tracing.workspaces.layout_copies import memory_format
 
 _LARGEST_CUDNN_BATCH: Final = {True: 880801, False: 65535}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpumemnet.tracing.torch_private.operators import overriding_kernels
+from gpumemnet.torch_private.operators import overriding_kernels
 
 Operator = Any
 """An ``OpOverload`` such as ``torch.ops.aten.dropout.default``."""

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.corrections.overrides import Override
-from gpumemnet.tracing.torch_private.operators import aten
 
 RESERVED_PER_UNIT: Final = {"lstm": 5, "gru": 6}
 """Values per layer, direction, step, sample and hidden unit in the reserve space."""

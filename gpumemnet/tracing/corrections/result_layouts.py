@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpumemnet.tracing.torch_private.operators import aten, operator_name
+from gpumemnet.torch_private.operators import aten, operator_name
 from gpumemnet.tracing.workspaces.convolution import gradient_layouts, result_layout
 from gpumemnet.tracing.workspaces.layout_copies import laid_out, memory_format
 

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.tracing.torch_private.distributed import (
+from gpumemnet.torch_private.distributed import (
     OBJECT_COLLECTIVES,
     fake_store,
     finished_work,
     is_sharded,
     resolve_process_group,
 )
-from gpumemnet.tracing.torch_private.names import replaced
-from gpumemnet.tracing.torch_private.operators import DispatchMode, schema
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import DispatchMode, schema
 
 _RANK = 0
 _BEGIN, _END = dist.init_process_group, dist.destroy_process_group

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from gpumemnet.torch_private import distributed as names
+from gpumemnet.torch_private.names import replaced
 from gpumemnet.tracing.recorder import Recorder
-from gpumemnet.tracing.torch_private import distributed as names
-from gpumemnet.tracing.torch_private.names import replaced
 
 
 @contextmanager

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.torch_private import distributed as names
+from gpumemnet.torch_private.distributed import is_sharded
+from gpumemnet.torch_private.modules import OWN_DICTS, own_parameters
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.tensors import STORAGE_RESIZE
 from gpumemnet.tracing.checkpointing import blocks
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams
-from gpumemnet.tracing.torch_private import distributed as names
-from gpumemnet.tracing.torch_private.distributed import is_sharded
-from gpumemnet.tracing.torch_private.modules import OWN_DICTS, own_parameters
-from gpumemnet.tracing.torch_private.names import replaced
-from gpumemnet.tracing.torch_private.tensors import STORAGE_RESIZE
 
 _META: Final = torch.device("meta")
 

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.faults import UnknownValueError, running_line
 from gpumemnet.extract.placement import MissingValues, is_meta
+from gpumemnet.sandbox.faults import UnknownValueError, running_line
+from gpumemnet.torch_private import script as names
+from gpumemnet.torch_private.modules import own_buffers, own_parameters
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import operator_name, schema, without_function_modes
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.streams import Streams
-from gpumemnet.tracing.torch_private import script as names
-from gpumemnet.tracing.torch_private.modules import own_buffers, own_parameters
-from gpumemnet.tracing.torch_private.names import replaced
-from gpumemnet.tracing.torch_private.operators import operator_name, schema, without_function_modes
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.torch_private import distributed as names
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import without_function_modes
 from gpumemnet.tracing.parallel.process_group import process_group
 from gpumemnet.tracing.script.gpu import not_traced, swap_for_meta
 from gpumemnet.tracing.script.watch import Watch
-from gpumemnet.tracing.torch_private import distributed as names
-from gpumemnet.tracing.torch_private.names import replaced
-from gpumemnet.tracing.torch_private.operators import without_function_modes
 
 _HOST_GPUS: Final = 8
 

@@ -14,8 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
 from gpumemnet.errors import ExtractError, GpumemnetError
 from gpumemnet.extract.factory import compile_file
-from gpumemnet.extract.faults import fault_sentence, user_location
 from gpumemnet.extract.placement import KnownValues
+from gpumemnet.sandbox.faults import fault_sentence, user_location
+from gpumemnet.torch_private.dynamo import without_dynamo
+from gpumemnet.torch_private.names import PARALLEL, SCRIPT
+from gpumemnet.torch_private.optimizers import gpu_optimizers
+from gpumemnet.torch_private.probes import check_torch
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.corrections.overrides import overriding
 from gpumemnet.tracing.model_tracer import answer_for
@@ -25,10 +29,6 @@ from gpumemnet.tracing.script.gpu import GpuRequests, ZeroValues, present_gpu
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.watch import EnoughSteps, Watch
 from gpumemnet.tracing.timeline import Timeline, repeated
-from gpumemnet.tracing.torch_private.dynamo import without_dynamo
-from gpumemnet.tracing.torch_private.names import PARALLEL, SCRIPT
-from gpumemnet.tracing.torch_private.optimizers import gpu_optimizers
-from gpumemnet.tracing.torch_private.probes import check_torch
 from gpumemnet.units import MIB
 
 

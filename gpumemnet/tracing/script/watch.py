@@ -16,12 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.walk import tensors_in
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.script import BACKWARD
+from gpumemnet.torch_private.tensors import id_of_storage, part_on_rank, storage_id
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams
-from gpumemnet.tracing.torch_private.names import replaced
-from gpumemnet.tracing.torch_private.script import BACKWARD
-from gpumemnet.tracing.torch_private.tensors import id_of_storage, part_on_rank, storage_id
 
 _STEPS: Final = 2
 

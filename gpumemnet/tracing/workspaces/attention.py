@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.layout_copies import copy_bytes
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
 

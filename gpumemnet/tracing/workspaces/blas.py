@@ -13,8 +13,8 @@ from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
+from gpumemnet.torch_private.operators import OpOverload, aten
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.torch_private.operators import OpOverload, aten
 
 KIB: Final = 1024
 

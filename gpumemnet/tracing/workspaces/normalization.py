@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpumemnet.tracing.torch_private.operators import aten
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.layout_copies import contiguous, is_channels_last
 from gpumemnet.tracing.workspaces.reduction import MOMENTS_BYTES, WARP, accumulator_bytes, last_power_of_2, reduction_scratch
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, tensor_bytes

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from gpumemnet.torch_private.operators import OpOverload, schema
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.torch_private.operators import OpOverload, schema
 from gpumemnet.tracing.workspaces import attention as attention_scratch
 from gpumemnet.tracing.workspaces import convolution as convolution_scratch
 from gpumemnet.tracing.workspaces import layout_copies

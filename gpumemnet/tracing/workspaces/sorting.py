@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gpumemnet.tracing.torch_private.operators import aten
+from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, ceil_div, exactly, round_up, tensor_bytes
 
 UNSORTED_LIMIT: Final = 3072

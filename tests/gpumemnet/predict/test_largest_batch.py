@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.fits import Target, catalogue_targets, target
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
+from gpumemnet.predict.fits import Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
 from gpumemnet.predict.predictor import Predictor

@@ -12,12 +12,12 @@ from torch import nn
 
 import gpumemnet
 from gpumemnet.errors import UnsupportedTorchError
-from gpumemnet.tracing.torch_private import names
-from gpumemnet.tracing.torch_private.operators import PRIVATE_OPERATORS, aten
-from gpumemnet.tracing.torch_private.probes import Finding, check_torch, forget_probes, private_names, probe_torch
+from gpumemnet.torch_private import names
+from gpumemnet.torch_private.operators import PRIVATE_OPERATORS, aten
+from gpumemnet.torch_private.probes import Finding, check_torch, forget_probes, private_names, probe_torch
 
 ROOT = Path(gpumemnet.__file__).parent
-PRIVATE = ROOT / "tracing" / "torch_private"
+PRIVATE = ROOT / "torch_private"
 FILES = sorted(
     file
     for package in ("extract", "tracing", "sandbox", "allocator")
@@ -133,4 +133,4 @@ def test_such_uses_are_found(text: str) -> None:
 def test_the_list_depends_on_errors_alone(file: Path) -> None:
     modules = [node.module or "" for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
     ours = {module for module in modules if module.startswith("gpumemnet")}
-    assert all(module == "gpumemnet.errors" or module.startswith("gpumemnet.tracing.torch_private") for module in ours)
+    assert all(module == "gpumemnet.errors" or module.startswith("gpumemnet.torch_private") for module in ours)

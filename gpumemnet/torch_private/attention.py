@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.tracing.torch_private.names import check, declare
+from gpumemnet.torch_private.names import check, declare
 
 SDP_BACKENDS: Final = {0: "math", 1: "flash", 2: "memory_efficient", 3: "cudnn"}
 """Number in ``at::SDPBackend`` → name of the kernel."""

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gpumemnet.tracing.torch_private.names import PARALLEL, TorchName, check, declare
+from gpumemnet.torch_private.names import PARALLEL, TorchName, check, declare
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 import torch.overrides
 
-from gpumemnet.tracing.torch_private.names import TorchName, check, declare
+from gpumemnet.torch_private.names import TorchName, check, declare
 
 DISPATCH_MODE: Final = declare("torch.utils._python_dispatch:TorchDispatchMode", "see every operator below autograd")
 TREE_LEAVES: Final = declare("torch.utils._pytree:tree_leaves", "find the tensors among an operator's arguments")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.tracing.torch_private.names import check, declare, has_parameters
+from gpumemnet.torch_private.names import check, declare, has_parameters
 
 AMP_UNAVAILABLE: Final = declare("torch.cuda.amp.common:amp_definitely_not_available", "let gradient scalers scale without a GPU")
 BF16_SUPPORT: Final = declare("torch.cuda:is_bf16_supported", "let autocast use bfloat16 where the GPU has it")

@@ -15,8 +15,8 @@ from typing import Final
 import torch
 
 from gpumemnet.errors import UnsupportedTorchError
-from gpumemnet.tracing.torch_private.dynamo import without_dynamo
-from gpumemnet.tracing.torch_private.names import (
+from gpumemnet.torch_private.dynamo import without_dynamo
+from gpumemnet.torch_private.names import (
     MODEL,
     TESTED_RELEASES,
     USES,
@@ -40,7 +40,7 @@ class Finding:
     Attributes:
         name: as it is written in Python.
         purpose: what it is used for.
-        use: when it is needed, one of :data:`~gpumemnet.tracing.torch_private.names.USES`.
+        use: when it is needed, one of :data:`~gpumemnet.torch_private.names.USES`.
         reason: ``is missing``, or what its probe found.
     """
 
@@ -57,7 +57,7 @@ def private_names(uses: Collection[str] = USES) -> tuple[TorchName, ...]:
     """The declared names that are needed for ``uses``.
 
     Args:
-        uses: some of :data:`~gpumemnet.tracing.torch_private.names.USES`.
+        uses: some of :data:`~gpumemnet.torch_private.names.USES`.
     """
     for subject in _SUBJECTS:
         import_module(f"{__package__}.{subject}")
@@ -68,7 +68,7 @@ def probe_torch(uses: Collection[str] = USES) -> list[Finding]:
     """Probe the installed PyTorch.
 
     Args:
-        uses: what it is needed for, some of :data:`~gpumemnet.tracing.torch_private.names.USES`.
+        uses: what it is needed for, some of :data:`~gpumemnet.torch_private.names.USES`.
 
     Returns:
         one finding for each name that is missing or misbehaves; an empty list where all is well.
@@ -82,7 +82,7 @@ def check_torch(*uses: str) -> tuple[str, ...]:
     """Check that the installed PyTorch has what ``uses`` need; the probes run once in a process.
 
     Args:
-        uses: some of :data:`~gpumemnet.tracing.torch_private.names.USES`; ``model`` is always among them.
+        uses: some of :data:`~gpumemnet.torch_private.names.USES`; ``model`` is always among them.
 
     Returns:
         a note for a PyTorch version that was not tested; nothing for a tested one.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from gpumemnet.tracing.torch_private.names import check, declare
+from gpumemnet.torch_private.names import check, declare
 
 _NAME: Final = "torch._dynamo"
 _DISABLED: Final = "__dynamo_disable"

@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from gpumemnet.tracing.torch_private.names import SCRIPT, TorchName, declare, has_parameters
+from gpumemnet.torch_private.names import SCRIPT, TorchName, declare, has_parameters
 
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)

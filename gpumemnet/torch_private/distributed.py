@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpumemnet.tracing.torch_private.names import PARALLEL, check, has_parameters
-from gpumemnet.tracing.torch_private.names import declare as declare_name
+from gpumemnet.torch_private.names import PARALLEL, check, has_parameters
+from gpumemnet.torch_private.names import declare as declare_name
 
 declare: Final = partial(declare_name, use=PARALLEL)
 

@@ -8,7 +8,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from gpumemnet.tracing.torch_private.names import check, declare
+from gpumemnet.torch_private.names import check, declare
 
 CHECKPOINT_FILE: Final = str(torch.utils.checkpoint.__file__)
 """The file whose frames say that a model recomputes a part of itself."""

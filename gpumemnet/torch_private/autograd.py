@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 import torch.autograd.graph
 
-from gpumemnet.tracing.torch_private.names import check, declare
-from gpumemnet.tracing.torch_private.operators import DispatchMode
+from gpumemnet.torch_private.names import check, declare
+from gpumemnet.torch_private.operators import DispatchMode
 
 ENGINE: Final = declare("torch.autograd.graph:_engine_run_backward", "see whether the backward engine itself adds gradients")
 _NO_TASK: Final = -1

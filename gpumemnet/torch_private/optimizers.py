@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Final
 
-from gpumemnet.tracing.torch_private.names import TorchName, check, declare, replaced
+from gpumemnet.torch_private.names import TorchName, check, declare, replaced
 
 _MODULES: Final = ("torch.optim.optimizer", "torch.utils._foreach_utils")
 _FUNCTIONS: Final = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
