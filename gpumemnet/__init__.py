@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
-    from gpumemnet.predict.prediction import Estimator, Prediction
+    from gpumemnet.predict.prediction import Estimator, Prediction, PredictionOptions
     from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.tracing.api import trace
@@ -39,7 +39,7 @@ _MODULE_OF = {
     **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
-    **dict.fromkeys(("Prediction", "Estimator"), "gpumemnet.predict.prediction"),
+    **dict.fromkeys(("Estimator", "Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
@@ -63,6 +63,7 @@ __all__ = [
     "Client",
     "DeviceProfile",
     "Prediction",
+    "PredictionOptions",
     "PredictionTable",
     "Estimator",
     "FEATURE_COLUMNS",

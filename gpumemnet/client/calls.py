@@ -16,7 +16,7 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.fits import Fit
 from gpumemnet.predict.largest_batch import BatchPoint, BatchSizes, SmallestGpu
-from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.units import MIB
 
 T = TypeVar("T")
@@ -107,31 +107,33 @@ class Call(Generic[T]):
     statuses: tuple[int, ...] = (200,)
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionOptions:
-    """How a prediction is wanted; see :meth:`gpumemnet.client.client.Client.predict`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions(PredictionOptions):
+    """The options of a prediction by a service.
 
-    bins: BinScheme | None
-    coverage: float
-    gpu: str | None
-    encoder: str | None
-    fits: bool | Sequence[str]
-    devices: Sequence[Device] | None
+    Attributes:
+        bins: a published scheme, or ``bins_of_width`` of whole MiB; by default as in :class:`PredictionOptions`.
+        fits: also decide what the job fits: ``True`` for the whole catalogue, or names such as ``A100`` and ``A100/3g.20gb``.
+        devices: devices of the site that the job may fit, with their free memory.
+    """
+
+    fits: bool | Sequence[str] = False
+    devices: Sequence[Device] | None = None
 
     def members(self) -> dict[str, Any]:
-        """Of the request's body."""
+        """The members of the request's body."""
         fits = self.fits if isinstance(self.fits, bool) else list(self.fits)
-        wanted = {"gpu": self.gpu, "encoder": self.encoder, "fits": fits, "devices": _listed(self.devices)}
-        return _bins_and_coverage(self.bins, self.coverage) | _given(wanted)
+        members = {"gpu": self.gpu, "encoder": self.encoder, "fits": fits, "devices": _listed(self.devices)}
+        return _bins_and_coverage(self.bins, self.coverage) | _given(members)
 
 
-def predict_call(job: TrainingJob, options: PredictionOptions) -> Call[ServedPrediction]:
+def predict_call(job: TrainingJob, options: RequestOptions) -> Call[ServedPrediction]:
     """See :meth:`gpumemnet.client.client.Client.predict`."""
     body = {"job": job_to_dict(job), **options.members()}
     return Call("POST", "/v1/predict", _prediction, json.dumps(body).encode())
 
 
-def predict_many_call(jobs: Sequence[TrainingJob], options: PredictionOptions) -> Call[list[ServedPrediction | ServiceError]]:
+def predict_many_call(jobs: Sequence[TrainingJob], options: RequestOptions) -> Call[list[ServedPrediction | ServiceError]]:
     """See :meth:`gpumemnet.client.client.Client.predict_many`."""
     body = {"jobs": [job_to_dict(job) for job in jobs], **options.members()}
 

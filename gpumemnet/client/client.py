@@ -18,7 +18,7 @@ from gpumemnet.client.calls import (
     Call,
     Device,
     Observed,
-    PredictionOptions,
+    RequestOptions,
     ServedPrediction,
     batch_sizes_call,
     observe_call,
@@ -29,7 +29,6 @@ from gpumemnet.client.calls import (
 )
 from gpumemnet.errors import InvalidRequestError, MissingExtraError, ServiceError
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, BatchSizes, SmallestGpu
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
@@ -87,47 +86,22 @@ class Client(_ClientCore):
         super().__init__(url, timeout_seconds, api_key)
         self._http: httpx.Client = self._httpx.Client(timeout=timeout_seconds)
 
-    def predict(
-        self,
-        job: TrainingJob,
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-        fits: bool | Sequence[str] = False,
-        devices: Sequence[Device] | None = None,
-    ) -> ServedPrediction:
-        """The estimate of one job.
+    def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
+        """The prediction for one job.
 
         Args:
             job: the job.
-            bins: a published scheme, or ``bins_of_width`` of whole MiB; the model's own unless given.
-            coverage: share of jobs that the safe bytes shall cover.
-            gpu: GPU to answer for; the one that the model learnt from unless given.
-            encoder: ``mlp``, ``transformer`` or ``common``.
-            fits: also say what the job fits: ``True`` for the whole catalogue, or names such as ``A100`` and ``A100/3g.20gb``.
-            devices: devices of the site that it may fit, with their live free memory.
+            options: see :class:`~gpumemnet.client.calls.RequestOptions`.
 
         Raises:
-            InvalidRequestError: on bins that the service does not know.
+            InvalidRequestError: for bins that the service does not know.
             ServiceError: when the service cannot be reached in time, or refuses; ``problem`` then holds its document.
         """
-        return self._send(predict_call(job, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
+        return self._send(predict_call(job, RequestOptions(**options)))
 
-    def predict_many(
-        self,
-        jobs: Sequence[TrainingJob],
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-        fits: bool | Sequence[str] = False,
-        devices: Sequence[Device] | None = None,
-    ) -> list[ServedPrediction | ServiceError]:
-        """The estimate of each job, or the error that refused it, in order; otherwise as :meth:`predict`."""
-        return self._send(predict_many_call(jobs, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
+    def predict_many(self, jobs: Sequence[TrainingJob], **options: Any) -> list[ServedPrediction | ServiceError]:
+        """The prediction for each job, or its error, in order; options and errors as in :meth:`predict`."""
+        return self._send(predict_many_call(jobs, RequestOptions(**options)))
 
     def batch_sizes(
         self,
@@ -242,33 +216,13 @@ class AsyncClient(_ClientCore):
         super().__init__(url, timeout_seconds, api_key)
         self._http: httpx.AsyncClient = self._httpx.AsyncClient(timeout=timeout_seconds)
 
-    async def predict(
-        self,
-        job: TrainingJob,
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-        fits: bool | Sequence[str] = False,
-        devices: Sequence[Device] | None = None,
-    ) -> ServedPrediction:
+    async def predict(self, job: TrainingJob, **options: Any) -> ServedPrediction:
         """See :meth:`Client.predict`."""
-        return await self._send(predict_call(job, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
+        return await self._send(predict_call(job, RequestOptions(**options)))
 
-    async def predict_many(
-        self,
-        jobs: Sequence[TrainingJob],
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-        fits: bool | Sequence[str] = False,
-        devices: Sequence[Device] | None = None,
-    ) -> list[ServedPrediction | ServiceError]:
+    async def predict_many(self, jobs: Sequence[TrainingJob], **options: Any) -> list[ServedPrediction | ServiceError]:
         """See :meth:`Client.predict_many`."""
-        return await self._send(predict_many_call(jobs, PredictionOptions(bins, coverage, gpu, encoder, fits, devices)))
+        return await self._send(predict_many_call(jobs, RequestOptions(**options)))
 
     async def batch_sizes(
         self,

@@ -169,8 +169,6 @@ class BundleModel:
         """
         coverages = self.card.coverages
         if not self.reaches(coverage):
-            if isinstance(coverage, bool) or not isinstance(coverage, int | float):
-                raise InvalidRequestError(f"must be a number, not {describe(coverage)}", "coverage")
             raise InvalidRequestError(
                 f"must be between {coverages[0]:g} and {coverages[-1]:g}, for which {self.card.name} was calibrated, "
                 f"not {describe(coverage)}",

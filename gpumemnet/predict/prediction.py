@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.layers import describe
 from gpumemnet.predict.bins import BinScheme
 
 if TYPE_CHECKING:
@@ -19,6 +21,31 @@ if TYPE_CHECKING:
     from gpumemnet.predict.prediction_table import PredictionTable
 
 DEFAULT_COVERAGE: Final = 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions:
+    """The options of a prediction; they are the keyword arguments of everything that predicts.
+
+    Attributes:
+        bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
+        coverage: share of jobs that the safe bytes cover.
+        gpu: name or alias of the GPU; by default the one that the model was trained on.
+        encoder: ``mlp`` or ``transformer`` for a model of the family, ``common`` for the model of all families; by default
+            ``mlp`` if the family has it.
+
+    Raises:
+        InvalidRequestError: when ``coverage`` is not a number.
+    """
+
+    bins: BinScheme | None = None
+    coverage: float = DEFAULT_COVERAGE
+    gpu: str | None = None
+    encoder: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.coverage, bool) or not isinstance(self.coverage, int | float):
+            raise InvalidRequestError(f"must be a number, not {describe(self.coverage)}", "coverage")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

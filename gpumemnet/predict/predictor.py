@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,10 +16,9 @@ from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, Unsup
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.model import BundleModel, load_session
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE, Prediction
+from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
 
 TRUST: Final = ("observed", "measured", "published", "traced")
@@ -123,69 +122,49 @@ class Predictor:
         is_refused = np.array([error is not None for error in errors])[table.option_codes]
         is_without = np.array(needs_layers)[table.option_codes] & (table.layer_counts == 0)
         return {
-            row: errors[table.option_codes[row]] or _without_layers() for row in (is_refused | is_without).nonzero()[0].tolist()
+            row: errors[table.option_codes[row]] or _layers_needed() for row in (is_refused | is_without).nonzero()[0].tolist()
         }
 
-    def predict(
-        self,
-        job: TrainingJob,
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-    ) -> Prediction:
+    def predict(self, job: TrainingJob, **options: Any) -> Prediction:
         """Predicts the memory of one job.
 
         Args:
             job: the job.
-            bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
-            coverage: share of jobs that the safe bytes cover.
-            gpu: name or alias of the GPU; by default the one that the model was trained on.
-            encoder: ``mlp`` or ``transformer`` for a model of the family; ``common`` for the model of all families.
+            options: see :class:`~gpumemnet.predict.prediction.PredictionOptions`.
 
         Raises:
             InvalidRequestError: when the bundle is not calibrated for the coverage, or the GPU or encoder is unknown.
             UnsupportedJobError: when no bundle is loaded for the job's family.
         """
-        table = JobTable.from_jobs((job,))
-        return self.predict_table(table, bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)[0]
+        return self.predict_table(JobTable.from_jobs((job,)), **options)[0]
 
-    def predict_many(
-        self,
-        jobs: Sequence[TrainingJob],
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-    ) -> PredictionTable:
-        """Predicts the memory of several jobs, in order; arguments and errors as in :meth:`predict`."""
-        return self.predict_table(JobTable.from_jobs(jobs), bins=bins, coverage=coverage, gpu=gpu, encoder=encoder)
+    def predict_many(self, jobs: Sequence[TrainingJob], **options: Any) -> PredictionTable:
+        """Predicts the memory of several jobs, in order; options and errors as in :meth:`predict`."""
+        return self.predict_table(JobTable.from_jobs(jobs), **options)
 
-    def predict_table(
-        self,
-        jobs: JobTable,
-        *,
-        bins: BinScheme | None = None,
-        coverage: float = DEFAULT_COVERAGE,
-        gpu: str | None = None,
-        encoder: str | None = None,
-    ) -> PredictionTable:
-        """Predicts the memory of all jobs of a table, in order, in batches; arguments and errors as in :meth:`predict`."""
-        asked = []
+    def predict_table(self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any) -> PredictionTable:
+        """Predicts the memory of all jobs of a table, in order, in batches; errors as in :meth:`predict`.
+
+        Args:
+            jobs: the jobs.
+            options: the options; by default those given as keyword arguments.
+            keywords: see :class:`~gpumemnet.predict.prediction.PredictionOptions`.
+        """
+        if options is None:
+            options = PredictionOptions(**keywords)
+        tasks = []
         for family, rows in _rows_of_families(jobs):
-            models = self.models_reaching(coverage, family, encoder)
+            models = self.models_reaching(options.coverage, family, options.encoder)
             own = jobs if len(rows) == len(jobs) else jobs.take(rows)
             if models[0].needs_layers and not own.layer_counts.all():
-                raise _without_layers()
-            asked.append((models, rows, own))
+                raise _layers_needed()
+            tasks.append((models, rows, own))
         parts = [
-            (rows[answered], predictions)
-            for models, rows, own in asked
-            for answered, predictions in _cascade(models, own, bins, coverage, gpu)
+            (rows[predicted], predictions)
+            for models, rows, own in tasks
+            for predicted, predictions in _cascade(models, own, options)
         ]
-        return parts[0][1] if len(parts) == 1 else PredictionTable.join(parts, len(jobs), coverage)
+        return parts[0][1] if len(parts) == 1 else PredictionTable.join(parts, len(jobs), options.coverage)
 
 
 def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:
@@ -199,13 +178,11 @@ def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:
     return [(names[code], (codes == code).nonzero()[0]) for code in present[first.argsort()].tolist()]
 
 
-def _without_layers() -> InvalidRequestError:
-    return InvalidRequestError("is transformer, which needs the job's layers, and this job states totals only", "encoder")
+def _layers_needed() -> InvalidRequestError:
+    return InvalidRequestError("'transformer' needs `layers`; send them, or use 'mlp'", "encoder")
 
 
-def _cascade(
-    models: Sequence[BundleModel], table: JobTable, bins: BinScheme | None, coverage: float, gpu: str | None
-) -> list[tuple[Indices, PredictionTable]]:
+def _cascade(models: Sequence[BundleModel], table: JobTable, options: PredictionOptions) -> list[tuple[Indices, PredictionTable]]:
     """Predicts each job with the first model whose support contains it, else with the model that has the fewest unseen values.
 
     Returns:
@@ -217,7 +194,7 @@ def _cascade(
     fewest = np.full(len(table), _UNKNOWN)
     views = []
     for number, model in enumerate(models):
-        place = model.place(gpu)
+        place = model.place(options.gpu)
         if features is None or place.blas_workspace_bytes != workspace:
             features, workspace = model.features(some, place), place.blas_workspace_bytes
         unseen = model.support.check(some, features)
@@ -238,7 +215,7 @@ def _cascade(
             continue
         if len(mine) < len(rows):
             rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
-        parts.append((rows, models[number].predict(unseen.table, bins, coverage, place, features, unseen)))
+        parts.append((rows, models[number].predict(unseen.table, options.bins, options.coverage, place, features, unseen)))
     return parts
 
 

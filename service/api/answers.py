@@ -189,9 +189,7 @@ class Answerer:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):
             return []
-        predictions = self._predictor.predict_table(
-            jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
-        )
+        predictions = self._predictor.predict_table(jobs, options)
         identities = self.noted(jobs, predictions)
         documents = []
         for identity, prediction in zip(identities, predictions, strict=True):

@@ -18,9 +18,9 @@ from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS
-from gpumemnet.predict.bins import BinScheme, bins_of_width, named_bins
+from gpumemnet.predict.bins import bins_of_width, named_bins
 from gpumemnet.predict.fits import Target, catalogue_targets, target
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
 from gpumemnet.units import MIB
 
 from .models import Device, PredictOptions, Shape, SmallestGpuRequest
@@ -31,22 +31,14 @@ Schema = Mapping[str, Any]
 _MAX_NAME: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a prediction; requests with equal options are predicted together.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(PredictionOptions):
+    """The options of a request; requests with equal options are predicted together.
 
     Attributes:
-        coverage: share of jobs that the safe bytes shall cover.
-        bins: bin scheme of the probabilities; ``None`` for the model's.
-        gpu: GPU to predict for; ``None`` for the GPU of the model's training data.
-        encoder: the classifier to use; ``None`` for the predictor's choice.
         targets: the GPUs, MIG profiles or devices of ``fits``; ``None`` without ``fits``.
     """
 
-    coverage: float = DEFAULT_COVERAGE
-    bins: BinScheme | None = None
-    gpu: str | None = None
-    encoder: str | None = None
     targets: tuple[Target, ...] | None = None
 
 
@@ -96,7 +88,7 @@ def options_of(request: PredictOptions) -> Options:
     if request.devices is not None or (request.fits is not None and request.fits is not False):
         named = catalogue_targets() if request.fits is True else _named_targets(request.fits or (), "fits")
         targets = named + _device_targets(request.devices or ())
-    return Options(_coverage(request.coverage), bins, request.gpu, request.encoder, targets)
+    return Options(coverage=_coverage(request.coverage), bins=bins, gpu=request.gpu, encoder=request.encoder, targets=targets)
 
 
 def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
@@ -108,7 +100,7 @@ def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
     targets = None
     if request.gpus is not None or request.devices is not None:
         targets = _named_targets(request.gpus or (), "gpus") + _device_targets(request.devices or ())
-    return Options(_coverage(request.coverage), encoder=request.encoder, targets=targets)
+    return Options(coverage=_coverage(request.coverage), encoder=request.encoder, targets=targets)
 
 
 def _coverage(asked: float | None) -> float:

@@ -97,9 +97,7 @@ class OipModel:
 
     def _predictions(self, jobs: JobTable, options: Options) -> PredictionTable:
         if self.bundle is None:
-            return self.predictor.predict_table(
-                jobs, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder
-            )
+            return self.predictor.predict_table(jobs, options)
         families = np.array(jobs.options("family"))[jobs.option_codes]
         parts = []
         for family in dict.fromkeys(families.tolist()):

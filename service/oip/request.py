@@ -84,7 +84,7 @@ def read_infer_request(body: bytes, header_length: bytes | None, max_jobs: int) 
     return InferRequest(
         id=request.id,
         documents=[_document(text, index) for index, text in enumerate(texts)],
-        options=Options(coverage, bins, parameters.gpu, parameters.encoder),
+        options=Options(coverage=coverage, bins=bins, gpu=parameters.gpu, encoder=parameters.encoder),
         bins=bins,
         outputs=outputs,
     )

@@ -23,6 +23,7 @@ def test_names_are_these() -> None:
         "Client",
         "DeviceProfile",
         "Prediction",
+        "PredictionOptions",
         "PredictionTable",
         "Estimator",
         "FEATURE_COLUMNS",

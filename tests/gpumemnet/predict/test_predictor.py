@@ -281,7 +281,7 @@ def test_a_gpu_that_nobody_knows_is_refused() -> None:
 def test_the_layers_of_a_batch_are_asked_for_where_a_model_needs_them() -> None:
     table = JobTable.from_jobs([mlp(64), totals_only(mlp(64))])
     assert len(DEFAULT.predict_table(table[:1], encoder="transformer")) == 1
-    with pytest.raises(InvalidRequestError, match="needs the job's layers"):
+    with pytest.raises(InvalidRequestError, match="encoder: 'transformer' needs `layers`; send them"):
         DEFAULT.predict_table(table, encoder="transformer")
     assert len(DEFAULT.predict_table(table[:0])) == 0
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.prediction import PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from models.retrain.champion_data import held_out_architectures_learnt, missing_comparison_data, newest_observation_learnt
@@ -72,8 +73,8 @@ def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track,
     assert without_answer(candidate, track) == 0
 
     class Absurd(Predictor):
-        def predict_table(self, jobs: JobTable, **options: Any) -> PredictionTable:
-            found = super().predict_table(jobs, **options)
+        def predict_table(self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any) -> PredictionTable:
+            found = super().predict_table(jobs, options, **keywords)
             reasons = dict.fromkeys(range(len(jobs)), ("the model gives no number for it",))
             return PredictionTable(found.expected_bytes, found.expected_bytes, reasons, found.coverage, found.answers)
 
