@@ -7,7 +7,7 @@ many batch sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +30,9 @@ class Replay:
 
     Attributes:
         allocated_bytes, requested_bytes, reserved_bytes: sizes of blocks, of requests and of segments after the last event.
-        peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima.
+        peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes: their maxima; in steady state only, if memory was given
+            back to the driver before it began.
+        startup_peak_reserved_bytes: maximum of the reserved bytes over all events.
         peak_inactive_split_bytes: maximum of the free bytes in segments that are partly in use.
         peak_allocated_event, peak_reserved_event: index of the event that first reached the maximum; -1 for the prefix.
         segments: segments after the last event.
@@ -44,6 +46,7 @@ class Replay:
     peak_allocated_bytes: int
     peak_requested_bytes: int
     peak_reserved_bytes: int
+    startup_peak_reserved_bytes: int
     peak_inactive_split_bytes: int
     peak_allocated_event: int
     peak_reserved_event: int
@@ -62,6 +65,8 @@ def replay(
     device_bytes: int | None = None,
     prefix: Integers = (),
     streams: Sequence[int] | None = None,
+    shrinkable: Collection[int] = (),
+    steady_from: int | None = None,
     with_curves: bool = False,
 ) -> Replay:
     """Run ``events`` through a new allocator.
@@ -75,6 +80,9 @@ def replay(
         prefix: bytes of allocations that are made before the first event and kept, such as library workspaces.
         streams: the CUDA stream on which each storage is allocated, by the storage's number; stream 0 by default.
             A freed block returns to the pool of its stream at once.
+        shrinkable: storages that take what is left: their size is halved until they fit, as cuDNN's search for an algorithm does
+            with its workspace (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        steady_from: index of the event at which the steady state begins; by default all events count.
         with_curves: whether to return the values after every event.
 
     Raises:
@@ -82,6 +90,7 @@ def replay(
         ValueError: an event allocates a storage that is allocated, or frees one that is not.
     """
     allocator = CachingAllocator(settings, capacity_bytes, device_bytes=device_bytes)
+    startup_peak_reserved = 0
     malloc, free = allocator.malloc, allocator.free
     order, bytes_of = _plain(events), _plain(sizes)
     stream_of = streams or [0] * len(bytes_of)
@@ -95,6 +104,11 @@ def replay(
             malloc(size)
         peak_allocated, peak_reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
         for index, event in enumerate(order):
+            if index == steady_from and allocator.reserved_bytes < allocator.peak_reserved_bytes:
+                startup_peak_reserved = allocator.peak_reserved_bytes
+                allocator.reset_peaks()
+                peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
+                peak_allocated_event = peak_reserved_event = index - 1
             if event < 0:
                 if event == EMPTY_CACHE:
                     allocator.empty_cache()
@@ -104,7 +118,10 @@ def replay(
             else:
                 if blocks[event] is not absent:
                     raise ValueError("it is allocated already")
-                blocks[event] = malloc(bytes_of[event], stream_of[event])
+                if event in shrinkable:
+                    blocks[event] = _malloc_what_fits(allocator, bytes_of[event], stream_of[event])
+                else:
+                    blocks[event] = malloc(bytes_of[event], stream_of[event])
                 if allocator.peak_allocated_bytes > peak_allocated:
                     peak_allocated = allocator.peak_allocated_bytes
                     peak_allocated_event = index
@@ -127,6 +144,7 @@ def replay(
         peak_allocated_bytes=statistics.peak_allocated_bytes,
         peak_requested_bytes=statistics.peak_requested_bytes,
         peak_reserved_bytes=statistics.peak_reserved_bytes,
+        startup_peak_reserved_bytes=max(startup_peak_reserved, statistics.peak_reserved_bytes),
         peak_inactive_split_bytes=statistics.peak_inactive_split_bytes,
         peak_allocated_event=peak_allocated_event,
         peak_reserved_event=peak_reserved_event,
@@ -135,6 +153,16 @@ def replay(
         allocated_curve_bytes=np.array(allocated_curve, dtype=np.int64) if with_curves else None,
         reserved_curve_bytes=np.array(reserved_curve, dtype=np.int64) if with_curves else None,
     )
+
+
+def _malloc_what_fits(allocator: CachingAllocator, size_bytes: int, stream: int) -> Block | None:
+    """Allocate the largest of ``size_bytes``, a half of it, a quarter of it … that fits; ``None`` if nothing does."""
+    while size_bytes:
+        try:
+            return allocator.malloc(size_bytes, stream)
+        except OutOfMemory:
+            size_bytes //= 2
+    return None
 
 
 def _plain(numbers: Integers) -> Sequence[int]:

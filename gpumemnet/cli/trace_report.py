@@ -80,6 +80,7 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
     module = f" in {peak.module}" if peak.module else ""
     facts = [
         ("peak", f"{where}: {peak.operator}{module}"),
+        *([("start-up", _startup(answer))] if answer.startup_peak_bytes > answer.expected_bytes else []),
         ("least", f"{_amount(answer.smallest_bytes)}: with less it runs out of memory, even if all that is cached is released"),
         ("context", answer.context_source),
         ("safe", answer.safe_basis),
@@ -94,6 +95,10 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
         size = sum(amount for _, amount in rest)
         table.add_row(Text(f"{len(rest):,} others", style="dim"), f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))
     console.print(table)
+
+
+def _startup(answer: TraceAnswer) -> str:
+    return f"takes up to {_amount(answer.startup_peak_bytes)} and gives it back; cuDNN's search takes less where less is free"
 
 
 def _show_batches(answer: TraceAnswer, console: Console) -> None:

@@ -29,6 +29,7 @@ from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.non_allocator_memory import non_allocator_memory
 from gpumemnet.tracing.options import ExtraResults, TraceOptions
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.replay import replayed
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.tracing.safe_bytes import safe_basis
 from gpumemnet.tracing.step import Recording, record
@@ -84,6 +85,7 @@ def answer_for(
         batch_size=batch_size,
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
+        startup_peak_bytes=memory.startup_peak_bytes,
         safe_basis=safe_basis(timeline.convolves, bool(timeline.groups)),
         parts={**memory.run.parts, "context": alone.expected_bytes, "communicator": communicator_bytes(timeline.groups)},
         reserved_bytes=memory.run.reserved_bytes,
@@ -96,7 +98,7 @@ def answer_for(
         loss=loss,
         notes=notes,
         not_included=not_included(timeline),
-        curve=curve_of(run, timeline.sizes, settings) if with_curve else None,
+        curve=curve_of(run, timeline.sizes, settings, memory.run.capacity_bytes) if with_curve else None,
         ranks=timeline.ranks,
     )
 
@@ -152,8 +154,13 @@ class ModelTracer:
             batches=tuple(self._point(size) for size in extras.batches),
             max_batch_size=self._max_batch() if extras.max_batch else None,
             gpus=self._gpus() if extras.gpus else (),
-            job=job_to_dict(self._job(answer.reserved_bytes)) if extras.job else None,
+            job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline))) if extras.job else None,
         )
+
+    def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
+        """Return the reserved bytes on a GPU that is large enough, as a job is described without its GPU."""
+        run = self._long(timeline)
+        return replayed(run.timeline, [timeline.sizes[origin] for origin in run.origins], self._settings).reserved_bytes
 
     def _timeline(self, batch_size: int) -> Timeline:
         _LOG.info("tracing batch size %d", batch_size)

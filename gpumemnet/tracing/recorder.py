@@ -57,6 +57,7 @@ class _Open(NamedTuple):
     operator: str
     module: str
     is_scratch: bool = False
+    is_search: bool = False
     stream: int = 0
 
 
@@ -204,7 +205,7 @@ class Recorder(DispatchMode):
         storages = tuple(
             Storage(
                 *(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module),
-                *(opened.is_scratch, opened.stream),
+                *(opened.is_scratch, opened.is_search, opened.stream),
             )
             for opened, memory_class in zip(self._storages, self._classes, strict=True)
         )
@@ -295,7 +296,9 @@ class Recorder(DispatchMode):
                 if (self._backward, piece.once) in self._met:
                     continue
                 self._met.add((self._backward, piece.once))
-            index = self._library_memory(piece.expected_bytes, piece.bound_bytes, operator, is_scratch=True)
+            index = self._library_memory(
+                piece.expected_bytes, piece.bound_bytes, operator, is_scratch=True, is_search=piece.once is not None
+            )
             if piece.held:
                 held.append(index)
             else:
@@ -303,10 +306,12 @@ class Recorder(DispatchMode):
             if piece.once is not None:
                 self._events.append(EMPTY_CACHE)
 
-    def _library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False) -> int:
+    def _library_memory(
+        self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False, is_search: bool = False
+    ) -> int:
         index = len(self._storages)
         self._events.append(index)
-        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, self._stream))
+        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, is_search, self._stream))
         self._classes.append("workspace")
         return index
 

@@ -1,7 +1,8 @@
 """Replays a timeline through the caching allocator: the reserved bytes at the peak, and their parts.
 
 The parts are those at the moment of the largest allocation.  The allocator keeps what it has reserved, so the reserved bytes are
-largest then.  Reserved bytes that no tensor holds are fragmentation: rounding, and cached blocks that no request fits into.
+largest then.  The start-up may take more: cuDNN's search for algorithms, or a program that empties the cache before it trains.
+Reserved bytes that no tensor holds are fragmentation: rounding, and cached blocks that no request fits into.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Replayed:
     """The memory of a run.
 
     Attributes:
-        reserved_bytes, allocated_bytes, requested_bytes: the allocator's maxima over the run.
+        reserved_bytes, allocated_bytes, requested_bytes: the allocator's maxima; those of the steady state, if the run gave
+            memory back to the driver before its second step.
+        startup_peak_reserved_bytes: maximum of the reserved bytes over the run.
+        capacity_bytes: memory that the allocator could reserve; ``None`` for no limit.
         parts: bytes of each memory class at the peak, and ``fragmentation``; they add up to ``reserved_bytes``.
         peak: the peak.
     """
@@ -47,13 +51,35 @@ class Replayed:
     reserved_bytes: int
     allocated_bytes: int
     requested_bytes: int
+    startup_peak_reserved_bytes: int
+    capacity_bytes: int | None
     parts: dict[str, int]
     peak: Peak
 
 
-def replayed(timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings) -> Replayed:
-    """Replay ``timeline`` with these ``sizes`` of its storages, in bytes."""
-    run = replay(timeline.events, sizes, settings, streams=timeline.streams)
+def replayed(
+    timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int | None = None
+) -> Replayed:
+    """Replay ``timeline``.
+
+    Args:
+        timeline: the run.
+        sizes: bytes of each of its storages.
+        settings: settings of the allocator.
+        capacity_bytes: memory that the allocator can reserve; ``None`` for no limit.
+
+    Raises:
+        OutOfMemory: the run does not fit.
+    """
+    run = replay(
+        timeline.events,
+        sizes,
+        settings,
+        capacity_bytes,
+        streams=timeline.streams,
+        shrinkable=timeline.searches,
+        steady_from=timeline.steady_from,
+    )
     at = run.peak_allocated_event
     parts = dict.fromkeys(MEMORY_CLASSES, 0)
     modules: dict[str, int] = {}
@@ -69,6 +95,8 @@ def replayed(timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettin
         run.peak_reserved_bytes,
         run.peak_allocated_bytes,
         run.peak_requested_bytes,
+        run.startup_peak_reserved_bytes,
+        capacity_bytes,
         parts,
         Peak(at, phase.name, phase.step, cause.operator, cause.module, largest),
     )

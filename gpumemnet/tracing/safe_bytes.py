@@ -34,6 +34,11 @@ def safe_bytes(bound_reserved_bytes: int, context: ContextEstimate, convolves: b
     return round(bound_reserved_bytes * (1 + margin(convolves))) + context.bound_bytes
 
 
+def allocator_bytes(usable_bytes: int, context: ContextEstimate, convolves: bool) -> int:
+    """Return the memory that is left for the allocator within ``usable_bytes``: the inverse of :func:`safe_bytes`."""
+    return int((usable_bytes - context.bound_bytes) / (1 + margin(convolves)))
+
+
 def safe_basis(convolves: bool, exchanges: bool = False) -> str:
     """Return how the bound is computed, in words."""
     outside = ", CUDA context and NCCL" if exchanges else " and CUDA context"

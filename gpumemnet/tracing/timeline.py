@@ -33,6 +33,7 @@ class Storage:
         operator: the operator that allocated it, such as ``aten.mm``.
         module: dotted path of the module that it belongs to; empty for the model itself and outside of it.
         is_scratch: whether a library uses it during one operator; such memory is estimated, not traced.
+        is_search: whether cuDNN uses it to try algorithms (``torch.backends.cudnn.benchmark``), which takes what is free.
         stream: the CUDA stream that it is allocated on; 0 is the default stream.
     """
 
@@ -42,6 +43,7 @@ class Storage:
     operator: str
     module: str
     is_scratch: bool = False
+    is_search: bool = False
     stream: int = 0
 
 
@@ -95,6 +97,16 @@ class Timeline:
         """The stream of every storage, ``None`` when all are on the default one."""
         found = [storage.stream for storage in self.storages]
         return found if any(found) else None
+
+    @property
+    def searches(self) -> frozenset[int]:
+        """Indices of the storages with which cuDNN searches for an algorithm."""
+        return frozenset(index for index, storage in enumerate(self.storages) if storage.is_search)
+
+    @property
+    def steady_from(self) -> int | None:
+        """Index of the event at which the second step begins; ``None`` if there is one step only."""
+        return self.step_starts[1] if len(self.step_starts) > 2 else None
 
     @property
     def convolves(self) -> bool:

@@ -78,8 +78,11 @@ class TraceAnswer:
         gpu: name of the GPU that the amounts are for.
         capacity_bytes: the GPU's memory.
         batch_size: samples per step; on several GPUs, samples per step and GPU.
-        expected_bytes: reserved bytes, CUDA context and NCCL's buffers, as ``nvidia-smi`` shows them.
-        safe_bytes: an upper bound.
+        expected_bytes: reserved bytes, CUDA context and NCCL's buffers in steady state, as ``nvidia-smi`` shows them.
+        safe_bytes: an upper bound on the steady state and on what the start-up cannot do without.
+        startup_peak_bytes: the same as ``expected_bytes`` at the moment of most memory, start-up included.  It is larger if
+            cuDNN searches for algorithms in the first step, which takes memory that is free and gives it back, or if the
+            program empties the cache before it trains.
         safe_basis: how the bound is computed, and whether its coverage was measured.
         parts: bytes by name; they add up to ``expected_bytes``.
         reserved_bytes, allocated_bytes, requested_bytes: maxima of the caching allocator.
@@ -103,6 +106,7 @@ class TraceAnswer:
     batch_size: int
     expected_bytes: int
     safe_bytes: int
+    startup_peak_bytes: int
     safe_basis: str
     parts: dict[str, int]
     reserved_bytes: int

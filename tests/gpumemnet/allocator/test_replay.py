@@ -26,6 +26,7 @@ def test_a_replay_by_hand() -> None:
         peak_allocated_bytes=4 * MIB + 30 * MIB + 512,
         peak_requested_bytes=34 * MIB + 1,
         peak_reserved_bytes=52 * MIB,
+        startup_peak_reserved_bytes=52 * MIB,
         peak_inactive_split_bytes=16 * MIB + 8 * MIB,  # beside storages 0 and 2
         peak_allocated_event=1,
         peak_reserved_event=1,
@@ -50,6 +51,28 @@ def test_a_prefix_stays_allocated() -> None:
     assert found.allocated_bytes == 48 * MIB
     assert found.peak_reserved_bytes == (20 + 40 + 32) * MIB  # storage 0 fits beside the first
     assert replay([], [], prefix=[512]).peak_allocated_event == -1
+
+
+def test_memory_given_back_before_the_steady_state_counts_for_the_start_up_only() -> None:
+    # Storage 1 is a search of the first step; the second step begins with event 5.
+    events = [0, 1, ~1, EMPTY_CACHE, ~0, 0, 2, ~2, ~0]
+    found = replay(events, SIZES, steady_from=5)
+    assert found.startup_peak_reserved_bytes == (20 + 32) * MIB
+    assert found.peak_reserved_bytes == (20 + 24) * MIB
+    assert found.peak_allocated_bytes == (4 + 24) * MIB
+    assert (found.peak_allocated_event, found.peak_reserved_event) == (6, 6)
+    kept = [event for event in events if event != EMPTY_CACHE]
+    assert replay(kept, SIZES, steady_from=4) == replay(kept, SIZES)  # nothing is given back: all of the run counts
+
+
+@pytest.mark.parametrize(("capacity_mib", "got_mib"), [(52, 32), (36, 16), (20, 0)])
+def test_a_shrinkable_storage_takes_what_is_left(capacity_mib: int, got_mib: int) -> None:
+    events, sizes = [0, 1, ~1], [20 * MIB, 32 * MIB]
+    found = replay(events, sizes, capacity_bytes=capacity_mib * MIB, shrinkable={1})
+    assert found.peak_allocated_bytes == (20 + got_mib) * MIB
+    if got_mib < 32:
+        with pytest.raises(OutOfMemory):
+            replay(events, sizes, capacity_bytes=capacity_mib * MIB)
 
 
 def test_the_same_stream_with_the_sizes_of_another_batch() -> None:

@@ -197,6 +197,7 @@ ANSWER = TraceAnswer(
     batch_size=8,
     expected_bytes=30 * GIB,
     safe_bytes=31 * GIB,
+    startup_peak_bytes=30 * GIB,
     safe_basis="guesswork",
     parts={"parameter": 10 * GIB, "buffer": 0, "fragmentation": 19 * GIB + MIB // 2, "context": GIB - MIB // 2},
     reserved_bytes=29 * GIB,

@@ -20,6 +20,7 @@ import gpumemnet
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
 from gpumemnet.tracing.report.answer import answer_from_dict, answer_to_dict
@@ -179,3 +180,37 @@ def test_expandable_segments_waste_less(example: Callable[[str], ModuleType]) ->
 def test_values_that_do_not_exist(option: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match=option):
         trace(network(), IMAGES, **{option: value})
+
+
+def images(width: int, layers: int) -> nn.Sequential:
+    """A convolutional network whose activations shrink, so that cached segments do not fit later requests."""
+    blocks: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
+    for _ in range(layers):
+        blocks += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+def test_a_search_for_algorithms_counts_for_the_start_up_only() -> None:
+    plain, searched = (
+        trace(images(64, 3), torch.empty(32, 3, 64, 64, device="meta"), cudnn_benchmark=searches, gpu="A100")
+        for searches in (False, True)
+    )
+    assert plain.startup_peak_bytes == plain.expected_bytes
+    assert searched.startup_peak_bytes > 1.2 * plain.expected_bytes
+    assert searched.expected_bytes < 1.1 * plain.expected_bytes
+    assert sum(searched.parts.values()) == searched.expected_bytes <= searched.safe_bytes
+
+
+def test_near_the_capacity_the_allocator_gives_cached_segments_back() -> None:
+    batch = torch.empty(512, 3, 86, 86, device="meta")
+    roomy = trace(images(64, 3), batch, gpu="A100")
+    spare_bytes = (roomy.reserved_bytes + roomy.context_bytes - roomy.smallest_bytes) // 4
+    assert spare_bytes > 64 * MIB
+    reserve_bytes = (device_profile("A100").capacity_bytes // MIB - available_mib(device_profile("A100"))) * MIB
+    usable_bytes = roomy.smallest_bytes + spare_bytes
+    tight = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=usable_bytes + reserve_bytes))
+    assert roomy.smallest_bytes <= tight.expected_bytes <= usable_bytes < roomy.expected_bytes
+    assert sum(tight.parts.values()) == tight.expected_bytes
+    too_small = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes // 2))
+    assert not too_small.fits
+    assert too_small.expected_bytes == roomy.expected_bytes  # what it would take on a GPU that is large enough
