@@ -1,0 +1,107 @@
+"""A question to cuDNN, and its answer: the plans of one convolution and their workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+FORWARD: Final = "forward"
+BACKWARD_DATA: Final = "backward_data"
+BACKWARD_FILTER: Final = "backward_filter"
+OPERATIONS: Final = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
+TENSOR_CORE: Final = "tensor_core"
+DOWN_CONVERTS_INPUTS: Final = "down_converts_inputs"
+NOTES: Final = {0: TENSOR_CORE, 1: DOWN_CONVERTS_INPUTS, 3: "fft", 4: "nondeterministic", 5: "winograd"}
+"""Numerical notes of cuDNN that are kept, by their number in ``cudnnBackendNumericalNote_t``."""
+ALIGNMENT_BYTES: Final = 16
+"""PyTorch describes a tensor by the alignment of its address up to this; the allocator's blocks begin at multiples of 512."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionQuestion:
+    """One operation of a convolution, as PyTorch describes it to cuDNN.
+
+    Attributes:
+        operation: one of :data:`OPERATIONS`.
+        image, weight, result: shapes ``[batch, channels, *spatial]``, ``[outputs, channels per group, *filter]`` and
+            ``[batch, outputs, *spatial]``, with two or three spatial dimensions.
+        channels_last: whether all three tensors have this layout, or the contiguous one.
+        dtype: type of the tensors: ``float32``, ``float16``, ``bfloat16`` or ``float64``.
+        padding, stride, dilation: by spatial dimension.
+        alignment_bytes: alignment of the tensors' addresses.
+    """
+
+    operation: str
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    result: tuple[int, ...]
+    channels_last: bool
+    dtype: str
+    padding: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    alignment_bytes: int = ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to compute a convolution.
+
+    Attributes:
+        engine: number of the engine in cuDNN.
+        workspace_bytes: memory that it needs while it runs.
+        notes: what is special about its arithmetic, of :data:`NOTES`.
+    """
+
+    engine: int
+    workspace_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """The supported plans of one operation, in the order in which PyTorch tries them.
+
+    Attributes:
+        heuristic: the plans that the heuristics (mode ``INSTANT``) rank.
+        fallback: the plans of the fallback list.
+    """
+
+    heuristic: tuple[Plan, ...]
+    fallback: tuple[Plan, ...]
+
+    def for_pytorch(self, dtype: str, tf32: bool) -> tuple[Plan, ...]:
+        """Return the plans that PyTorch does not reject, heuristics first.
+
+        It rejects plans that convert fp32 inputs to a shorter type, and, if TF32 is not allowed, tensor cores for fp32
+        (``filterEngineConfigs`` in ``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        """
+        rejected = set() if dtype != "float32" else {DOWN_CONVERTS_INPUTS} if tf32 else {DOWN_CONVERTS_INPUTS, TENSOR_CORE}
+        return tuple(plan for plan in (*self.heuristic, *self.fallback) if not rejected & set(plan.notes))
+
+
+def question_to_dict(question: ConvolutionQuestion) -> dict[str, Any]:
+    """Return the JSON object of ``question``."""
+    return asdict(question)
+
+
+def question_from_dict(document: Mapping[str, Any]) -> ConvolutionQuestion:
+    """Return the question of a JSON object from :func:`question_to_dict`."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
+    return ConvolutionQuestion(**values)
+
+
+def plans_to_dict(plans: Plans) -> dict[str, Any]:
+    """Return the JSON object of ``plans``: lists of ``[engine, workspace bytes, notes]``."""
+    lists = {"heuristic": plans.heuristic, "fallback": plans.fallback}
+    return {name: [[plan.engine, plan.workspace_bytes, list(plan.notes)] for plan in each] for name, each in lists.items()}
+
+
+def plans_from_dict(document: Mapping[str, Any]) -> Plans:
+    """Return the plans of a JSON object from :func:`plans_to_dict`."""
+    heuristic, fallback = (
+        tuple(Plan(engine, workspace_bytes, tuple(notes)) for engine, workspace_bytes, notes in document[name])
+        for name in ("heuristic", "fallback")
+    )
+    return Plans(heuristic, fallback)

@@ -1,0 +1,68 @@
+"""The real cuDNN, where it is installed: CI does not install it, because its wheels take 1.5 GB."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.cudnn.backend import strides
+from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, OPERATIONS, ConvolutionQuestion
+from gpumemnet.cudnn.session import CudnnSession, open_session
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.units import MIB
+
+
+@pytest.fixture
+def cudnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudnnSession]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    session, reason = open_session(os.environ.get("CUDNN_LIBRARY", "auto"))
+    if session is None:
+        pytest.skip(f"{reason}: its plans cannot be listed")
+    yield session
+    session.close()
+
+
+def question(operation: str, dtype: str, channels_last: bool) -> ConvolutionQuestion:
+    return ConvolutionQuestion(
+        operation=operation,
+        image=(32, 64, 56, 56),
+        weight=(64, 64, 3, 3),
+        result=(32, 64, 56, 56),
+        channels_last=channels_last,
+        dtype=dtype,
+        padding=(1, 1),
+        stride=(1, 1),
+        dilation=(1, 1),
+    )
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100", "T4", "RTX4090"])
+def test_half_precision_needs_no_copies_if_the_tensors_are_channels_last(cudnn: CudnnSession, gpu: str) -> None:
+    for operation in (FORWARD, BACKWARD_DATA):
+        last, first = (cudnn.plans(device_profile(gpu), question(operation, "float16", each)) for each in (True, False))
+        assert last is not None
+        assert first is not None
+        assert last.heuristic[0].workspace_bytes < MIB
+        assert first.heuristic
+
+
+def test_every_operation_and_type_has_plans(cudnn: CudnnSession) -> None:
+    for dtype in ("float32", "float16", "bfloat16", "float64"):
+        for operation in OPERATIONS:
+            plans = cudnn.plans(device_profile("A100"), question(operation, dtype, channels_last=False))
+            assert plans is not None
+            assert plans.for_pytorch(dtype, tf32=True)
+
+
+def test_the_filter_gradient_on_an_a100_copies_both_operands(cudnn: CudnnSession) -> None:
+    plans = cudnn.plans(device_profile("A100"), question(BACKWARD_FILTER, "float32", channels_last=False))
+    assert plans is not None
+    assert plans.heuristic[0].workspace_bytes > 2 * 32 * 64 * 56 * 56 * 4
+
+
+def test_strides_of_both_layouts() -> None:
+    assert strides((2, 3, 4, 5), channels_last=False) == (60, 20, 5, 1)
+    assert strides((2, 3, 4, 5), channels_last=True) == (60, 1, 15, 3)

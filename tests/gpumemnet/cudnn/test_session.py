@@ -1,0 +1,110 @@
+"""Asking cuDNN: the child process, its crashes, and the cache; a stand-in child takes the place of cuDNN."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumemnet.cudnn.cache import AnswerCache
+from gpumemnet.cudnn.plans import FORWARD, ConvolutionQuestion
+from gpumemnet.cudnn.session import CudnnSession, CudnnUnavailableError
+from gpumemnet.gpu.catalogue import device_profile
+
+CHILD = (sys.executable, str(Path(__file__).with_name("stand_in_child.py")))
+A100 = device_profile("A100")
+
+
+def question(batch: int) -> ConvolutionQuestion:
+    return ConvolutionQuestion(
+        operation=FORWARD,
+        image=(batch, 64, 56, 56),
+        weight=(64, 64, 3, 3),
+        result=(batch, 64, 56, 56),
+        channels_last=False,
+        dtype="float32",
+        padding=(1, 1),
+        stride=(1, 1),
+        dilation=(1, 1),
+    )
+
+
+def session(folder: Path, name: str = "log") -> CudnnSession:
+    return CudnnSession(folder / name, AnswerCache(folder / "cache" / "plans.sqlite3"), CHILD)
+
+
+def asked(folder: Path) -> int:
+    log = folder / "log"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_plans_arrive_in_the_order_of_cudnn(tmp_path: Path) -> None:
+    cudnn = session(tmp_path)
+    plans = cudnn.plans(A100, question(2))
+    assert cudnn.version == "9.28.0"
+    assert plans is not None
+    assert [plan.engine for plan in (*plans.heuristic, *plans.fallback)] == [1, 2, 3]
+    cudnn.close()
+
+
+def test_pytorch_rejects_plans_by_their_arithmetic(tmp_path: Path) -> None:
+    plans = session(tmp_path).plans(A100, question(2))
+    assert plans is not None
+    assert [plan.engine for plan in plans.for_pytorch("float32", tf32=True)] == [2, 3]
+    assert [plan.engine for plan in plans.for_pytorch("float32", tf32=False)] == [3]
+    assert [plan.engine for plan in plans.for_pytorch("float16", tf32=True)] == [1, 2, 3]
+
+
+def test_an_answer_is_asked_for_once_by_all_processes(tmp_path: Path) -> None:
+    first, second = session(tmp_path), session(tmp_path)
+    assert first.plans(A100, question(2)) == first.plans(A100, question(2)) == second.plans(A100, question(2))
+    assert asked(tmp_path) == 1
+    second.plans(device_profile("H100"), question(2))
+    assert asked(tmp_path) == 2, "another GPU is another question"
+
+
+def test_a_crash_costs_one_answer_and_is_not_remembered_on_disk(tmp_path: Path) -> None:
+    cudnn = session(tmp_path)
+    assert cudnn.plans(A100, question(13)) is None
+    assert cudnn.plans(A100, question(2)) is not None
+    assert session(tmp_path).plans(A100, question(13)) is None
+    assert asked(tmp_path) == 3
+
+
+def test_after_three_crashes_nothing_is_asked_any_more(tmp_path: Path) -> None:
+    cudnn = session(tmp_path)
+    for stride in (1, 2, 3, 4):
+        assert cudnn.plans(A100, replace(question(13), stride=(stride, stride))) is None
+    assert asked(tmp_path) == 3
+    assert cudnn.plans(A100, question(2)) is None
+
+
+def test_a_refusal_is_remembered(tmp_path: Path) -> None:
+    assert session(tmp_path).plans(A100, question(14)) is None
+    assert session(tmp_path).plans(A100, question(14)) is None
+    assert asked(tmp_path) == 1
+
+
+def test_cudnn_9_28_is_not_asked_about_volta(tmp_path: Path) -> None:
+    assert session(tmp_path).plans(device_profile("V100"), question(2)) is None
+    assert asked(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("name", "reason"), [("old", "cuDNN 9.1.0 is installed"), ("missing", "libcublasLt.so.12")])
+def test_a_library_that_cannot_answer_says_why(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(CudnnUnavailableError, match=reason):
+        session(tmp_path, name)
+
+
+def test_a_child_that_ends_at_once_is_no_library(tmp_path: Path) -> None:
+    with pytest.raises(CudnnUnavailableError, match="ended"):
+        CudnnSession(tmp_path / "log", AnswerCache(tmp_path / "plans"), (sys.executable, "-c", ""))
+
+
+def test_a_damaged_cache_is_asked_around(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "plans.sqlite3").write_bytes(b"no database" * 1000)
+    assert session(tmp_path).plans(A100, question(2)) is not None
+    assert asked(tmp_path) == 1
