@@ -8,10 +8,11 @@ names the source of its estimate.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -41,8 +42,8 @@ class DeviceProfile:
     """One GPU model.
 
     Attributes:
-        name: the product name as NVML reports it.
-        aliases: short names.
+        name: the product name as NVML reports it; where NVML gives cards of different memory one name, the memory follows it.
+        aliases: short names; the first is the shortest way to write the GPU.
         capacity_bytes: total memory.
         context_bytes: CUDA context with the libraries of a training job; ``None`` when not measured.
         blas_workspace_bytes: cuBLAS workspace per handle and stream, allocated through the caching allocator.
@@ -65,15 +66,39 @@ class DeviceProfile:
     multiprocessors: int
     context_readings: tuple[ContextReading, ...] = ()
 
+    @property
+    def is_laptop(self) -> bool:
+        """Whether it is a laptop's GPU: known by name, but left out where the GPUs that hold a job are listed."""
+        return " Laptop" in self.name
+
 
 @cache
 def device_profiles() -> tuple[DeviceProfile, ...]:
     """All profiles of the catalogue ``catalogue.json``, in its order."""
     document = json.loads(resources.files("gpumemnet").joinpath("gpu/catalogue.json").read_text("utf-8"))
-    return tuple(_profile(entry, f"devices[{index}]") for index, entry in enumerate(document["devices"]))
+    return tuple(
+        _profile({**_unmeasured(entry["compute_capability"]), **entry}, f"devices[{index}]")
+        for index, entry in enumerate(document["devices"])
+    )
 
 
-GENERIC_BLAS_WORKSPACE_BYTES: Final = 8_519_680
+def _unmeasured(compute_capability: Sequence[int]) -> dict[str, Any]:
+    """The fields of a profile that the catalogue leaves out, because no GPU of this project has measured them."""
+    blas_workspace_bytes, source = _LARGE_BLAS_WORKSPACE if compute_capability[0] >= 9 else _SMALL_BLAS_WORKSPACE
+    return {
+        "context_bytes": None,
+        "context_source": "unknown: not measured",
+        "blas_workspace_bytes": blas_workspace_bytes,
+        "blas_workspace_source": f"aten/src/ATen/cuda/CublasHandlePool.cpp: {source}",
+    }
+
+
+_SMALL_BLAS_WORKSPACE: Final = (8_519_680, "8.125 MiB below compute capability 9.0")
+_LARGE_BLAS_WORKSPACE: Final = (
+    32 * MIB,
+    "32 MiB on compute capability 9, 10 and 12 in torch 2.13; 8.125 MiB above 9.0 in older versions",
+)
+GENERIC_BLAS_WORKSPACE_BYTES: Final = _SMALL_BLAS_WORKSPACE[0]
 """Assumed for a GPU without a profile: 8.125 MiB, as below compute capability 9.0."""
 
 
@@ -86,20 +111,58 @@ def blas_workspace_bytes(name: str) -> int:
 
 
 def device_profile(name: str) -> DeviceProfile:
-    """Looks up the profile of a GPU by its NVML name or an alias, ignoring case.
+    """Looks up the profile of a GPU by its NVML name or an alias.
+
+    Case, spaces, hyphens, underscores and the maker's words make no difference, so Slurm's ``nvidia_geforce_rtx_3090`` is known.
 
     Raises:
-        InvalidRequestError: when there is none; the message names the most similar GPU, or lists all.
+        InvalidRequestError: when there is none; the message names the most similar GPU, or explains why there is none.
     """
-    wanted = name.casefold() if isinstance(name, str) else None
-    for profile in device_profiles():
-        if wanted in (profile.name.casefold(), *(alias.casefold() for alias in profile.aliases)):
-            return profile
-    names = {alias.casefold(): alias for profile in device_profiles() for alias in (*profile.aliases, profile.name)}
-    if wanted is not None and (close := get_close_matches(wanted[:60], names, n=1, cutoff=0.75)):
-        raise InvalidRequestError(f"no profile of {describe(name)}: did you mean '{names[close[0]]}'?", "gpu")
-    known = ", ".join(profile.aliases[0] for profile in device_profiles())
-    raise InvalidRequestError(f"no profile of {describe(name)}: known GPUs are {known}", "gpu")
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"must be the name of a GPU, not {describe(name)}", "gpu")
+    return _profile_called(name[:_LONGEST_NAME])
+
+
+_LONGEST_NAME: Final = 100
+"""Longer names are cut: no GPU has one."""
+
+
+@lru_cache(maxsize=512)
+def _profile_called(name: str) -> DeviceProfile:
+    by_name, key = _by_name(), _key(name)
+    if key in by_name:
+        return by_name[key][1]
+    if _OTHER_MAKERS.search(name):
+        raise InvalidRequestError(
+            f"{describe(name)} is no NVIDIA GPU: amounts are those of PyTorch with CUDA, and other libraries take other memory",
+            "gpu",
+        )
+    if close := get_close_matches(key, by_name, n=1, cutoff=0.75):
+        raise InvalidRequestError(f"no profile of {describe(name)}: did you mean '{by_name[close[0]][0]}'?", "gpu")
+    raise InvalidRequestError(
+        f"no profile of {describe(name)}: known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50, such as A100-80GB or "
+        "RTX 4090; GET /v1/gpus lists them, and trace takes the path of a profile for any other",
+        "gpu",
+    )
+
+
+_OTHER_MAKERS: Final = re.compile(r"\bMI ?\d{2,3}[AX]?\b|instinct|radeon|\bamd\b|gaudi|\bintel\b|\btpu\b|trainium", re.IGNORECASE)
+_MAKER: Final = re.compile(r"^(nvidia|tesla|quadro|geforce|rtx)|(gpu|generation)$")
+"""Words at a name's ends by which no two GPUs differ, once they are written without spaces."""
+
+
+def _key(name: str) -> str:
+    """The name's letters and digits in lower case, without the words of :data:`_MAKER`."""
+    key = "".join(letter for letter in name.casefold() if letter.isalnum())
+    while (shorter := _MAKER.sub("", key)) != key and shorter:
+        key = shorter
+    return key
+
+
+@cache
+def _by_name() -> dict[str, tuple[str, DeviceProfile]]:
+    """Key of a name → the name as it is written, and its profile."""
+    return {_key(name): (name, profile) for profile in device_profiles() for name in (profile.name, *profile.aliases)}
 
 
 # The CUDA context.

@@ -81,9 +81,11 @@ class Fit:
 
 @cache
 def catalogue_targets() -> tuple[Target, ...]:
-    """Every GPU of the catalogue, each followed by its MIG profiles."""
+    """Every GPU of the catalogue but those of laptops, each followed by its MIG profiles."""
     targets: list[Target] = []
     for profile in device_profiles():
+        if profile.is_laptop:
+            continue
         targets.append(Target(gpu=profile.name, available_mib=available_mib(profile)))
         targets += [
             Target(gpu=profile.name, mig=mig.name, available_mib=available_mib(profile, mig))

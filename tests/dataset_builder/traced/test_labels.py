@@ -115,7 +115,7 @@ def test_a_campaign_ends_as_a_dataset_and_goes_on_where_it_stopped(tmp_path: Pat
 def test_an_unknown_gpu_is_one_sentence(tmp_path: Path) -> None:
     done = run("trace-recipe", "mlp", "--out", tmp_path / "out", "--gpu", "Voodoo2")
     assert done.returncode == 2
-    assert "known GPUs are" in done.stderr
+    assert "known are NVIDIA's GPUs" in done.stderr
     assert "Traceback" not in done.stderr
 
 

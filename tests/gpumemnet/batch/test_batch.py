@@ -265,7 +265,7 @@ def test_places_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ("options", "says"),
     [
         (["--coverage", "2"], "coverage: must be between"),
-        (["--gpu", "Voodoo2"], "known GPUs are"),
+        (["--gpu", "Voodoo2"], "known are NVIDIA's GPUs"),
         (["--encoder", "oracle"], "encoder: must be one of"),
         (["--workers", "0"], "workers: must be at least 1"),
         (["--engine", "spark"], "engine: must be one of local, ray"),

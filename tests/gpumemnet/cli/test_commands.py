@@ -38,7 +38,7 @@ def test_help_loads_no_command() -> None:
         (["predct"], "error: no such command 'predct': did you mean 'predict'? (see gpumemnet --help)"),
         (["predict", "--covrage", "1", "x"], "no such option --covrage: did you mean --coverage? (see gpumemnet predict --help)"),
         (["build", "campain"], "error: no such command 'campain': did you mean 'campaign'? (see gpumemnet build --help)"),
-        (["predict", str(JOB), "--gpu", "H20"], "error: gpu: no profile of 'H20': did you mean 'H200'?"),
+        (["predict", str(JOB), "--gpu", "H2000"], "error: gpu: no profile of 'H2000': did you mean 'H200'?"),
         (["train"], "error: missing option '--out' (see gpumemnet train --help)"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_target_is_named_as_a_person_would():
 @pytest.mark.parametrize(
     ("arguments", "field", "words"),
     [
-        ({"name": "Z80"}, "gpu", "no profile of 'Z80': known GPUs are"),
+        ({"name": "Z80"}, "gpu", "no profile of 'Z80': known are NVIDIA's GPUs"),
         ({"name": "A100/9g.99gb"}, "mig", "known are 1g.5gb, 1g.10gb"),
         ({"name": "T4/1g.5gb"}, "mig", "known are none"),
         ({"name": "A100/"}, "mig", "no MIG profile ''"),

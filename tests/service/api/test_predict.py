@@ -244,9 +244,9 @@ def test_what_a_job_fits_is_answered_in_the_order_asked(http, predictor, job):
     assert [fit["verdict"] for fit in answer["fits"]] == ["yes", "yes", "no", "yes"]
 
 
-def test_what_a_job_fits_of_the_whole_catalogue(http, job):
+def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(http, job):
     answer = predict(http, job, fits=True)
-    gpus = http.get("/v1/gpus").json()["gpus"]
+    gpus = [gpu for gpu in http.get("/v1/gpus").json()["gpus"] if "Laptop" not in gpu["name"]]
     named = [(gpu["name"], mig) for gpu in gpus for mig in (None, *(mig["name"] for mig in gpu["mig"]))]
     assert [(fit["gpu"], fit["mig"]) for fit in answer["fits"]] == named
     assert predict(http, job, fits=[])["fits"] == predict(http, job, devices=[])["fits"] == []
