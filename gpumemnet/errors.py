@@ -21,6 +21,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 
 class GpumemnetError(Exception):
     """Base of all errors with a sentence for the user; its text is that sentence."""
@@ -112,3 +114,33 @@ class MissingExtraError(GpumemnetError):
         super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'gpumemnet[{extra}]'")
         self.package = package
         self.extra = extra
+
+
+def first_line(error: BaseException, max_characters: int = 200) -> str:
+    """Return the first line of a foreign error's text, shortened; the name of its class if it has no text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:max_characters]
+
+
+def did_you_mean(
+    name: object,
+    known: Iterable[str],
+    otherwise: str = "",
+    *,
+    similarity: float = 0.6,
+    key: Callable[[str], str] = str.casefold,
+) -> str:
+    """Return ``did you mean 'batch_size'?`` for an unknown name.
+
+    Args:
+        name: the unknown name.
+        known: the known names.
+        otherwise: returned when none of them is similar, such as a list of them.
+        similarity: how similar a known name must be, from 0 to 1.
+        key: what names are compared by; without case by default.
+    """
+    from difflib import get_close_matches  # needed only after a mistake
+
+    by_key = {key(each): each for each in known}
+    close = get_close_matches(key(str(name)[:64]), by_key, n=1, cutoff=similarity)
+    return f"did you mean '{by_key[close[0]]}'?" if close else otherwise

@@ -6,7 +6,6 @@ command-line argument takes precedence, and its variable is then not read.  The 
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from gpumemnet.errors import GpumemnetError
+from gpumemnet.errors import GpumemnetError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_LAYERS
 from gpumemnet.units import MIB
@@ -182,8 +181,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
             and name not in (*known, *CLIENT_VARIABLES, BUILD_VARIABLE)
             and not _OF_KUBERNETES.fullmatch(name)
         ):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "the page Settings of the documentation lists them"
+            hint = did_you_mean(name, known, "the page Settings of the documentation lists them")
             warnings.append(f"{name[:80]} is no setting of the service: {hint}")
     return warnings
 

@@ -19,6 +19,8 @@ import torch
 import torch._dynamo  # every optimizer loads it on first use: loaded once here, before the fork, it costs the children nothing
 import torch.utils.checkpoint
 
+from gpumemnet.errors import first_line
+
 from ..recipe.planned_job import parse_planned
 from . import channel
 from .device_stages import run_stage
@@ -65,19 +67,19 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     try:
         stack = software_stack()
     except RuntimeError as error:  # PyTorch refuses a cuDNN that is not the one it was built for
-        _tell(end, {"event": "result", "status": "error", "reason": _sentence(error), "allocator": allocator})
+        _tell(end, {"event": "result", "status": "error", "reason": first_line(error), "allocator": allocator})
         return
     _tell(end, {"event": "started", "pids": process_ids(), "stack": stack})
     try:
         outcome = _measure_on_gpu(request, end, allocator)
     except torch.OutOfMemoryError as error:
-        outcome = {"status": "oom", "reason": _sentence(error)}
+        outcome = {"status": "oom", "reason": first_line(error)}
     except RuntimeError as error:
-        outcome = {"status": "oom" if _is_out_of_memory(error) else "error", "reason": _sentence(error)}
+        outcome = {"status": "oom" if _is_out_of_memory(error) else "error", "reason": first_line(error)}
     except ParentGoneError:
         raise
     except Exception as error:
-        outcome = {"status": "error", "reason": f"{type(error).__name__}: {_sentence(error)}"}
+        outcome = {"status": "error", "reason": f"{type(error).__name__}: {first_line(error)}"}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         note_statistics(torch.cuda.memory_stats(), allocator)
     _tell(end, outcome | {"event": "result", "allocator": allocator})
@@ -188,7 +190,3 @@ card where NVML does not list processes, as in some containers (``reportProcessM
 def _is_out_of_memory(error: RuntimeError) -> bool:
     text = str(error)
     return any(each in text for each in _OUT_OF_MEMORY)
-
-
-def _sentence(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gpumemnet.errors import first_line
+
 _CURRENT: Final = "requested_bytes.all.current"
 _PEAK: Final = "requested_bytes.all.peak"
 _TYPES: Final = (torch.float32, torch.float16)
@@ -172,7 +174,7 @@ def _workspaces(device: torch.device, shape: Shape, math: str, channels_last: bo
         try:
             yield row | {"workspace_bytes": _passing(device, call)}
         except RuntimeError as error:  # no kernel for it, or no memory: the other rows are good
-            yield row | {"reason": str(error).strip().partition("\n")[0][:200]}
+            yield row | {"reason": first_line(error)}
 
 
 def _passing(device: torch.device, call: Callable[[], object]) -> int:

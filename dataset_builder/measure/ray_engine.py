@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gpumemnet.batch.ray_loading import load_ray, package_folders
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
-from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
+from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError, first_line
 
 from ..recipe.planned_job import PlannedJob, parse_planned
 from .campaign import Tally
@@ -62,9 +62,8 @@ class RayEngine:
         try:
             self._ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
             raise MeasurementError(
-                f"the Ray cluster cannot be reached ({reason[0][:200]}): RAY_ADDRESS names it, and a cluster with token "
+                f"the Ray cluster cannot be reached ({first_line(error)}): RAY_ADDRESS names it, and a cluster with token "
                 "authentication needs its token on this machine too"
             ) from None
 

@@ -6,7 +6,6 @@ A feature is declared as one value, a list of values (equally likely), ``{choice
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.units import GIB, MIB
 
@@ -170,8 +169,7 @@ def _mapping(value: object, field: str, known: tuple[str, ...]) -> Mapping[str, 
         raise InvalidRequestError(f"must be a mapping with {', '.join(known)}, not {describe(value)}", field)
     for key in value:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known keys are {', '.join(known)}"
+            hint = did_you_mean(key, known, f"known keys are {', '.join(known)}")
             raise InvalidRequestError(f"is not a known key: {hint}", f"{field}.{str(key)[:40]}" if field else str(key)[:40])
     return value
 

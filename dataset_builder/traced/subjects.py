@@ -13,10 +13,9 @@ from gpumemnet.data.measurement import Measurement
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.tracing.losses import TargetLoss
-from gpumemnet.tracing.memory import steady_memory
+from gpumemnet.tracing.memory import Replayed, steady_memory
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.replay import Replayed
 from gpumemnet.tracing.step import record
 
 from ..families import TensorSpec, family

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import InvalidRequestError, first_line
 
 FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _WILD: Final = frozenset("*?[")
@@ -144,5 +144,5 @@ def _asked(location: str, ask: Any) -> Any:
         raise InvalidRequestError(f"{location} does not exist", "jobs") from None
     except Exception as error:
         raise InvalidRequestError(
-            f"{location} cannot be reached ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})", "jobs"
+            f"{location} cannot be reached ({type(error).__name__}: {first_line(error, 160)})", "jobs"
         ) from None

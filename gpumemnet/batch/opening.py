@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from gpumemnet.batch.inputs import InputFile, open_input
-from gpumemnet.errors import DatasetError, MissingExtraError
+from gpumemnet.errors import DatasetError, MissingExtraError, first_line
 from gpumemnet.job.arrow_codec import WORD_FIELDS
 from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS
 
@@ -86,11 +86,6 @@ def require_pyarrow(purpose: str) -> Any:
     except ImportError:
         raise MissingExtraError("pyarrow", "parquet", purpose) from None
     return pyarrow
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, at most 200 characters."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _words(schema: Any) -> list[str]:

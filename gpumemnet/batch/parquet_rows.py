@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.batch.inputs import InputFile
-from gpumemnet.batch.opening import first_line, open_parquet
+from gpumemnet.batch.opening import open_parquet
 from gpumemnet.batch.plan import CHUNK_ROWS
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import DatasetError, first_line
 from gpumemnet.job.training_job import JOB_FIELDS
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.options import Names, Question
 from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
 from gpumemnet.data.atomic_files import locked, replace_file
-from gpumemnet.errors import DatasetError, InvalidRequestError
+from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
 
 _VERSION: Final = 1
 """Version of the file format of parts; increase it when the format changes."""
@@ -167,5 +167,5 @@ def scratch_of(folder: Path, name: str, key: str, output_format: str) -> Iterato
 
 def no_room(where: Path | str, error: OSError) -> DatasetError:
     """The error for a location that cannot be written."""
-    reason = error.strerror or str(error).splitlines()[0][:200]
+    reason = error.strerror or first_line(error)
     return DatasetError(f"{where} cannot be written ({reason}); finished parts are kept: the same command, run again, goes on")

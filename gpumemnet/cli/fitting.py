@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchSizes, batch_sizes
 
@@ -59,12 +60,12 @@ def show_fitting(found: Sequence[Fit] | None, sizes: BatchSizes | None, console:
                 fit.available_mib,
                 fit.request_mib,
                 "none" if fit.limit_mib is None else f"{fit.limit_mib:,}",
-                fit.verdict,
+                VERDICT_TEXTS[fit.verdict],
                 f"{fit.probability:.1%}",
             )
             for fit in found
         ]
-        columns = ("GPU", "available MiB", "expected MiB", "safe MiB", "fits", "likely")
+        columns = ("GPU", "available MiB", "expected MiB", "safe MiB", "verdict", "likely")
         print_table(console, "What holds the job", columns, rows)
 
 

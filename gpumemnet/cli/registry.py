@@ -126,6 +126,30 @@ def verify(registry: Folder, as_json: AsJson = False) -> None:
         typer.echo("every release is whole")
 
 
+@registry.command("prune")
+def prune(
+    registry: Folder,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Delete all but the newest N releases too; champion, challenger and the champion before stay.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete bundles that no release holds, and what interrupted commands left behind."""
+    deleted = Registry(registry).prune(keep_releases=keep)
+    if as_json:
+        typer.echo(json.dumps({"deleted": deleted}, indent=2))
+        return
+    for name in deleted:
+        typer.echo(f"deleted {name}")
+    if not deleted:
+        typer.echo("nothing to delete")
+
+
 def _say(aliases: Aliases, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(aliases), indent=2))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpumemnet.cli.output import print_facts
+from gpumemnet.gpu.verdict import NO, UNSURE, VERDICT_TEXTS, YES
 from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gpumemnet.tracing.report.answer import TraceAnswer
 
 _TOP_MODULES: Final = 10
+_COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
 _WIDE: Final = 110
 """Terminal width from which the report describes each part."""
 
@@ -44,14 +46,12 @@ def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -
 
 
 def _verdict(answer: TraceAnswer) -> Text:
-    word, style = "Fits", "bold green"
-    if not answer.fits:
-        word, style = "Does not fit", "bold red"
-        if answer.expected_bytes <= answer.capacity_bytes:
-            word, style = "May not fit", "bold yellow"
-    expected, safe = _amount(answer.expected_bytes), _amount(answer.safe_bytes)
+    text = VERDICT_TEXTS[answer.verdict]
+    headline = (f"{text[0].upper()}{text[1:]} {answer.gpu}", f"bold {_COLOURS[answer.verdict]}")
+    amounts = f"{_amount(answer.expected_bytes)} expected, {_amount(answer.safe_bytes)} safe"
+    available = "" if answer.fits else f", {_amount(answer.available_bytes)} available"
     each = "" if answer.ranks == 1 else f" on each of {answer.ranks:,} GPUs"
-    return Text.assemble((f"{word} {answer.gpu}", style), f": {expected} expected, {safe} safe{each}")
+    return Text.assemble(headline, f": {amounts}{available}{each}")
 
 
 def _amount(amount_bytes: int) -> str:
@@ -106,7 +106,7 @@ def _show_batches(answer: TraceAnswer, console: Console) -> None:
         table = _table("batch size", "expected MiB", "safe MiB", answer.gpu)
         for point in answer.batches:
             expected, safe = ceil_mib(point.expected_bytes), ceil_mib(point.safe_bytes)
-            table.add_row(f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", _fits(point.fits))
+            table.add_row(f"{point.batch_size:,}", f"{expected:,}", f"{safe:,}", _verdict_text(point.verdict))
         console.print(table)
     if answer.max_batch_size is not None:
         largest = (
@@ -116,15 +116,15 @@ def _show_batches(answer: TraceAnswer, console: Console) -> None:
 
 
 def _show_gpus(answer: TraceAnswer, console: Console) -> None:
-    table = _table("GPU", "expected MiB", "safe MiB", "memory MiB", "")
+    table = _table("GPU", "expected MiB", "safe MiB", "available MiB", "")
     for fit in answer.gpus:
-        amounts = (fit.expected_bytes, fit.safe_bytes, fit.capacity_bytes)
-        table.add_row(fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), _fits(fit.fits))
+        amounts = (fit.expected_bytes, fit.safe_bytes, fit.available_bytes)
+        table.add_row(fit.gpu, *(f"{ceil_mib(amount):,}" for amount in amounts), _verdict_text(fit.verdict))
     console.print(table)
 
 
-def _fits(fits: bool) -> Text:
-    return Text("fits", style="green") if fits else Text("does not fit", style="red")
+def _verdict_text(verdict: str) -> Text:
+    return Text(VERDICT_TEXTS[verdict], style=_COLOURS[verdict])
 
 
 def _share(amount: int, whole: int) -> tuple[str, str]:
@@ -140,4 +140,4 @@ def _table(first: str, *columns: str) -> Table:
     return table
 
 
-_NUMBERS: Final = frozenset({"MiB", "share", "expected MiB", "safe MiB", "memory MiB"})
+_NUMBERS: Final = frozenset({"MiB", "share", "expected MiB", "safe MiB", "available MiB"})

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.data.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
-from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError
+from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError, first_line
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS, TrainingJob
+from gpumemnet.job.training_job import JOB_FIELDS, REQUIRED_FIELDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,16 +68,6 @@ def write_dataset(path: str | Path, measurements: Iterable[Measurement]) -> int:
         MissingExtraError: when pyarrow is not installed.
     """
     return _write(Path(path), map(_dataset_row, measurements), dataset_schema())
-
-
-def write_jobs(path: str | Path, jobs: Iterable[TrainingJob]) -> int:
-    """Write plain jobs to ``path``, atomically; returns their number.
-
-    Raises:
-        DatasetError: when the file cannot be written.
-        MissingExtraError: when pyarrow is not installed.
-    """
-    return _write(Path(path), map(job_to_dict, jobs), job_schema())
 
 
 def read_dataset(path: str | Path) -> list[Measurement]:
@@ -230,7 +219,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise DatasetError(f"{path} does not exist") from None
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is no whole Parquet file: {_first_line(error)}") from None
+        raise DatasetError(f"{path} is no whole Parquet file: {first_line(error)}") from None
     with file:
         yield file
 
@@ -251,11 +240,7 @@ def _batches(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iter
             yield batch
             row += len(batch)
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is damaged after row {row}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DatasetError(f"{path} is damaged after row {row}: {first_line(error)}") from None
 
 
 def _pyarrow() -> Any:

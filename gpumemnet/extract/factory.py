@@ -6,7 +6,6 @@ a training loop under ``if __name__ == "__main__"`` stays where it is.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from gpumemnet.errors import ExtractError
+from gpumemnet.errors import ExtractError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.sandbox.faults import fault_sentence
 
@@ -115,9 +114,8 @@ def call_factory(module: ModuleType, name: str, arguments: Mapping[str, Any], *,
     where = Path(str(module.__file__)).name
     if factory is _MISSING:
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f": did you mean '{close[0]}'?" if close else ""
-        raise ExtractError(f"{where} has no '{name}'{hint}")
+        hint = did_you_mean(name, known)
+        raise ExtractError(f"{where} has no '{name}'{hint and f': {hint}'}")
     if isinstance(factory, nn.Module):
         return Built(factory)
     if not callable(factory):

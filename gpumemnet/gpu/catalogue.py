@@ -11,13 +11,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import InvalidRequestError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.units import MIB
 
@@ -137,13 +136,13 @@ def _profile_called(name: str) -> DeviceProfile:
             f"{describe(name)} is no NVIDIA GPU: amounts are those of PyTorch with CUDA, and other libraries take other memory",
             "gpu",
         )
-    if close := get_close_matches(key, by_name, n=1, cutoff=0.75):
-        raise InvalidRequestError(f"no profile of {describe(name)}: did you mean '{by_name[close[0]][0]}'?", "gpu")
-    raise InvalidRequestError(
-        f"no profile of {describe(name)}: known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50, such as A100-80GB or "
-        "RTX 4090; GET /v1/gpus lists them, and trace takes the path of a profile for any other",
-        "gpu",
+    known_gpus = (
+        "known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50, such as A100-80GB or RTX 4090; GET /v1/gpus lists them, and "
+        "trace takes the path of a profile for any other"
     )
+    names = [known for known, _ in by_name.values()]
+    hint = did_you_mean(name, names, known_gpus, similarity=0.75, key=_key)
+    raise InvalidRequestError(f"no profile of {describe(name)}: {hint}", "gpu")
 
 
 _OTHER_MAKERS: Final = re.compile(r"\bMI ?\d{2,3}[AX]?\b|instinct|radeon|\bamd\b|gaudi|\bintel\b|\btpu\b|trainium", re.IGNORECASE)

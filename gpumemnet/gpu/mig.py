@@ -92,7 +92,7 @@ def reserve(gpu: str) -> Reserve:
 
 def available_mib(profile: DeviceProfile, mig: MigProfile | None = None) -> int:
     """Memory in whole MiB that one process can use on an empty GPU, or in an empty MIG instance of it."""
-    whole = profile.capacity_bytes // MIB - reserve(profile.name).reserved_mib
+    whole = max(0, profile.capacity_bytes // MIB - reserve(profile.name).reserved_mib)
     return whole if mig is None else min(whole, mig.memory_mib - MIG_RESERVED_MIB)
 
 

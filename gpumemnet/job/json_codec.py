@@ -6,7 +6,6 @@ the same rules.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from gpumemnet.errors import FieldError, InvalidJobError
+from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import Layer, are_layers, describe
 from gpumemnet.job.settle_columns import settle_columns
@@ -255,8 +254,7 @@ def _layer(entry: object) -> Layer:
 def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...], prefix: str) -> None:
     for name in document:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known fields are {', '.join(known)}"
+            hint = did_you_mean(name, known, f"known fields are {', '.join(known)}")
             raise InvalidJobError(f"is not a field: {hint}", f"{prefix}{_printable(name)}")
 
 

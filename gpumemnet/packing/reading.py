@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gpumemnet.data.dataset import VERSION_KEY, read_dataset
 from gpumemnet.data.measurement import TRACED, Measurement
-from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError, MissingExtraError
+from gpumemnet.errors import DatasetError, InvalidJobError, InvalidRequestError, MissingExtraError, first_line
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, parse_json
 from gpumemnet.job.layers import describe
@@ -137,7 +137,7 @@ def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | s
         own = [name for name in names if name in TIMES or _ESTIMATE.match(name)] if is_dataset else names
         documents = table.read(columns=own).to_pylist() if own else [{}] * table.metadata.num_rows
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} is no whole Parquet file: {(str(error).splitlines() or ['damaged'])[0][:200]}") from None
+        raise DatasetError(f"{path} is no whole Parquet file: {first_line(error)}") from None
     if not is_dataset:
         for number, document in enumerate(documents, start=1):
             yield _row(document, f"{path}, row {number}", ignored)

@@ -1,7 +1,6 @@
 """Decides which GPUs hold a job: of the catalogue with its MIG profiles, or of a site's devices with their free memory.
 
-A job fits if its safe bytes are available.  It does not fit if even its expected bytes are not.  In between, the verdict is
-``unsure``.  Targets on which a job takes the same memory share one prediction.
+The rule is that of :mod:`gpumemnet.gpu.verdict`.  Targets on which a job takes the same memory share one prediction.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
 from gpumemnet.gpu.mig import available_mib, mig_profile, mig_profiles
+from gpumemnet.gpu.verdict import verdict
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
@@ -27,12 +27,6 @@ from gpumemnet.units import MIB, ceil_mib
 if TYPE_CHECKING:
     from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
-
-YES: Final = "yes"
-NO: Final = "no"
-UNSURE: Final = "unsure"
-UNKNOWN: Final = "unknown"
-VERDICTS: Final = (YES, NO, UNSURE, UNKNOWN)
 
 MAX_FREE_MIB: Final = 2**20
 """Upper limit of free memory, above that of any GPU; it catches amounts given in bytes or KiB."""
@@ -203,15 +197,6 @@ def memories_of(predictions: PredictionTable) -> list[Memory]:
     ]
 
 
-def verdict(memory: Memory, available_mib: int) -> str:
-    """Compares a job's memory with the available memory; returns one of :data:`VERDICTS`."""
-    if memory.limit_mib is None:
-        return UNKNOWN
-    if memory.limit_mib <= available_mib:
-        return YES
-    return NO if memory.request_mib > available_mib else UNSURE
-
-
 def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int]]:
     """Groups targets on which a job takes the same memory: name of one GPU of the group → positions of its targets.
 
@@ -242,7 +227,7 @@ def _fit(wanted: Target, memory: Memory, probability: float) -> Fit:
         available_mib=wanted.available_mib,
         request_mib=memory.request_mib,
         limit_mib=memory.limit_mib,
-        verdict=verdict(memory, wanted.available_mib),
+        verdict=verdict(memory.request_mib, memory.limit_mib, wanted.available_mib),
         probability=probability,
     )
 

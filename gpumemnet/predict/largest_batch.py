@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.gpu.verdict import UNKNOWN, YES, verdict
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.fits import UNKNOWN, YES, Fit, Memory, Target, alike, catalogue_targets, fits, memories_of, verdict
+from gpumemnet.predict.fits import Fit, Memory, Target, alike, catalogue_targets, fits, memories_of
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def smallest_gpu(
             available_mib=target.available_mib,
             request_mib=memories[position].request_mib,
             limit_mib=memories[position].limit_mib,
-            verdict=verdict(memories[position], target.available_mib),
+            verdict=verdict(memories[position].request_mib, memories[position].limit_mib, target.available_mib),
             probability=probabilities[position],
         )
         for position, target in enumerate(wanted)

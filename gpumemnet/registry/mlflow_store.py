@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from gpumemnet.errors import GpumemnetError, InvalidRequestError, MissingExtraError, TrackingError
+from gpumemnet.errors import GpumemnetError, InvalidRequestError, MissingExtraError, TrackingError, first_line
 
 DEFAULT_MODEL: Final = "gpumemnet"
 """Name of the registered model, and of the experiment that its runs stand in."""
@@ -186,5 +186,4 @@ class MlflowStore:
 
 def _reason(error: Exception) -> str:
     """The first line of a foreign error, without credentials."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return re.sub(r"//[^/@\s]+@", "//", lines[0])[:300]
+    return re.sub(r"//[^/@\s]+@", "//", first_line(error, 300))

@@ -7,7 +7,6 @@ them from Slurm's accounting, and they join the dataset.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -25,7 +24,7 @@ from gpumemnet.data.measurement import (
     SITE_PROCESS_SOURCES,
     TRACED,
 )
-from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.job.layers import describe
@@ -109,7 +108,8 @@ def observation_from_dict(document: object) -> Observation:
         raise InvalidRequestError(f"an observation must be a JSON object, not {describe(document)}")
     for name in document:
         if name not in OBSERVATION_FIELDS:
-            raise InvalidRequestError(f"is not a field: {_hint(str(name))}", str(name)[:64])
+            hint = did_you_mean(name, OBSERVATION_FIELDS, f"known fields are {', '.join(OBSERVATION_FIELDS)}")
+            raise InvalidRequestError(f"is not a field: {hint}", str(name)[:64])
     given = {name: value for name, value in document.items() if value is not None}
     oom = given.get("oom", False)
     if not isinstance(oom, bool):
@@ -264,8 +264,3 @@ def _text(given: Mapping[str, Any], name: str, longest: int) -> str | None:
     if not isinstance(value, str) or not 1 <= len(value.strip()) <= len(value) <= longest or not value.isprintable():
         raise InvalidRequestError(f"must be a text of 1 to {longest} printable characters, not {describe(value)}", name)
     return value
-
-
-def _hint(name: str) -> str:
-    close = difflib.get_close_matches(name[:64], OBSERVATION_FIELDS, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known fields are {', '.join(OBSERVATION_FIELDS)}"

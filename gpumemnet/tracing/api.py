@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import MissingExtraError
-from gpumemnet.extract.options import check_batch_size
-from gpumemnet.gpu.catalogue import DeviceProfile, find_profile
-from gpumemnet.tracing.options import DEFAULT_GPU, ExtraResults, TraceOptions
-from gpumemnet.tracing.parallel.plan import check_plan
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.options import DEFAULT_GPU, ExtraResults, TraceOptions, TraceRequest, checked_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from gpumemnet.allocator import AllocatorSettings
+    from gpumemnet.gpu.catalogue import DeviceProfile
     from gpumemnet.tracing.report.answer import TraceAnswer
 
 
@@ -61,7 +58,7 @@ def trace(
             function from parameters to an optimizer.
         precision: one of :data:`~gpumemnet.job.training_options.PRECISIONS`.
         batch_size: samples per step; the batch size of ``inputs`` by default.
-        gpu: name or alias of a GPU in the catalogue, or a profile.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
         optimizer_implementation: one of :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
         checkpointing: ``none``, or ``every_block`` to recompute each block in the backward pass.
         channels_last: whether model and images use the NHWC memory format.
@@ -109,39 +106,26 @@ def trace(
         ranks=ranks,
         best_effort=best_effort,
     )
-    return trace_with(model, inputs, options, batch_size=batch_size, gpu=gpu, allocator=allocator, extras=extras)
+    request = checked_request(options, gpu, allocator, extras, batch_size)
+    return trace_request(model, inputs, request, batch_size)
 
 
-def trace_with(
-    model: nn.Module,
-    inputs: object,
-    options: TraceOptions,
-    *,
-    batch_size: int | None = None,
-    gpu: str | DeviceProfile = DEFAULT_GPU,
-    allocator: AllocatorSettings | None = None,
-    extras: ExtraResults | None = None,
-) -> TraceAnswer:
-    """Predict as :func:`trace` does, with the options in one object.
+def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch_size: int | None = None) -> TraceAnswer:
+    """Predict as :func:`trace` does, with everything but the model in one checked object.
 
     Args:
-        model, inputs, batch_size, gpu, allocator, extras: as in :func:`trace`.
-        options: how the model is trained.
+        model, inputs, batch_size: as in :func:`trace`.
+        request: how the model is trained, on which GPU, and what else to compute.
 
     Raises:
         ExtractError, InvalidJobError, InvalidRequestError, MissingExtraError, UnsupportedTorchError: as in :func:`trace`.
     """
-    extras = extras or ExtraResults()
-    check_plan(options, extras.job)
-    check_batch_size(batch_size)
-    device = find_profile(gpu) if isinstance(gpu, str) else gpu
-    notes = _checked_torch(*(() if options.parallel == "none" else ("parallel",)))
+    notes = _checked_torch(*(() if request.options.parallel == "none" else ("parallel",)))
     from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
     from gpumemnet.tracing.model_tracer import ModelTracer
 
     model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
-    tracer = ModelTracer(model, model_inputs, options, Platform.of(device, options), allocator or AllocatorSettings(), notes)
-    return tracer.answer(extras)
+    return ModelTracer(model, model_inputs, request, notes).answer()
 
 
 def _checked_torch(*uses: str) -> tuple[str, ...]:

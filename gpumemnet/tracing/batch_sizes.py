@@ -94,12 +94,13 @@ class BatchTraces:
     Args:
         trace: traces at a batch size.
         batch_size: the batch size of the job.
+        timeline: the run at that batch size, if it is traced already.
     """
 
-    def __init__(self, trace: Trace, batch_size: int) -> None:
+    def __init__(self, trace: Trace, batch_size: int, timeline: Timeline | None = None) -> None:
         self._trace = trace
         self._own = max(2, batch_size)  # at batch size 1 strides are ambiguous, and some operators run other code
-        self._traced: dict[int, Timeline] = {}
+        self._traced = {} if timeline is None else {batch_size: timeline}
         self._lines: dict[tuple[int, int], AffineSizes | None] = {}
         self._is_affine: bool | None = None
 

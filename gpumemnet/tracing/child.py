@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from gpumemnet.extract.source import build, source_code
 from gpumemnet.sandbox.child import serve
-from gpumemnet.tracing.api import trace_with
+from gpumemnet.tracing.api import trace_request
+from gpumemnet.tracing.options import TraceRequest, request_from_dict
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_to_dict
-from gpumemnet.tracing.request import TraceRequest, request_from_dict
 
 _LOG: Final = logging.getLogger("gpumemnet.tracing")
 
@@ -46,7 +46,7 @@ def _trace_file(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     with without_dynamo():
         built, inputs = build(document, code, missing_values=missing_values, with_loss=True)
         options = request.options if built.loss is None else replace(request.options, loss=built.loss)
-        answer = trace_with(built.model, inputs, options, gpu=request.gpu, allocator=request.allocator, extras=request.extras)
+        answer = trace_request(built.model, inputs, replace(request, options=options))
     return replace(answer, notes=(*missing_values.notes, *answer.notes))
 
 

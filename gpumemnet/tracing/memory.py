@@ -1,20 +1,56 @@
-"""The memory of a recorded run on one GPU: replayed through the allocator, with the CUDA context added."""
+"""The memory of a recorded run on one GPU: replayed through the allocator, with the memory outside the allocator added.
+
+The parts of the memory are those at the moment of the largest allocation.  The allocator keeps what it has reserved, so the
+reserved bytes are largest then.  The start-up may take more: cuDNN's search for algorithms, or a program that empties the cache
+before it trains.  Reserved bytes that no tensor holds are fragmentation: rounding, and cached blocks that no request fits into.
+
+The safe bytes are an upper bound.  Scratch memory and the CUDA context enter at their upper bounds.  A margin on the reserved
+bytes covers what a trace does not see: other orders of the same allocations, which fragment memory differently, and the
+algorithms that cuDNN chooses.  The margins come from measurements.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings, OutOfMemory, replay, smallest_limit
-from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile
+from gpumemnet.gpu.catalogue import ContextEstimate, DeviceProfile, context
 from gpumemnet.gpu.mig import available_mib
-from gpumemnet.tracing.non_allocator_memory import non_allocator_memory
-from gpumemnet.tracing.replay import Replayed, replayed
-from gpumemnet.tracing.report.answer import Curve
-from gpumemnet.tracing.safe_bytes import allocator_bytes, safe_bytes
+from gpumemnet.physics.nccl import SOURCE, communicator_bound_bytes, communicator_bytes
+from gpumemnet.tracing.report.answer import Curve, Peak
 from gpumemnet.tracing.timeline import MEMORY_CLASSES, LongRun, Timeline, repeated
 from gpumemnet.units import MIB
+
+MARGIN: Final = 0.05
+"""Share of the reserved bytes added for what a trace does not see."""
+CONVOLUTION_MARGIN: Final = 0.15
+"""The same for runs with convolutions, whose workspaces are estimates: all 30 published runs of real vision models in
+``benchmarks/real_models.py`` stay below this bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The memory of a run.
+
+    Attributes:
+        reserved_bytes, allocated_bytes, requested_bytes: the allocator's maxima; those of the steady state, if the run gave
+            memory back to the driver before its second step.
+        startup_peak_reserved_bytes: maximum of the reserved bytes over the run.
+        capacity_bytes: memory that the allocator could reserve; ``None`` for no limit.
+        parts: bytes of each memory class at the peak, and ``fragmentation``; they add up to ``reserved_bytes``.
+        peak: the peak.
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    requested_bytes: int
+    startup_peak_reserved_bytes: int
+    capacity_bytes: int | None
+    parts: dict[str, int]
+    peak: Peak
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,14 +110,114 @@ def _safe_bytes(
     timeline = run.timeline
     sizes = [0 if timeline.storages[index].is_search else bounds[origin] for index, origin in enumerate(run.origins)]
     run_within = partial(replay, timeline.events, sizes, settings, streams=timeline.streams)
-    safe = safe_bytes(max(run_within().peak_reserved_bytes, expected_reserved_bytes), other, timeline.convolves)
+    safe = _bound_bytes(max(run_within().peak_reserved_bytes, expected_reserved_bytes), other, timeline.convolves)
     if safe <= usable_bytes:
         return safe
     try:
-        run_within(capacity_bytes=max(allocator_bytes(usable_bytes, other, timeline.convolves), 0))
+        run_within(capacity_bytes=max(_allocator_bytes(usable_bytes, other, timeline.convolves), 0))
     except OutOfMemory:
         return safe
     return usable_bytes
+
+
+def replayed(
+    timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int | None = None
+) -> Replayed:
+    """Replay ``timeline``.
+
+    Args:
+        timeline: the run.
+        sizes: bytes of each of its storages.
+        settings: settings of the allocator.
+        capacity_bytes: memory that the allocator can reserve; ``None`` for no limit.
+
+    Raises:
+        OutOfMemory: the run does not fit.
+    """
+    run = replay(
+        timeline.events,
+        sizes,
+        settings,
+        capacity_bytes,
+        streams=timeline.streams,
+        shrinkable=timeline.searches,
+        steady_from=timeline.steady_from,
+    )
+    at = run.peak_allocated_event
+    parts = dict.fromkeys(MEMORY_CLASSES, 0)
+    modules: dict[str, int] = {}
+    for index in live_at(timeline, at):
+        storage = timeline.storages[index]
+        parts[storage.memory_class] += sizes[index]
+        modules[storage.module] = modules.get(storage.module, 0) + sizes[index]
+    parts["fragmentation"] = run.peak_reserved_bytes - sum(parts.values())
+    phase = timeline.phase_at(at)
+    cause = timeline.storages[max(timeline.events[at], 0)]
+    largest = tuple(sorted(modules.items(), key=lambda pair: -pair[1]))
+    return Replayed(
+        run.peak_reserved_bytes,
+        run.peak_allocated_bytes,
+        run.peak_requested_bytes,
+        run.startup_peak_reserved_bytes,
+        capacity_bytes,
+        parts,
+        Peak(at, phase.name, phase.step, cause.operator, cause.module, largest),
+    )
+
+
+def live_at(timeline: Timeline, event: int) -> list[int]:
+    """Return the storages that are alive after ``event``, in order of allocation."""
+    alive: dict[int, None] = {}
+    for each in timeline.events[: event + 1]:
+        if each >= 0:
+            alive[each] = None
+        elif each != EMPTY_CACHE:
+            del alive[~each]
+    return list(alive)
+
+
+def non_allocator_memory(device: DeviceProfile, groups: Sequence[int]) -> ContextEstimate:
+    """Return the GPU memory of a training process outside the caching allocator: CUDA context and NCCL's buffers.
+
+    Args:
+        device: profile of the GPU.
+        groups: number of ranks in each process group that the process communicates in.
+    """
+    alone, bound_bytes = context(device), communicator_bound_bytes(groups)
+    if not bound_bytes:
+        return alone
+    return ContextEstimate(
+        alone.expected_bytes + communicator_bytes(groups), alone.bound_bytes + bound_bytes, f"{alone.source}; {SOURCE}"
+    )
+
+
+def margin(convolves: bool) -> float:
+    """Return the share of the reserved bytes that is added to the safe bytes of a run with or without convolutions."""
+    return CONVOLUTION_MARGIN if convolves else MARGIN
+
+
+def _bound_bytes(reserved_bytes: int, other: ContextEstimate, convolves: bool) -> int:
+    """Return the bound on a process whose allocator reserves ``reserved_bytes`` with all scratch memory at its bound."""
+    return round(reserved_bytes * (1 + margin(convolves))) + other.bound_bytes
+
+
+def _allocator_bytes(usable_bytes: int, other: ContextEstimate, convolves: bool) -> int:
+    """Return the memory that is left for the allocator within ``usable_bytes``: the inverse of :func:`_bound_bytes`."""
+    return int((usable_bytes - other.bound_bytes) / (1 + margin(convolves)))
+
+
+def safe_basis(convolves: bool, exchanges: bool = False) -> str:
+    """Return in words how the safe bytes are computed.
+
+    Args:
+        convolves: whether the run has convolutions.
+        exchanges: whether it exchanges data with other GPUs.
+    """
+    outside = ", CUDA context and NCCL" if exchanges else " and CUDA context"
+    return (
+        f"scratch memory{outside} at their bounds, and {margin(convolves):.0%} of the reserved bytes for what a trace "
+        "does not see; no coverage has been measured on this GPU"
+    )
 
 
 def steady_memory(timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None) -> Memory:

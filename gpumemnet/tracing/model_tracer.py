@@ -12,28 +12,26 @@ from typing import Any, Final
 from torch import nn
 
 from gpumemnet.allocator import AllocatorSettings
-from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles
+from gpumemnet.gpu.mig import available_mib
+from gpumemnet.gpu.verdict import YES, verdict
 from gpumemnet.job.json_codec import job_to_dict
-from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.job.training_options import OPTIMIZERS
 from gpumemnet.physics.nccl import communicator_bytes
 from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
 from gpumemnet.tracing.corrections import CORRECTIONS
-from gpumemnet.tracing.memory import Memory, curve_of, memory_of, smallest_bytes
+from gpumemnet.tracing.memory import Memory, curve_of, memory_of, non_allocator_memory, replayed, safe_basis, smallest_bytes
 from gpumemnet.tracing.missing_values import GuessedValues
-from gpumemnet.tracing.non_allocator_memory import non_allocator_memory
-from gpumemnet.tracing.options import ExtraResults, TraceOptions
+from gpumemnet.tracing.options import TraceRequest
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.replay import replayed
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
-from gpumemnet.tracing.safe_bytes import safe_basis
 from gpumemnet.tracing.step import Recording, record
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
+from gpumemnet.units import MIB, ceil_mib
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ def answer_for(
     return TraceAnswer(
         model=model,
         gpu=device.name,
-        capacity_bytes=device.capacity_bytes,
+        available_bytes=available_mib(device) * MIB,
         batch_size=batch_size,
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
@@ -109,121 +107,111 @@ class ModelTracer:
     Args:
         model: the model.
         inputs: what it is called with.
-        options: how it is trained.
-        platform: the GPU, and the switches that decide which kernels run.
-        settings: of the caching allocator.
+        request: how it is trained, the GPU, and the extra results.
         notes: what the answer's notes begin with.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: ModelInputs,
-        options: TraceOptions,
-        platform: Platform,
-        settings: AllocatorSettings,
-        notes: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs, request: TraceRequest, notes: tuple[str, ...] = ()) -> None:
         self._model = model
         self._inputs = inputs
-        self._options = options
-        self._platform = platform
-        self._settings = settings
+        self._request = request
         self._notes = notes
-        self._traces = BatchTraces(self._timeline, inputs.batch_size)
-        self._recording: Recording | None = None
+        self._platform = Platform.of(request.gpu, request.options)
         self._runs: dict[int, tuple[Timeline, LongRun]] = {}
 
-    def answer(self, extras: ExtraResults) -> TraceAnswer:
+    def answer(self) -> TraceAnswer:
         """Return the memory at the job's own batch size, with the extra results."""
-        timeline = self._traces.exact(self._inputs.batch_size)
-        assert self._recording is not None
+        inputs, extras = self._inputs, self._request.extras
+        recording = self._record(inputs.batch_size, self._platform)
+        timeline = recording.timeline
         answer = answer_for(
             self._long(timeline),
             timeline,
-            self._platform.device,
-            self._settings,
+            self._request.gpu,
+            self._request.allocator,
             model=type(self._model).__name__,
-            batch_size=self._inputs.batch_size,
-            loss=self._recording.loss,
-            notes=(*self._notes, *([self._inputs.note] if self._inputs.note else []), *self._recording.notes),
+            batch_size=inputs.batch_size,
+            loss=recording.loss,
+            notes=(*self._notes, *([inputs.note] if inputs.note else []), *recording.notes),
             with_curve=extras.curve,
         )
+        traces = BatchTraces(self._timeline_at, inputs.batch_size, timeline)
         return replace(
             answer,
-            batches=tuple(self._point(size) for size in extras.batches),
-            max_batch_size=self._max_batch() if extras.max_batch else None,
-            gpus=self._gpus() if extras.gpus else (),
+            batches=tuple(self._point(traces, size) for size in extras.batches),
+            max_batch_size=self._max_batch(traces) if extras.max_batch else None,
+            gpus=self._gpus(timeline) if extras.gpus else (),
             job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline))) if extras.job else None,
         )
+
+    def _record(self, batch_size: int, platform: Platform) -> Recording:
+        _LOG.info("tracing batch size %d as on %s", batch_size, platform.device.name)
+        return record(self._model, self._inputs.resized(batch_size), self._request.options, platform)
+
+    def _timeline_at(self, batch_size: int) -> Timeline:
+        return self._record(batch_size, self._platform).timeline
 
     def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
         """Return the reserved bytes on a GPU that is large enough, as a job is described without its GPU."""
         run = self._long(timeline)
-        return replayed(run.timeline, [timeline.sizes[origin] for origin in run.origins], self._settings).reserved_bytes
-
-    def _timeline(self, batch_size: int) -> Timeline:
-        _LOG.info("tracing batch size %d", batch_size)
-        recording = record(self._model, self._inputs.resized(batch_size), self._options, self._platform)
-        self._recording = self._recording or recording
-        return recording.timeline
+        sizes = [timeline.sizes[origin] for origin in run.origins]
+        return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
 
     def _long(self, timeline: Timeline) -> LongRun:
         if id(timeline) not in self._runs:
             self._runs[id(timeline)] = (timeline, repeated(timeline))
         return self._runs[id(timeline)][1]
 
-    def _memory_at(self, batch_size: int) -> Memory:
-        timeline, sizes, bounds = self._traces.sizes(batch_size)
-        return memory_of(self._long(timeline), sizes, bounds, self._platform.device, self._settings)
+    def _memory_at(self, traces: BatchTraces, batch_size: int) -> Memory:
+        timeline, sizes, bounds = traces.sizes(batch_size)
+        return memory_of(self._long(timeline), sizes, bounds, self._request.gpu, self._request.allocator)
 
-    def _point(self, batch_size: int) -> BatchPoint:
-        if batch_size < 1:
-            raise InvalidRequestError(f"must be at least 1, not {describe(batch_size)}", "batches")
-        memory = self._memory_at(batch_size)
+    def _point(self, traces: BatchTraces, batch_size: int) -> BatchPoint:
+        memory = self._memory_at(traces, batch_size)
         return BatchPoint(
             batch_size=batch_size,
             expected_bytes=memory.expected_bytes,
             safe_bytes=memory.safe_bytes,
-            fits=memory.safe_bytes <= self._platform.device.capacity_bytes,
-            traced=batch_size in self._traces.traced,
+            verdict=_verdict(memory, self._request.gpu),
+            traced=batch_size in traces.traced,
         )
 
-    def _max_batch(self) -> int:
-        capacity = self._platform.device.capacity_bytes
-        return largest_batch(self._traces, lambda batch: self._memory_at(batch).safe_bytes <= capacity)
+    def _max_batch(self, traces: BatchTraces) -> int:
+        return largest_batch(traces, lambda batch: _verdict(self._memory_at(traces, batch), self._request.gpu) == YES)
 
-    def _gpus(self) -> tuple[GpuFit, ...]:
+    def _gpus(self, own: Timeline) -> tuple[GpuFit, ...]:
         """Return the memory on every GPU of the catalogue; GPUs with the same kernels share a trace."""
-        own = self._platform
-        timelines = {_kernels(own): self._traces.exact(self._inputs.batch_size)}
+        timelines = {_kernels(self._platform): own}
         fits = []
         for device in device_profiles():
-            platform = replace(own, device=device)
+            platform = replace(self._platform, device=device)
             if _kernels(platform) not in timelines:
-                _LOG.info("tracing as on %s", device.name)
-                timelines[_kernels(platform)] = record(self._model, self._inputs, self._options, platform).timeline
+                timelines[_kernels(platform)] = self._record(self._inputs.batch_size, platform).timeline
             timeline = timelines[_kernels(platform)]
-            memory = memory_of(self._long(timeline), timeline.sizes, timeline.bounds, device, self._settings)
+            memory = memory_of(self._long(timeline), timeline.sizes, timeline.bounds, device, self._request.allocator)
             fits.append(
                 GpuFit(
                     gpu=device.name,
-                    capacity_bytes=device.capacity_bytes,
+                    available_bytes=available_mib(device) * MIB,
                     expected_bytes=memory.expected_bytes,
                     safe_bytes=memory.safe_bytes,
-                    fits=memory.safe_bytes <= device.capacity_bytes,
+                    verdict=_verdict(memory, device),
                 )
             )
         return tuple(fits)
 
     def _job(self, reserved_bytes: int) -> TrainingJob:
-        options = self._options
+        options = self._request.options
         alone = {} if options.parallel == "ddp" else {"ranks": 1}
         optimizer = {"optimizer": OPTIMIZERS[0]} if options.own_optimizer is not None else {}
         missing_values = GuessedValues() if options.best_effort else None
         stated = ExtractOptions(**options.job_fields() | alone | optimizer)
         job = extract_from(self._model, self._inputs, stated, missing_values).job
         return replace(job, traced_peak_bytes=reserved_bytes)
+
+
+def _verdict(memory: Memory, device: DeviceProfile) -> str:
+    return verdict(ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device))
 
 
 def _kernels(platform: Platform) -> tuple[Any, ...]:

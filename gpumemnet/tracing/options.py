@@ -1,13 +1,21 @@
-"""Names and defaults of a trace's options, for the command line and other code that loads no torch."""
+"""What a trace is told besides the model: options, GPU, allocator and extra results, checked, and as JSON for a child process.
+
+This module loads no torch, so the command line and the parent of a child process use it too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.extract.options import check_batch_size
+from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
-from gpumemnet.job.training_options import TrainingOptions
+from gpumemnet.job.training_options import MAX_RANKS, TrainingOptions
+from gpumemnet.physics.element_types import SCALED_PRECISIONS
 
 LOSSES: Final = ("auto", "cross_entropy", "mse", "bce", "mean")
 """Names of losses; ``auto`` takes the model's own loss, or one that fits its output."""
@@ -84,3 +92,101 @@ class TraceOptions(TrainingOptions):
 
 
 DEFAULT_OPTIONS: Final = TraceOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """What a trace is told besides the model.
+
+    Attributes:
+        options: how the model is trained; its values are words, numbers or switches.
+        gpu: the GPU.
+        allocator: settings of the caching allocator.
+        extras: further results to compute.
+    """
+
+    options: TraceOptions
+    gpu: DeviceProfile
+    allocator: AllocatorSettings
+    extras: ExtraResults
+
+
+def checked_request(
+    options: TraceOptions,
+    gpu: str | DeviceProfile = DEFAULT_GPU,
+    allocator: AllocatorSettings | None = None,
+    extras: ExtraResults | None = None,
+    batch_size: int | None = None,
+) -> TraceRequest:
+    """Return the request, with the GPU looked up and the options checked against each other.
+
+    Args:
+        options: how the model is trained.
+        gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
+        allocator: settings of the caching allocator; PyTorch's defaults by default.
+        extras: further results to compute.
+        batch_size: batch size of the job, if it is known.
+
+    Raises:
+        InvalidJobError: the batch size is out of range.
+        InvalidRequestError: options exclude each other, or there is no such GPU.
+    """
+    check_batch_size(batch_size)
+    extras = extras or ExtraResults()
+    _check_parallel(options, extras.job)
+    for size in extras.batches:
+        if type(size) is not int or size < 1:
+            raise InvalidRequestError(f"must be at least 1, not {describe(size)}", "batches")
+    profile = find_profile(gpu) if isinstance(gpu, str) else gpu
+    return TraceRequest(options=options, gpu=profile, allocator=allocator or AllocatorSettings(), extras=extras)
+
+
+def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
+    """Return the request that :func:`dataclasses.asdict` turned into a JSON object."""
+    gpu, allocator, extras = document["gpu"], document["allocator"], document["extras"]
+    profile = {
+        **gpu,
+        "aliases": tuple(gpu["aliases"]),
+        "compute_capability": tuple(gpu["compute_capability"]),
+        "context_readings": tuple(ContextReading(**reading) for reading in gpu["context_readings"]),
+    }
+    return TraceRequest(
+        options=TraceOptions(**document["options"]),
+        gpu=DeviceProfile(**profile),
+        allocator=AllocatorSettings(**{**allocator, "roundup_power2_divisions": tuple(allocator["roundup_power2_divisions"])}),
+        extras=ExtraResults(**{**extras, "batches": tuple(extras["batches"])}),
+    )
+
+
+def _check_parallel(options: TraceOptions, with_job: bool) -> None:
+    """Check that a job that uses several GPUs in this way can be traced.
+
+    Args:
+        options: how the model is trained.
+        with_job: whether the trace returns the training job too.
+
+    Raises:
+        InvalidRequestError: names options that exclude each other.
+    """
+    parallel, ranks = options.parallel, options.ranks
+    if parallel == "none":
+        if ranks > 1:
+            raise InvalidRequestError(f"{ranks:,} GPUs need a value of parallel: use {', '.join(PARALLEL[1:])}", "ranks")
+        return
+    if ranks == 1:
+        raise InvalidRequestError(f"{parallel} needs at least 2 GPUs; set ranks", "ranks")
+    if options.precision in SCALED_PRECISIONS and parallel != "ddp":
+        raise InvalidRequestError(f"{options.precision} is not supported with sharded parameters; use amp_bf16", "precision")
+    if with_job and parallel != "ddp":
+        raise InvalidRequestError("a training job can describe replicas (ddp), not shards; do not request the job", "parallel")
+
+
+def check_ranks(ranks: int) -> int:
+    """Return ``ranks`` if it is in range.
+
+    Raises:
+        InvalidRequestError: names the range.
+    """
+    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
+        raise InvalidRequestError(f"must be a number of GPUs from 1 to {MAX_RANKS:,}, not {describe(ranks)}", "ranks")
+    return ranks

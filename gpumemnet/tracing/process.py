@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +12,16 @@ from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.source import factory_request
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.sandbox.parent import Child, Progress, ask
-from gpumemnet.tracing.options import DEADLINE_SECONDS, DEFAULT_GPU, DEFAULT_OPTIONS, ExtraResults, TraceOptions
-from gpumemnet.tracing.parallel.plan import check_ranks
+from gpumemnet.tracing.options import (
+    DEADLINE_SECONDS,
+    DEFAULT_GPU,
+    DEFAULT_OPTIONS,
+    ExtraResults,
+    TraceOptions,
+    check_ranks,
+    checked_request,
+)
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict
-from gpumemnet.tracing.request import checked_request, request_to_dict
 
 _CHILD: Final = Child(module="gpumemnet.tracing.child", result="an answer", purpose="tracing a model")
 
@@ -61,7 +68,7 @@ def trace_file(
     request = {
         "kind": "file",
         **factory_request(source, inputs, arguments, batch_size),
-        **request_to_dict(checked_request(options, gpu, allocator, extras, batch_size)),
+        **asdict(checked_request(options, gpu, allocator, extras, batch_size)),
     }
     answer = ask(_CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)
@@ -105,7 +112,7 @@ def trace_script(
         "script": str(existing_file(str(script))),
         "arguments": list(arguments),
         "ranks": check_ranks(ranks),
-        **request_to_dict(
+        **asdict(
             checked_request(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, ExtraResults(curve=with_curve))
         ),
     }

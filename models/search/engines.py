@@ -9,7 +9,7 @@ import logging
 from typing import Any, Final, Protocol
 
 from gpumemnet.batch.ray_loading import load_ray, package_folders
-from gpumemnet.errors import DatasetError
+from gpumemnet.errors import DatasetError, first_line
 
 from ..training.plans import Plan
 from .judging import Question, fold_loss
@@ -123,5 +123,4 @@ def _connect(ray: Any) -> None:
     try:
         ray.init(runtime_env={"py_modules": package_folders(__name__)}, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise DatasetError(f"the Ray cluster cannot be reached ({reason[0][:200]}): RAY_ADDRESS names it") from None
+        raise DatasetError(f"the Ray cluster cannot be reached ({first_line(error)}): RAY_ADDRESS names it") from None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.data.atomic_files import locked
-from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError, MissingExtraError
+from gpumemnet.errors import DatasetError, GpumemnetError, InvalidRequestError, MissingExtraError, first_line
 
 from ..retrain.holdout import HELD_OUT_RULE
 from ..retrain.steps import TRAINING_CODE, code_hash, code_version
@@ -247,5 +247,4 @@ def _quiet_optuna(storage: str) -> Iterator[Any]:
         except GpumemnetError:
             raise
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise InvalidRequestError(f"{storage} cannot be used: {lines[0][:300]}", "storage") from None
+            raise InvalidRequestError(f"{storage} cannot be used: {first_line(error)}", "storage") from None

@@ -5,7 +5,6 @@ It reads the members beside the jobs; :mod:`gpumemnet.job.json_codec` reads the 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
 from gpumemnet.job.json_codec import parse_json
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import JOB_FIELDS
@@ -200,8 +199,7 @@ def _hint(name: str, members: Sequence[str]) -> str:
     content = next((member for member in ("job", "jobs") if member in members), None)
     if content is not None and name in JOB_FIELDS:
         return f"it belongs to a job, and jobs stand under '{content}'"
-    close = difflib.get_close_matches(name[:_MAX_NAME], members, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"known fields are {', '.join(members)}"
+    return did_you_mean(name, members, f"known fields are {', '.join(members)}")
 
 
 @cache

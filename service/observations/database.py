@@ -17,9 +17,9 @@ from typing import Any, Final
 import orjson
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from gpumemnet.errors import GpumemnetError
+from gpumemnet.errors import GpumemnetError, first_line
 
 from .schema import HEAD, REVISIONS, VERSION_TABLE
 
@@ -190,8 +190,8 @@ def _make_folder(url: URL) -> None:
 
 
 def _unusable(url: URL, error: SQLAlchemyError) -> DatabaseError:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    cause = getattr(error, "orig", None) or error
+    reason = first_line(cause)
     if url.get_backend_name() == "postgresql":
         return DatabaseAwayError(f"the database {shown(url)} cannot be reached: {reason}")
     return DatabaseError(f"the database {shown(url)} cannot be used: {reason}")

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.data.dataset import write_dataset
 from gpumemnet.data.measurement import OBSERVED, Measurement
-from gpumemnet.errors import InvalidRequestError
+from gpumemnet.errors import InvalidRequestError, first_line
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import PROCESS_OBSERVATIONS
@@ -64,7 +64,7 @@ def export(address: str, out: Path, *, since: float | None = None) -> tuple[int,
             written = write_dataset(out, measurements(connection))
     except SQLAlchemyError as error:
         cause = getattr(error, "orig", None) or error
-        raise DatabaseError(f"the database {shown(url)} cannot be read: {str(cause).strip().splitlines()[0]}") from None
+        raise DatabaseError(f"the database {shown(url)} cannot be read: {first_line(cause)}") from None
     finally:
         engine.dispose()
     return written, left_out

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpumemnet.data.atomic_files import locked
-from gpumemnet.errors import GpumemnetError
+from gpumemnet.errors import GpumemnetError, first_line
 from gpumemnet.sandbox.child_lifetime import end_with_starter
 
 from . import migrations
@@ -64,7 +64,7 @@ def migrate(url: URL) -> None:
                 command.upgrade(configuration, "head")
     except (SQLAlchemyError, OSError) as error:  # TimeoutError is an OSError
         cause = getattr(error, "orig", None) or error
-        raise DatabaseError((str(cause).strip().splitlines() or [type(cause).__name__])[0]) from None
+        raise DatabaseError(first_line(cause)) from None
     finally:
         engine.dispose()
 

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
-from gpumemnet.errors import FieldError
+from gpumemnet.errors import FieldError, first_line
 from gpumemnet.site.observation import Observation, content_hash
 
 from ..api.prediction_id import prediction_id
@@ -340,7 +340,7 @@ class ObservationStore:
     def _lose(self, error: Exception) -> None:
         """Handle a database failure: log it once, reject the waiting observations, and schedule a reconnect."""
         cause = getattr(error, "orig", None) or error
-        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        reason = first_line(cause)
         if self._away is None:
             logger.error("the database %s cannot be used, observations are refused until it can: %s", shown(self._url), reason)
         self._away = "observations cannot be stored just now: the database is away"

@@ -22,12 +22,12 @@ from gpumemnet.data.dataset import (
     read_dataset,
     read_jobs,
     write_dataset,
-    write_jobs,
 )
 from gpumemnet.data.measurement import Measurement, architecture_key, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
+from tests.parquet_jobs import write_jobs
 
 ROOT = Path(__file__).parents[2]
 

@@ -114,4 +114,4 @@ def test_a_variable_that_is_no_setting_is_pointed_out():
     of_kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
     assert unknown_variables(dict.fromkeys((PREFIX + name for name in of_kubernetes), "x")) == []
     (warning,) = unknown_variables({"GPUMEMNET_WORKER": "2"})
-    assert "did you mean GPUMEMNET_WORKERS?" in warning
+    assert "did you mean 'GPUMEMNET_WORKERS'?" in warning

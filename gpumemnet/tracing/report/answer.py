@@ -10,10 +10,31 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gpumemnet.tracing.replay import Peak
-from gpumemnet.units import GIB
+from gpumemnet.gpu.verdict import YES, verdict
+from gpumemnet.units import GIB, MIB, ceil_mib
 
 TOP_MODULES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment at which the allocated bytes reach their maximum.
+
+    Attributes:
+        event: index of the event.
+        phase: ``build``, ``forward``, ``backward`` or ``optimizer``.
+        step: optimizer step, from 1.
+        operator: the operator that allocated the memory.
+        module: dotted path of the module that it belongs to.
+        modules: ``(module, bytes)``, largest first.
+    """
+
+    event: int
+    phase: str
+    step: int
+    operator: str
+    module: str
+    modules: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +44,14 @@ class BatchPoint:
     Attributes:
         batch_size: samples per step.
         expected_bytes, safe_bytes: as in :class:`TraceAnswer`.
-        fits: whether ``safe_bytes`` fit on the GPU.
+        verdict: whether it fits the GPU, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`.
         traced: whether this batch size was traced; ``False`` if it was interpolated from two others.
     """
 
     batch_size: int
     expected_bytes: int
     safe_bytes: int
-    fits: bool
+    verdict: str
     traced: bool
 
 
@@ -40,16 +61,16 @@ class GpuFit:
 
     Attributes:
         gpu: its name.
-        capacity_bytes: its memory.
+        available_bytes: memory that a process can use there.
         expected_bytes, safe_bytes: the job's memory with that GPU's context and kernels.
-        fits: whether ``safe_bytes`` fit on it.
+        verdict: whether the job fits it, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`.
     """
 
     gpu: str
-    capacity_bytes: int
+    available_bytes: int
     expected_bytes: int
     safe_bytes: int
-    fits: bool
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +97,7 @@ class TraceAnswer:
     Attributes:
         model: name of the traced model.
         gpu: name of the GPU that the amounts are for.
-        capacity_bytes: the GPU's memory.
+        available_bytes: memory that a process can use on the GPU: its capacity without what the driver reserves.
         batch_size: samples per step; on several GPUs, samples per step and GPU.
         expected_bytes: reserved bytes, CUDA context and NCCL's buffers in steady state, as ``nvidia-smi`` shows them.
         safe_bytes: an upper bound on the steady state and on what the start-up cannot do without.
@@ -102,7 +123,7 @@ class TraceAnswer:
 
     model: str
     gpu: str
-    capacity_bytes: int
+    available_bytes: int
     batch_size: int
     expected_bytes: int
     safe_bytes: int
@@ -127,9 +148,14 @@ class TraceAnswer:
     ranks: int = 1
 
     @property
+    def verdict(self) -> str:
+        """Whether the job fits the GPU, one of :data:`~gpumemnet.gpu.verdict.VERDICTS`."""
+        return verdict(ceil_mib(self.expected_bytes), ceil_mib(self.safe_bytes), self.available_bytes // MIB)
+
+    @property
     def fits(self) -> bool:
-        """Whether the safe bytes fit on the GPU."""
-        return self.safe_bytes <= self.capacity_bytes
+        """Whether the safe bytes are available on the GPU."""
+        return self.verdict == YES
 
     def __repr__(self) -> str:
         amounts = f"expected {self.expected_bytes / GIB:.2f} GiB, safe {self.safe_bytes / GIB:.2f} GiB"
@@ -143,8 +169,8 @@ class TraceAnswer:
 
 
 def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:
-    """Return the answer as a JSON object."""
-    return asdict(answer)
+    """Return the answer as a JSON object, with its verdict."""
+    return asdict(answer) | {"verdict": answer.verdict}
 
 
 def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
@@ -152,6 +178,7 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
     values = dict(document)
     peak = values.pop("peak")
     curve = values.pop("curve")
+    del values["verdict"]
     return TraceAnswer(
         **{
             **values,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Final
 
+from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from gpumemnet.tracing.report.answer import TOP_MODULES, TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
 from gpumemnet.units import GIB, ceil_mib
@@ -19,7 +20,8 @@ def table(answer: TraceAnswer) -> str:
     caption = f"{answer.model}, batch size {answer.batch_size:,}, on {gpu}"
     totals = [
         ("expected", f"{_gib(answer.expected_bytes)}"),
-        ("safe", f"{_gib(answer.safe_bytes)}, {'fits' if answer.fits else 'does not fit'} in {_gib(answer.capacity_bytes)}"),
+        ("safe", f"{_gib(answer.safe_bytes)}"),
+        ("available", f"{_gib(answer.available_bytes)}: {VERDICT_TEXTS[answer.verdict]}"),
     ]
     held = [(part, size) for part, size in answer.parts.items() if size]
     parts = [

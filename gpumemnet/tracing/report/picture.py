@@ -78,7 +78,7 @@ class Picture:
         phase_of: index of the phase of each point.
         peak: index of the marked point.
         is_run_peak: whether the marked point is the peak of the run, to which the answer's parts refer.
-        capacity_bytes: the GPU's memory; ``None`` if it is too far above the curve to draw.
+        available_bytes: memory that a process can use on the GPU; ``None`` if it is too far above the curve to draw.
         top_bytes: bytes of the highest line.
     """
 
@@ -90,7 +90,7 @@ class Picture:
     phase_of: tuple[int, ...]
     peak: int
     is_run_peak: bool
-    capacity_bytes: int | None
+    available_bytes: int | None
     top_bytes: int
 
     @property
@@ -130,7 +130,7 @@ def picture_of(answer: TraceAnswer) -> Picture:
     rows |= {name: kept[row].tolist() for row, name in enumerate(curve.classes) if amounts[row].any()}
     reserved = tuple(curve.reserved_bytes[event] + sum(other.values()) for event in events)
     highest = max(*reserved, answer.expected_bytes, answer.safe_bytes)
-    capacity = answer.capacity_bytes if answer.capacity_bytes < 2 * highest else None
+    available_bytes = answer.available_bytes if answer.available_bytes < 2 * highest else None
     return Picture(
         bands=tuple(
             Band(part, PART_NAMES[part][0], colour, tuple(rows[part])) for part, colour in COLOURS.items() if part in rows
@@ -142,8 +142,8 @@ def picture_of(answer: TraceAnswer) -> Picture:
         phase_of=tuple(phase_of),
         peak=events.index(marked),
         is_run_peak=is_run_peak,
-        capacity_bytes=capacity,
-        top_bytes=max(highest, capacity or 0),
+        available_bytes=available_bytes,
+        top_bytes=max(highest, available_bytes or 0),
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.errors import InvalidRequestError, MissingExtraError
+from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
@@ -31,7 +32,7 @@ _DOTS_PER_INCH: Final = 130
 _LEFT, _BOTTOM, _WIDTH, _HEIGHT = 0.06, 0.075, 0.68, 0.755
 _HEADROOM: Final = 1.2
 """Height of the axis over the highest line; the room above that line holds the text on the peak."""
-_INK, _QUIET, _UNUSED, _CAPACITY = "#000000", "#555555", "#eeeeee", "#D55E00"
+_INK, _QUIET, _UNUSED, _AVAILABLE = "#000000", "#555555", "#eeeeee", "#D55E00"
 _ON_WHITE: Final = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
 _DASHES: Final = (0, (4, 2.5))
 _CHARACTER_WIDTH: Final = 0.0105
@@ -92,8 +93,8 @@ def _draw_step(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
         axes.stairs(_gib(edge), picture.positions, fill=True, color=band.colour)
     axes.stairs(reserved, picture.positions, baseline=None, color=_INK, linewidth=1.4)
     axes.axhline(answer.safe_bytes / GIB, color=_INK, linewidth=1.2, linestyle=_DASHES)
-    if picture.capacity_bytes is not None:
-        axes.axhline(picture.capacity_bytes / GIB, color=_CAPACITY, linewidth=1.6)
+    if picture.available_bytes is not None:
+        axes.axhline(picture.available_bytes / GIB, color=_AVAILABLE, linewidth=1.6)
     axes.set_xticks([])
     axes.set_xlabel("allocations and frees of one training step, in order; each phase to its own scale", color=_QUIET)
     axes.set_ylabel("GiB")
@@ -101,7 +102,8 @@ def _draw_step(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
     _draw_peak(axes, answer, picture)
     figure.text(_LEFT, 0.945, _short(title_of(answer), 90), fontsize=13, fontweight="bold", parse_math=False)
     amounts = f"{_amount(answer.expected_bytes)} expected, {_amount(answer.safe_bytes)} safe"
-    figure.text(_LEFT, 0.897, f"{amounts}, of {_amount(answer.capacity_bytes)}", fontsize=10.5, color=_QUIET)
+    line = f"{amounts}: {VERDICT_TEXTS[answer.verdict]} in {_amount(answer.available_bytes)}"
+    figure.text(_LEFT, 0.897, line, fontsize=10.5, color=_QUIET)
 
 
 def _draw_phases(axes: Axes, picture: Picture) -> None:
@@ -135,8 +137,8 @@ def _draw_legend(figure: Figure, answer: TraceAnswer, picture: Picture) -> None:
     axes.set_ylim(0, 1)
     peak, bands = picture.peak, picture.bands[::-1]
     lines = [("safe", answer.safe_bytes, _INK, _DASHES), ("nvidia-smi shows", picture.reserved_bytes[peak], _INK, "solid")]
-    if picture.capacity_bytes is not None:
-        lines.insert(0, ("capacity", picture.capacity_bytes, _CAPACITY, "solid"))
+    if picture.available_bytes is not None:
+        lines.insert(0, ("available", picture.available_bytes, _AVAILABLE, "solid"))
     names = [PART_NAMES["fragmentation"][0], *(band.name for band in bands)]
     colours = [_UNUSED, *(band.colour for band in bands)]
     amounts = shown_mib([picture.unused_bytes[peak], *(band.moments_bytes[peak] for band in bands)])

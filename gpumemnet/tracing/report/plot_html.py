@@ -13,6 +13,7 @@ from importlib import resources
 from itertools import groupby
 from typing import Final
 
+from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from gpumemnet.tracing.report.answer import TOP_MODULES, TraceAnswer
 from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
 from gpumemnet.tracing.report.picture import COLOURS, Picture, peak_lines, title_of
@@ -51,8 +52,8 @@ def page(answer: TraceAnswer, picture: Picture) -> str:
 
 
 def _verdict(answer: TraceAnswer) -> str:
-    word = "fits" if answer.fits else "may not fit" if answer.expected_bytes <= answer.capacity_bytes else "does not fit"
-    return f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe: {word} in {_mib(answer.capacity_bytes)}."
+    verdict = f"{VERDICT_TEXTS[answer.verdict]} in {_mib(answer.available_bytes)}"
+    return f"{_mib(answer.expected_bytes)} expected, {_mib(answer.safe_bytes)} safe: {verdict}."
 
 
 def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
@@ -73,8 +74,8 @@ def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
             words.append(f'<span class="phase" style="{place}">{escape(phase.name)}</span>')
     shapes.append(f'<path class="drawn" d="M0 {_y(picture.reserved_bytes[0], top)}{reserved}"/>')
     lines = [("safe", answer.safe_bytes)]
-    if picture.capacity_bytes is not None:
-        lines.append(("capacity", picture.capacity_bytes))
+    if picture.available_bytes is not None:
+        lines.append(("available", picture.available_bytes))
     for name, size in lines:
         shapes.append(_line(name, 0, 1, _y(size, top), _y(size, top)))
         words.append(f'<span class="line" style="top:{1 - size / top:.2%}">{name} {_mib(size)}</span>')
@@ -127,16 +128,16 @@ def _modules(answer: TraceAnswer) -> str:
 def _batches(answer: TraceAnswer) -> str:
     points = sorted(answer.batches, key=lambda point: point.batch_size)
     most, largest = max(point.safe_bytes for point in points), points[-1].batch_size
-    drawn_capacity = answer.capacity_bytes < 2 * most
-    top = _HEADROOM * max(most, answer.capacity_bytes if drawn_capacity else 0)
+    is_available_drawn = answer.available_bytes < 2 * most
+    top = _HEADROOM * max(most, answer.available_bytes if is_available_drawn else 0)
     shapes, words = _grid(top)
     places = [point.batch_size / largest for point in points]
     for name, sizes in (("drawn", [p.expected_bytes for p in points]), ("safe", [p.safe_bytes for p in points])):
         corners = " ".join(f"{x * _WIDTH:.1f},{_y(size, top)}" for x, size in zip(places, sizes, strict=True))
         shapes.append(f'<polyline class="{name}" points="{corners}"/>')
-    if drawn_capacity:
-        shapes.append(_line("capacity", 0, 1, _y(answer.capacity_bytes, top), _y(answer.capacity_bytes, top)))
-        words.append(f'<span class="line" style="top:{1 - answer.capacity_bytes / top:.2%}">capacity</span>')
+    if is_available_drawn:
+        shapes.append(_line("available", 0, 1, _y(answer.available_bytes, top), _y(answer.available_bytes, top)))
+        words.append(f'<span class="line" style="top:{1 - answer.available_bytes / top:.2%}">available</span>')
     rows, free = [], 1.0 + _NEAR
     for point, x in reversed(list(zip(points, places, strict=True))):
         kind = "dot" if point.traced else "dot interpolated"
@@ -145,12 +146,11 @@ def _batches(answer: TraceAnswer) -> str:
             words.append(f'<span class="x" style="left:{x:.2%}">{point.batch_size:,}</span>')
             free = x
         source = "traced" if point.traced else "interpolated"
-        fits = "yes" if point.fits else "no"
         rows.append(
             f"<tr><td>{point.batch_size:,}</td><td>{_mib(point.expected_bytes)}</td><td>{_mib(point.safe_bytes)}</td>"
-            f"<td>{fits}</td><td>{source}</td></tr>"
+            f"<td>{VERDICT_TEXTS[point.verdict]}</td><td>{source}</td></tr>"
         )
-    table = _table("", ("batch size", "expected", "safe", "fits", ""), rows[::-1])
+    table = _table("", ("batch size", "expected", "safe", "verdict", ""), rows[::-1])
     return (
         '<h2>Other batch sizes</h2><div class="together"><div><div class="chart low" role="img" '
         f'aria-label="Memory over batch size; the table says the same">{_svg(shapes)}{"".join(words)}</div>'

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.placement import MissingValues, is_meta
+from gpumemnet.gpu.catalogue import context
+from gpumemnet.gpu.mig import available_mib
 from gpumemnet.sandbox.faults import UnknownValueError, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
@@ -25,6 +27,7 @@ from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import operator_name, schema, without_function_modes
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.streams import Streams
+from gpumemnet.units import MIB
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
@@ -239,16 +242,21 @@ def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
 
 @contextmanager
 def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: int = 1) -> Iterator[None]:
-    """Context in which ``torch.cuda`` answers for ``count`` GPUs of the platform, and modules move to the first."""
+    """Context in which ``torch.cuda`` answers for ``count`` GPUs of the platform, and modules move to the first.
+
+    The GPU's total memory is the capacity without what the driver reserves, as the driver reports it: 39.50 GiB on an A100 of
+    40 GB (see ``gpu/mig.json`` for each source).  The CUDA context and the script's tensors are not free.
+    """
     device = platform.device
     major, minor = device.compute_capability
+    total_bytes, context_bytes = available_mib(device) * MIB, context(device).expected_bytes
 
     def properties(*args: object) -> SimpleNamespace:
         return SimpleNamespace(
             name=device.name,
             major=major,
             minor=minor,
-            total_memory=device.capacity_bytes,
+            total_memory=total_bytes,
             multi_processor_count=device.multiprocessors,
         )
 
@@ -308,7 +316,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
     functions |= {name: allocated() for name in names.CUDA_AMOUNTS}
     functions |= {
         "get_device_properties": properties,
-        "mem_get_info": lambda *args: (device.capacity_bytes - watcher.live_bytes(), device.capacity_bytes),
+        "mem_get_info": lambda *args: (max(0, total_bytes - context_bytes - watcher.live_bytes()), total_bytes),
         "empty_cache": lambda: watcher.emptied(),
     }
     functions |= {name: getattr(watcher.streams, name) for name in names.CUDA_STREAMS}

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gpumemnet.allocator import AllocatorSettings, parse_settings, replay
-from gpumemnet.allocator.snapshot import HistoryEvent, compare, event_stream, read_history, snapshot_history
 from gpumemnet.errors import DatasetError
 from tests.gpumemnet.allocator.reference import FREE, USED, Piece, Range, ReferenceAllocator, ReferenceOutOfMemory
+from tests.gpumemnet.allocator.snapshot import HistoryEvent, compare, event_stream, read_history, snapshot_history
 from tests.gpumemnet.allocator.streams import MIB
 
 

@@ -15,7 +15,7 @@ import pytest
 from gpumemnet.batch.options import Question
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
-from gpumemnet.data.dataset import VERSION_KEY, write_jobs
+from gpumemnet.data.dataset import VERSION_KEY
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.arrow_codec import read_arrow_jobs
 from gpumemnet.job.json_codec import job_to_dict
@@ -23,6 +23,7 @@ from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import ceil_mib
 from tests.gpumemnet.batch.batch_files import answers, refused, rejected, run, totals, write, write_lines
 from tests.jobs import small_job
+from tests.parquet_jobs import write_jobs
 
 PREDICTOR = Predictor.default()
 JOBS = [small_job(), small_job(batch_size=512), small_job(optimizer="sgd"), small_job(batch_size=10**6), small_job(family="cnn")]

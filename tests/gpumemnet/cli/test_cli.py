@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.data.dataset import write_jobs
 from gpumemnet.job.json_codec import job_to_dict, job_to_json
 from gpumemnet.predict.predictor import Predictor
 from tests.jobs import small_job
+from tests.parquet_jobs import write_jobs
 
 PUBLISHED = Path(__file__).parents[3] / "gpumemnet" / "bundles" / "mlp-a100-published"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mlp_job.json"

@@ -17,8 +17,7 @@ from rich.console import Console
 from gpumemnet.cli import main
 from gpumemnet.cli.trace_report import show_trace
 from gpumemnet.job.json_codec import job_from_json
-from gpumemnet.tracing.replay import Peak
-from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer, answer_from_dict
+from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, Peak, TraceAnswer, answer_from_dict
 from gpumemnet.tracing.report.parts import shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
@@ -193,7 +192,7 @@ def test_somebody_at_a_terminal_sees_what_is_being_done():
 ANSWER = TraceAnswer(
     model="Net",
     gpu="NVIDIA A100-SXM4-40GB",
-    capacity_bytes=40 * GIB,
+    available_bytes=40 * GIB,
     batch_size=8,
     expected_bytes=30 * GIB,
     safe_bytes=31 * GIB,
@@ -210,9 +209,9 @@ ANSWER = TraceAnswer(
     loss="mse",
     notes=("Something [bold] was settled by a rule that is long enough to be wrapped in a terminal of eighty columns, surely.",),
     not_included=("an evaluation loop", "a second batch that is on the GPU while the first is worked on, for all of the time"),
-    batches=(BatchPoint(batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, fits=True, traced=False),),
+    batches=(BatchPoint(batch_size=4, expected_bytes=GIB, safe_bytes=2 * GIB, verdict="yes", traced=False),),
     max_batch_size=9,
-    gpus=(GpuFit(gpu="Tesla T4", capacity_bytes=16 * GIB, expected_bytes=30 * GIB, safe_bytes=31 * GIB, fits=False),),
+    gpus=(GpuFit(gpu="Tesla T4", available_bytes=16 * GIB, expected_bytes=30 * GIB, safe_bytes=31 * GIB, verdict="no"),),
 )
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile, device_profiles
 from gpumemnet.gpu.mig import GENERIC_RESERVED_MIB, MIG_RESERVED_MIB, available_mib, mig_profile, mig_profiles, reserve
+from gpumemnet.gpu.verdict import NO, UNKNOWN, UNSURE, YES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bins import BinScheme
-from gpumemnet.predict.fits import NO, UNKNOWN, UNSURE, YES, Fit, Target, catalogue_targets, fits, fits_table, target
+from gpumemnet.predict.fits import Fit, Target, catalogue_targets, fits, fits_table, target
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.data.dataset import write_jobs
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
@@ -25,6 +24,7 @@ from gpumemnet.site.observation import SOURCES
 from gpumemnet.site.rows import SiteRow, read_site_rows
 from gpumemnet.site.training_reference import TrainingReference, reference_document, reference_from_card, training_reference
 from gpumemnet.units import MIB
+from tests.parquet_jobs import write_jobs
 from tests.registries import other_bundle, shipped
 from tests.sites import A100, DATASETS, published, site_rows, write_rows
 

@@ -14,6 +14,7 @@ import pytest
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.errors import ExtractError, InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.gpu.mig import available_mib
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace_file
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.units import GIB, MIB
@@ -69,7 +70,7 @@ def test_everything_that_can_be_asked_comes_back() -> None:
         loss="mse",
         gradient_accumulation=2,
     )
-    assert (answer.gpu, answer.context_bytes, answer.capacity_bytes) == (gpu.name, 300 * MIB, gpu.capacity_bytes)
+    assert (answer.gpu, answer.context_bytes, answer.available_bytes) == (gpu.name, 300 * MIB, available_mib(gpu) * MIB)
     assert answer.parts["parameter"] == 4 * (8 * 2048 + 2048 + 2 * 2048 + 2)
     assert answer.parts["optimizer_state"] == 0
     assert answer.loss == "mse"

@@ -10,21 +10,28 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import gpumemnet
 from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.cli.trace_report import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.gpu.mig import available_mib
+from gpumemnet.gpu.verdict import VERDICT_TEXTS, verdict
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.predict.fits import catalogue_targets
 from gpumemnet.tracing import ExtraResults, TraceAnswer, trace
 from gpumemnet.tracing.report.answer import answer_from_dict, answer_to_dict
 from gpumemnet.tracing.report.parts import PART_NAMES
+from gpumemnet.tracing.report.plot import plot
 from gpumemnet.units import MIB, ceil_mib
 
 PART_LABELS = {label for label, _ in PART_NAMES.values()}
@@ -50,6 +57,24 @@ def test_it_reads_in_one_line(answer: TraceAnswer) -> None:
     assert len(text) < 120
 
 
+@pytest.mark.parametrize(
+    ("expected_mib", "safe_mib", "text"),
+    [(39_000, 40_448, "fits"), (40_448, 40_449, "may not fit"), (40_449, 50_000, "does not fit")],
+)
+def test_one_verdict_with_three_outcomes_everywhere(
+    answer: TraceAnswer, expected_mib: int, safe_mib: int, text: str, tmp_path: Path
+) -> None:
+    other = replace(answer, expected_bytes=expected_mib * MIB, safe_bytes=safe_mib * MIB)
+    plot(other, tmp_path / "memory.html")
+    console = Console(file=StringIO(), width=130)
+    show_trace(other, (), console)
+    assert f"{text} in 40,448 MiB." in (tmp_path / "memory.html").read_text("utf-8")
+    assert f"39.50 GiB: {text}<" in other._repr_html_()
+    assert console.file.getvalue().lower().startswith(f"{text} {answer.gpu.lower()}: ")
+    assert VERDICT_TEXTS[answer_to_dict(other)["verdict"]] == text
+    assert other.fits == (text == "fits")
+
+
 def test_a_notebook_shows_parts_peak_and_notes_escaped(answer: TraceAnswer) -> None:
     shown = replace(answer, model="<b>", notes=("a < b & c",))._repr_html_()
     assert "&lt;b&gt;, batch size 16" in shown
@@ -57,6 +82,7 @@ def test_a_notebook_shows_parts_peak_and_notes_escaped(answer: TraceAnswer) -> N
     assert "<li>a &lt; b &amp; c</li>" in shown
     rows = dict(re.findall(r"<th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>", shown))
     assert rows["peak"].startswith(answer.peak.phase)
+    assert rows["available"] == "39.50 GiB: fits"
     amounts = [int(value.removesuffix(" MiB").replace(",", "")) for name, value in rows.items() if name in PART_LABELS]
     assert sum(amounts) == ceil_mib(answer.expected_bytes)
 
@@ -107,14 +133,17 @@ def test_batches_and_the_largest_that_fits(answer: TraceAnswer) -> None:
     assert answer.max_batch_size is not None
     fits = trace(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size)
     beyond = trace(network(), IMAGES, optimizer="adam", gpu="A100", batch_size=answer.max_batch_size + 1)
-    assert fits.safe_bytes <= answer.capacity_bytes < beyond.safe_bytes
+    assert fits.safe_bytes <= answer.available_bytes < beyond.safe_bytes
+    assert fits.verdict == "yes" != beyond.verdict
 
 
 def test_every_gpu_has_its_line(answer: TraceAnswer) -> None:
     own = next(fit for fit in answer.gpus if fit.gpu == answer.gpu)
     assert (own.expected_bytes, own.safe_bytes) == (answer.expected_bytes, answer.safe_bytes)
+    available_mib = {target.gpu: target.available_mib for target in catalogue_targets() if target.mig is None}
+    assert {fit.gpu: fit.available_bytes // MIB for fit in answer.gpus} == available_mib  # as predictions compare with
     for fit in answer.gpus:
-        assert fit.fits == (fit.safe_bytes <= fit.capacity_bytes)
+        assert fit.verdict == verdict(ceil_mib(fit.expected_bytes), ceil_mib(fit.safe_bytes), fit.available_bytes // MIB)
 
 
 def test_the_curve_has_the_peak(answer: TraceAnswer) -> None:
