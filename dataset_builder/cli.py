@@ -30,6 +30,10 @@ from .recipe.recipe import Recipe, load_recipe
 FINDINGS_EXIT_CODE: Final = 3
 """Exit code of ``validate`` on a readable dataset with impossible rows."""
 
+_MAKE: Final = "Make rows"
+_LOOK: Final = "Look at rows"
+_PUBLISHED: Final = "Published data"
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 Folder = Annotated[Path, typer.Option("--out", help="Folder of the campaign; a campaign continues in its folder.")]
@@ -51,7 +55,7 @@ def _root() -> None:
     """Measure jobs on GPUs, and build datasets of them."""
 
 
-@app.command()
+@app.command(rich_help_panel=_MAKE)
 def measure(
     out: Folder,
     recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or path of a YAML file.")] = "mlp",
@@ -69,7 +73,7 @@ def measure(
     _measure(space, jobs, run, time_budget, record_history, EngineName.LOCAL, enable_accounting)
 
 
-@app.command()
+@app.command(rich_help_panel=_MAKE)
 def campaign(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe.")],
     out: Folder,
@@ -120,7 +124,7 @@ def _measure(
     _collect(run.folder, run.folder / "dataset.parquet")
 
 
-@app.command()
+@app.command(rich_help_panel=_MAKE)
 def collect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a campaign, running or not.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
@@ -139,7 +143,7 @@ def _collect(folder: Path, out: Path) -> None:
     print(f"{write_dataset(out, rows):,} measurements written to {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=_MAKE)
 def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")],
@@ -161,7 +165,7 @@ def merge(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def validate(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")], as_json: AsJson = False
 ) -> None:
@@ -181,7 +185,7 @@ def validate(
         raise typer.Exit(FINDINGS_EXIT_CODE)
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def split(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
@@ -198,7 +202,7 @@ def split(
     print(f"{len(chosen.fold_of):,} architectures in {folds} folds, {len(chosen.test_only):,} for testing only, written to {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def card(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the card and its pictures.")],
@@ -210,7 +214,7 @@ def card(
     print(f"{paths[0]} written, with {len(paths) - 1} pictures")
 
 
-@app.command()
+@app.command(rich_help_panel=_LOOK)
 def compare(
     datasets: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets, all of one GPU.")],
     rows: Annotated[int | None, typer.Option(min=10, help="Rows of each family, drawn at random; all unless given.")] = None,
@@ -224,7 +228,7 @@ def compare(
     run(datasets, rows, seed, workers, out)
 
 
-@app.command("trace-recipe")
+@app.command("trace-recipe", rich_help_panel=_MAKE)
 def trace_recipe(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Path of a YAML file, or name of a shipped recipe.")],
     out: Folder,
@@ -240,7 +244,7 @@ def trace_recipe(
     _collect(out, out / "dataset.parquet")
 
 
-@app.command("add-traces")
+@app.command("add-traces", rich_help_panel=_MAKE)
 def add_traces(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")],
@@ -253,7 +257,7 @@ def add_traces(
     print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
 
 
-@app.command("probe-device")
+@app.command("probe-device", rich_help_panel=_MAKE)
 def probe_gpu(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
 ) -> None:
@@ -272,7 +276,7 @@ def probe_gpu(
     print(f"profile of {meter.gpu.name} written to {out}")
 
 
-@app.command("import-published")
+@app.command("import-published", rich_help_panel=_PUBLISHED)
 def import_published(
     source: Annotated[
         Path,
@@ -291,7 +295,7 @@ def import_published(
         print(f"{count:,} rows were left out: {reason}")
 
 
-@app.command("import-real-models")
+@app.command("import-real-models", rich_help_panel=_PUBLISHED)
 def import_real_models(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
 ) -> None:

@@ -18,7 +18,7 @@ from gpumemnet.errors import RegistryError
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.registry.registry import SHIPPED, Aliases, Registry
 
-registry: Final = typer.Typer(no_args_is_help=True)
+registry: Final = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Argument(metavar="RELEASE", help="Name of the release.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; it stays in the registry's history.")]
@@ -49,8 +49,8 @@ def add(
     store = Registry(registry)
     hashes = [store.add_bundle(folder).sha256 for folder in bundle]
     made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
-    said = json.dumps(asdict(made), indent=2) if as_json else f"release {made.name}: {len(made.bundles)} bundles"
-    typer.echo(said)
+    message = json.dumps(asdict(made), indent=2) if as_json else f"release {made.name}: {len(made.bundles)} bundles"
+    typer.echo(message)
 
 
 @registry.command("list")

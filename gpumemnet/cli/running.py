@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 import typer.core
 import typer.main
 
-from gpumemnet.errors import GpumemnetError
+from gpumemnet.errors import FieldError, GpumemnetError
 
 USER_ERROR: Final = 2
 _INTERRUPTED: Final = 130
+_VALUE_OF_OPTION: Final = {
+    **dict.fromkeys(("--registry", "--work", "--datasets"), "FOLDER"),
+    **dict.fromkeys(("--release", "--parent"), "RELEASE"),
+    **dict.fromkeys(("--name", "--tracking-model", "--alias"), "NAME"),
+    **dict.fromkeys(("--deadline", "--time-budget", "--min-seconds", "--median-seconds", "--ramp-seconds"), "SECONDS"),
+    **dict.fromkeys(("--unknown-mib", "--headroom-mib"), "MIB"),
+    **dict.fromkeys(("--coverage", "--alpha"), "SHARE"),
+    **dict.fromkeys(("--url", "--database-url"), "URL"),
+    "--gpu": "GPU",
+    "--host": "ADDRESS",
+    "--since": "TIME",
+    "--family": "FAMILY",
+}
+"""Option → how its help names the value, unless the command says otherwise."""
+_VALUE_OF_TYPE: Final[dict[Any, str]] = {int: "N", float: "NUMBER", Path: "PATH"}
+"""The same for other options, by their type."""
 
 
 def command_of(function: Callable[..., Any] | typer.Typer) -> Any:
@@ -22,7 +39,7 @@ def command_of(function: Callable[..., Any] | typer.Typer) -> Any:
         application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         application.command()(function)
     command = typer.main.get_command(application)
-    _hide_types_of_flags(command)
+    _prepare(command)
     return command
 
 
@@ -62,11 +79,38 @@ def _usage_error(error: typer.TyperException) -> int:
     return error.exit_code
 
 
-def _hide_types_of_flags(command: Any) -> None:
-    """Makes the help of ``command`` and its subcommands show ``--json``, not ``--json <bool>``."""
-    options = [*command.params, command.get_help_option(typer.Context(command))]
-    for option in options:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
-    for one in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(one)
+def _prepare(command: Any) -> None:
+    """Changes ``command`` and its subcommands: help names values in plain words, and errors name options as users write them."""
+    for parameter in [*command.params, command.get_help_option(typer.Context(command))]:
+        if isinstance(parameter, typer.core.TyperArgument):
+            parameter.display_type_rich = _no_type  # type: ignore[method-assign]  # its name says what it is
+        elif getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+        elif parameter.metavar is None:
+            of_type = _VALUE_OF_TYPE.get(parameter.type_descriptor.annotation, "TEXT")
+            parameter.metavar = _VALUE_OF_OPTION.get(parameter.opts[0], of_type)
+    subcommands = getattr(command, "commands", {}).values()
+    if not subcommands:
+        _name_options_in_errors(command)
+    for subcommand in subcommands:
+        _prepare(subcommand)
+
+
+def _no_type(ctx: Any) -> None:
+    return None
+
+
+def _name_options_in_errors(command: Any) -> None:
+    """Makes an error about the parameter ``bin_width`` one about ``--bin-width``."""
+    names = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option"}
+    run = command.invoke
+
+    def invoke(context: Any) -> Any:
+        try:
+            return run(context)
+        except FieldError as error:
+            if error.field not in names:
+                raise
+            raise type(error)(error.reason, names[error.field]) from None
+
+    command.invoke = invoke

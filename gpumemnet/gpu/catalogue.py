@@ -137,8 +137,8 @@ def _profile_called(name: str) -> DeviceProfile:
             "gpu",
         )
     known_gpus = (
-        "known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50, such as A100-80GB or RTX 4090; GET /v1/gpus lists them, and "
-        "trace takes the path of a profile for any other"
+        "known are NVIDIA's GPUs from V100 and T4 to B300 and RTX 50, such as A100-80GB or RTX 4090; GET /v1/gpus lists them, "
+        "and trace takes the path of a profile for any other"
     )
     names = [known for known, _ in by_name.values()]
     hint = did_you_mean(name, names, known_gpus, similarity=0.75, key=_key)

@@ -16,11 +16,15 @@ JOB = ROOT / "examples" / "mlp_job.json"
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_help_has_no_markup_and_no_type_of_a_flag(entry: Entry, capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_has_no_markup_and_no_names_of_types(entry: Entry, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([entry.name, "--help"]) == 0
     shown = capfd.readouterr().out
-    assert "<bool>" not in shown
+    for name in getattr(LazyCommand(entry).loaded(), "commands", ()):
+        assert main([entry.name, name, "--help"]) == 0
+        shown += capfd.readouterr().out
+    assert re.findall(r"<[a-z]+[^>]*>", shown) == []  # such as <bool> and <int range>
     assert "``" not in shown
+    assert "--install-completion" not in shown  # gpumemnet itself has it
     assert f"gpumemnet {entry.name}" in shown
 
 
@@ -38,7 +42,11 @@ def test_help_loads_no_command() -> None:
         (["predct"], "error: no such command 'predct': did you mean 'predict'? (see gpumemnet --help)"),
         (["predict", "--covrage", "1", "x"], "no such option --covrage: did you mean --coverage? (see gpumemnet predict --help)"),
         (["build", "campain"], "error: no such command 'campain': did you mean 'campaign'? (see gpumemnet build --help)"),
-        (["predict", str(JOB), "--gpu", "H2000"], "error: gpu: no profile of 'H2000': did you mean 'H200'?"),
+        (["predict", str(JOB), "--gpu", "H2000"], "error: --gpu: no profile of 'H2000': did you mean 'H200'?"),
+        (
+            ["predict", str(JOB), "--bin-width", "3"],
+            "error: --bin-width: gives 65537 bins: choose a width that needs between 1 and 4096",
+        ),
         (["train"], "error: missing option '--out' (see gpumemnet train --help)"),
     ],
 )

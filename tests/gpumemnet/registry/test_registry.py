@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from gpumemnet.cli import main
 from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
 from gpumemnet.errors import BundleError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
@@ -199,6 +200,17 @@ def test_prune_deletes_what_nothing_needs(registry: Registry, tmp_path: Path) ->
     assert [release.name for release in registry.releases()] == [SHIPPED, "r1", "r2", "r4"]
     assert registry.verify() == ()
     assert registry.rollback(by="", reason="").champion == "r1"
+
+
+def test_the_command_prunes(registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("r1", "r2", "r3"):
+        add_release(registry, tmp_path, name)
+    command = ["registry", "prune", "--registry", str(registry.folder)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "nothing to delete\n"
+    assert main([*command, "--keep", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"deleted": ["r1", "r2"]}  # their bundles are less than an hour old
+    assert [release.name for release in registry.releases()] == [SHIPPED, "r3"]
 
 
 def test_a_second_writer_waits_and_says_so_in_the_end(registry: Registry, tmp_path: Path) -> None:
