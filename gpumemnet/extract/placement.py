@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from gpumemnet.extract.known_layouts import KnownLayouts, argument_tensors, as_meta, call_on_meta
 from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.faults import UnknownValueError
 from gpumemnet.torch_private.modules import own_parameters
-from gpumemnet.torch_private.operators import DispatchMode, schema, tree_leaves, tree_map_only
+from gpumemnet.torch_private.operators import DispatchMode, schema, tree_leaves
 from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 
 REAL_ELEMENTS: Final = 2**14
@@ -108,6 +109,7 @@ class KnownValues(DispatchMode):
         super().__init__()
         self._missing_values = missing_values
         self._largest_real = largest_real
+        self._layouts = KnownLayouts()
         self._overwritten: dict[int, torch.UntypedStorage] = {}
         """Real storages that a meta tensor was written into: their values are unknown."""
 
@@ -119,12 +121,12 @@ class KnownValues(DispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if any(self.unknown(leaf) for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)):
+        if any(self.unknown(tensor) for tensor in argument_tensors(args, named)):
             return self._run_on_meta(func, args, named)
         if self._largest_real is None or any(argument.alias_info is not None for argument in schema(func).arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
         try:
-            trial = _call_on_meta(func, args, named)
+            trial = call_on_meta(func, args, named)
         except (NotImplementedError, RuntimeError):  # the operator needs values, which are known
             return func(*args, **named)
         made = [leaf for leaf in tree_leaves(trial) if isinstance(leaf, torch.Tensor)]
@@ -137,7 +139,7 @@ class KnownValues(DispatchMode):
         if schema(func).name in _READS_VALUE_BELOW:
             return self._missing_values.result(func, args, kwargs, UnknownValueError(name, NEEDS_VALUES))
         try:
-            result = _call_on_meta(func, args, kwargs)
+            result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
             if not (isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))):
                 raise
@@ -229,7 +231,7 @@ def parameters_on_meta(model: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
             if parameter is None or parameter.is_meta or nn.parameter.is_lazy(parameter):
                 continue
             if id(parameter) not in meta_parameters:
-                meta_parameters[id(parameter)] = nn.Parameter(_as_meta(parameter), parameter.requires_grad)
+                meta_parameters[id(parameter)] = nn.Parameter(as_meta(parameter), parameter.requires_grad)
                 by_storage[storage_id(parameter)] = meta_parameters[id(parameter)]
             originals.append((module, name, parameter))
     try:
@@ -270,16 +272,3 @@ def _without_device(value: object) -> object:
         return value.dtype
     is_device = isinstance(value, str | torch.device) or (isinstance(value, int) and not isinstance(value, bool))
     return None if is_device else value
-
-
-def _call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    args, kwargs = tree_map_only(torch.Tensor, _as_meta, (args, kwargs))
-    if any(argument.name == "device" for argument in schema(func).arguments):
-        kwargs["device"] = torch.device("meta")
-    return func(*args, **kwargs)
-
-
-def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_meta:
-        return tensor
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,0 +1,117 @@
+"""Runs operators on meta tensors, and remembers the layouts of their results.
+
+Most of PyTorch's meta kernels are Python, a millisecond each; a network repeats its layers, and a trace its steps.  So a call
+whose arguments have known layouts makes its results without the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from gpumemnet.torch_private.operators import schema, tree_map_only
+from gpumemnet.torch_private.tensors import storage_id
+
+_PLAIN: Final = (torch.Tensor, nn.Parameter)
+_UNHASHABLE: Final = object()
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+class KnownLayouts:
+    """Results by operator and arguments, for one run with one set of kernels."""
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, tuple[type, tuple[_Layout | None, ...]]] = {}
+        self._is_pure: dict[Any, bool] = {}
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of ``func`` on meta tensors."""
+        pure = self._is_pure.get(func)
+        if pure is None:
+            pure = self._is_pure[func] = _only_makes_tensors(func)
+        key = _key((args, tuple(kwargs.items()))) if pure else _UNHASHABLE
+        if key is _UNHASHABLE:
+            return call_on_meta(func, args, kwargs)
+        whole = (func, key, torch.get_default_dtype())
+        known = self._results.get(whole)
+        if known is None:
+            result = call_on_meta(func, args, kwargs)
+            layouts = _layouts(result, args, kwargs)
+            if layouts is not None:
+                self._results[whole] = (type(result), layouts)
+            return result
+        kind, layouts = known
+        made = [None if each is None else torch.empty_strided(*each[:2], dtype=each[2], device="meta") for each in layouts]
+        return made[0] if kind is torch.Tensor else kind(made)
+
+
+def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator with a meta tensor in place of every real one."""
+    if not all(tensor.is_meta for tensor in argument_tensors(args, kwargs)):
+        args, kwargs = tree_map_only(torch.Tensor, as_meta, (args, kwargs))
+    if any(argument.name == "device" for argument in schema(func).arguments):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    return func(*args, **kwargs)
+
+
+def argument_tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors among an operator's arguments, which nest in lists and tuples only."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += argument_tensors(value, {})
+    return found
+
+
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor``, or a meta tensor with its layout where it is real."""
+    if tensor.is_meta:
+        return tensor
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _only_makes_tensors(func: Any) -> bool:
+    """Whether the operator neither writes into its arguments nor returns views, and returns tensors only."""
+    declared = schema(func)
+    if any(value.alias_info is not None for value in (*declared.arguments, *declared.returns)) or not declared.returns:
+        return False
+    return all(str(value.type) in ("Tensor", "Optional[Tensor]", "List[Tensor]") for value in declared.returns)
+
+
+def _key(value: Any) -> Any:
+    """A key that is equal for arguments of equal layouts; :data:`_UNHASHABLE` where only the kernel can tell."""
+    if isinstance(value, torch.Tensor):
+        if type(value) not in _PLAIN or value.layout != torch.strided or value.is_conj() or value.is_neg():
+            return _UNHASHABLE
+        return value.shape, value.stride(), value.dtype, value.storage_offset()
+    if isinstance(value, list | tuple):
+        entries = tuple(_key(entry) for entry in value)
+        return _UNHASHABLE if any(entry is _UNHASHABLE for entry in entries) else entries
+    return (type(value), value) if value is None or isinstance(value, Hashable) else _UNHASHABLE
+
+
+def _layouts(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Layout | None, ...] | None:
+    """The layouts of new tensors; ``None`` where they share memory or are not dense from the start of their storage."""
+    values = [result] if isinstance(result, torch.Tensor) else result
+    if not isinstance(values, list | tuple) or type(result) not in (torch.Tensor, list, tuple):
+        return None
+    taken = {storage_id(tensor) for tensor in argument_tensors(args, kwargs)}
+    layouts: list[_Layout | None] = []
+    for value in values:
+        if value is None:
+            layouts.append(None)
+            continue
+        if type(value) is not torch.Tensor or not value.is_meta or value.storage_offset() or storage_id(value) in taken:
+            return None
+        layout = (value.shape, value.stride(), value.dtype)
+        alike = torch.empty_strided(*layout[:2], dtype=layout[2], device="meta")
+        if alike.untyped_storage().nbytes() != value.untyped_storage().nbytes():
+            return None
+        taken.add(storage_id(value))
+        layouts.append(layout)
+    return tuple(layouts)
