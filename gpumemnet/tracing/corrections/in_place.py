@@ -64,7 +64,8 @@ def _index_put(
     original: Callable[..., Tensor], self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     if _called_by_engine():
-        return self.index_put_(indices, values, accumulate)  # type: ignore[arg-type]
+        output: Tensor = aten.index_put_.default(self, indices, values, accumulate)  # the method refuses indices that are None
+        return output
     return original(self, indices, values, accumulate)
 
 

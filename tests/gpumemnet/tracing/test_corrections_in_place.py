@@ -109,6 +109,7 @@ def test_numbers_are_added_as_ever(number: float, dtype: torch.dtype) -> None:
     ("run", "in_place"),
     [
         (lambda x, index: x[index], "index_put_"),
+        (lambda x, index: x[:, index], "index_put_"),
         (lambda x, index: x.gather(0, index[:, None]), "scatter_add_"),
         (lambda x, index: x.max(1).values, "scatter_"),
         (lambda x, index: x.topk(2)[0], "scatter_"),
