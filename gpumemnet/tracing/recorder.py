@@ -13,6 +13,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.torch_private.autograd import next_node_number, running_node_number
 from gpumemnet.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
 from gpumemnet.torch_private.tensors import id_of_storage, storage_id
+from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
@@ -67,10 +69,13 @@ class Recorder(DispatchMode):
     Args:
         modules: tells which module is running.
         platform: the GPU that the job will run on.
+        keeps_calls: whether to keep the calls of operators that take scratch memory, see :attr:`calls`.
     """
 
-    def __init__(self, modules: ModulePath, platform: Platform) -> None:
+    def __init__(self, modules: ModulePath, platform: Platform, *, keeps_calls: bool = False) -> None:
         super().__init__()
+        self.calls: list[OperatorCall] = []
+        self._keeps_calls = keeps_calls
         self._modules = modules
         self._platform = platform
         self._kinds: dict[Any, bool] = {}
@@ -244,15 +249,15 @@ class Recorder(DispatchMode):
             fresh.reverse()
         made_there = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
         if made_there or self._any_live(args) or self._any_live(kwargs.values()):
+            start = len(self._events)
             with without_function_modes():
-                pieces = scratch(func, args, kwargs, outputs, self._platform)
-            self._allocate(func, fresh, pieces)
+                self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))
+            if self._keeps_calls and (takes_scratch(func) or blas_workspace(func, self._platform) is not None):
+                self.calls.append(OperatorCall.of(start, len(self._events), func, args, kwargs, outputs))
         return result
 
-    # Bookkeeping.
-
-    def _allocate(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
-        """Record what ``func`` allocates: its new outputs, its scratch memory in between, and the workspace of cuBLAS."""
+    def called(self, func: Any, fresh: Sequence[Tensor], pieces: Sequence[Scratch]) -> None:
+        """Record what a call of ``func`` allocates: its new outputs, the scratch memory in between, the workspace of cuBLAS."""
         held: list[int] = []
         for number, tensor in enumerate(fresh):
             between: list[int] = []
@@ -269,12 +274,18 @@ class Recorder(DispatchMode):
             self._library_memory(workspace, workspace, func)
         self._events += [~index for index in reversed(held)]
 
+    # Bookkeeping.
+
     def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
         index = len(self._storages)
         size = storage.nbytes()
         self._storages.append(_Open(size, size, _name(operator), module, stream=self._stream))
         self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
-        self._events.insert(len(self._events) if at is None else at, index)
+        if at is None:
+            self._events.append(index)
+        else:
+            self._events.insert(at, index)
+            self.calls = [replace(c, start=c.start + 1, end=c.end + 1) if c.start >= at else c for c in self.calls]
         reference = _StorageRef(storage, self._died)
         reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference

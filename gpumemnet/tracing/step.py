@@ -25,6 +25,7 @@ from gpumemnet.torch_private.dynamo import without_dynamo
 from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
 from gpumemnet.torch_private.optimizers import gpu_optimizers
 from gpumemnet.torch_private.tensors import part_on_rank
+from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.checkpointing import checkpointed
 from gpumemnet.tracing.corrections import cuda_autocast, cuda_overrides
 from gpumemnet.tracing.corrections.overrides import overriding
@@ -50,11 +51,13 @@ class Recording:
         timeline: allocations and releases.
         loss: name of the loss that was used.
         notes: one sentence for each assumption.
+        calls: the calls of operators that take scratch memory, where they were kept.
     """
 
     timeline: Timeline
     loss: str
     notes: tuple[str, ...]
+    calls: tuple[OperatorCall, ...] = ()
 
 
 def record(
@@ -65,6 +68,7 @@ def record(
     *,
     steps: int = 2,
     corrected: bool = True,
+    keeps_calls: bool = False,
 ) -> Recording:
     """Run ``steps`` optimizer steps of ``model`` on meta tensors and record every storage.
 
@@ -77,6 +81,7 @@ def record(
         platform: the GPU that the job will run on.
         steps: at least 2, so that optimizer state and the gradients of the previous step exist.
         corrected: whether to correct the differences between CUDA and meta tensors; ``False`` for a baseline.
+        keeps_calls: whether to keep the calls of operators that take scratch memory, for other batch sizes.
 
     Raises:
         ExtractError: names the operator or the line of code that cannot be traced.
@@ -84,7 +89,7 @@ def record(
     """
     modes = {module: module.training for module in model.modules()}
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
-    run = _Run(model, inputs, options, platform, missing_values)
+    run = _Run(model, inputs, options, platform, missing_values, keeps_calls)
     try:
         with torch.enable_grad(), ExitStack() as stack:
             stack.enter_context(placement(missing_values, on_gpu=run.recorder.asked_for))
@@ -112,14 +117,21 @@ def record(
     finally:
         for module, training in modes.items():
             module.training = training
-    return Recording(run.recorder.timeline(), run.loss_words, (*run.notes, *missing_values.notes))
+    notes = (*run.notes, *missing_values.notes)
+    return Recording(run.recorder.timeline(), run.loss_words, notes, tuple(run.recorder.calls))
 
 
 class _Run:
     """The state of a run: its phase, and the shapes of its targets."""
 
     def __init__(
-        self, model: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, missing_values: RefusedValues
+        self,
+        model: nn.Module,
+        inputs: ModelInputs,
+        options: TraceOptions,
+        platform: Platform,
+        missing_values: RefusedValues,
+        keeps_calls: bool,
     ) -> None:
         self._model = self._called = model
         self._missing_values = missing_values
@@ -136,7 +148,7 @@ class _Run:
         self._gathered_in = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
         modules = ModulePath(model, self._entered, self._left)
         self._modules = modules
-        self.recorder = Recorder(modules, platform)
+        self.recorder = Recorder(modules, platform, keeps_calls=keeps_calls)
         self.phase = "the model's construction"
         self.loss_words = ""
         self.notes: list[str] = []

@@ -1,0 +1,71 @@
+"""A run that was traced at a prime batch size gives the same memory at other batch sizes as a trace at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from gpumemnet.errors import ExtractError
+from gpumemnet.extract.inputs import inputs_from_example
+from gpumemnet.gpu.catalogue import device_profile
+from gpumemnet.tracing.batch_scaling import PRIMES, ScalableRun, prime_for
+from gpumemnet.tracing.memory import steady_memory
+from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.step import record
+
+A100 = device_profile("A100")
+
+
+class Small(nn.Sequential):
+    """Convolutions whose workspaces do not grow in proportion to the batch, and a matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2)),
+            *(nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)),
+        )
+
+
+@pytest.mark.parametrize("name", ["small", "gpt2"])
+def test_another_batch_size_is_as_traced(name: str, example: Callable[[str], ModuleType]) -> None:
+    model = Small() if name == "small" else example(name).build(vocabulary=512, width=64, heads=2)
+    options = TraceOptions(optimizer="adamw", cudnn_benchmark=True)
+    platform = Platform.of(A100, options)
+
+    def recording(batch_size: int):
+        sample = torch.empty(batch_size, 3, 32, 32) if name == "small" else torch.zeros(batch_size, 64, dtype=torch.long)
+        return record(model, inputs_from_example(sample, None), options, platform, keeps_calls=True)
+
+    traced = recording(PRIMES[0])
+    run = ScalableRun(traced.timeline, traced.calls, PRIMES[0])
+    for batch_size in (2, 16, PRIMES[0]):
+        expected, (found, _) = recording(batch_size).timeline, run.at(batch_size, platform)
+        assert sorted((s.memory_class, s.size_bytes) for s in found.storages) == sorted(
+            (s.memory_class, s.size_bytes) for s in expected.storages
+        )
+        assert steady_memory(found, A100).run.reserved_bytes == steady_memory(expected, A100).run.reserved_bytes
+        assert [(phase.name, phase.step, phase.start) for phase in found.phases] == [
+            (phase.name, phase.step, phase.start) for phase in expected.phases
+        ]
+
+
+def test_the_largest_workspaces_are_those_of_the_batch_size() -> None:
+    options = TraceOptions(cudnn_benchmark=True)
+    platform = Platform.of(A100, options)
+    inputs = inputs_from_example(torch.empty(PRIMES[0], 3, 32, 32), None)
+    traced = record(Small(), inputs, options, platform, keeps_calls=True)
+    run = ScalableRun(traced.timeline, traced.calls, PRIMES[0])
+    small, large = (run.at(batch, platform)[1] for batch in (2, 64))
+    assert 0 < small["convolution"] < large["convolution"]
+    assert small["convolution"] <= small["convolution_benchmark"] < large["convolution_benchmark"]
+
+
+def test_the_prime_divides_no_dimension_of_the_model() -> None:
+    assert prime_for((3, 224, 2 * PRIMES[0])) == PRIMES[1]
+    with pytest.raises(ExtractError, match="trace each batch size by itself"):
+        prime_for(PRIMES)
