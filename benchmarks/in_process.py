@@ -30,8 +30,8 @@ from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix  # noqa: E40
 from gpumemnet.job.job_table import JobTable  # noqa: E402
 from gpumemnet.job.json_codec import job_from_json  # noqa: E402
 from gpumemnet.physics.closed_form import IS_COMPILED  # noqa: E402
-from service.api.answers import Answerer  # noqa: E402
 from service.api.examples import EXAMPLE_JOBS  # noqa: E402
+from service.api.predictions import PredictionApi  # noqa: E402
 
 JOBS = 2000
 REPEATS = 15
@@ -168,13 +168,13 @@ def main() -> None:
     ):
         print(f"{name:44}{milliseconds(act):12.1f}")
     example = EXAMPLE_JOBS["mlp"]
-    answerer = Answerer(predictor, max_jobs=1000)
+    api = PredictionApi(predictor, max_jobs=1000)
     text, one = json.dumps(example).encode(), json.dumps({"job": example}).encode()
     batch = json.dumps({"jobs": [example] * 1000}).encode()
     for name, act in (
         ("1,000 times: job of 5 layers from its JSON", lambda: [job_from_json(text) for _ in range(1000)]),
-        ("1,000 requests, bytes to bytes", lambda: [orjson.dumps(answerer.predict(one)) for _ in range(1000)]),
-        ("one request of 1,000 jobs, bytes to bytes", lambda: orjson.dumps(answerer.predict_batch(batch))),
+        ("1,000 requests, bytes to bytes", lambda: [orjson.dumps(api.predict(one)) for _ in range(1000)]),
+        ("one request of 1,000 jobs, bytes to bytes", lambda: orjson.dumps(api.predict_batch(batch))),
     ):
         print(f"{name:44}{milliseconds(act):12.1f}")
     cold = statistics.median(of_fresh_process(COLD, jobs[0]) for _ in range(5))

@@ -7,7 +7,8 @@ It loads trained models (bundles) and no training code.  The folders, in the ord
 * :mod:`.oip`: the same predictions through the Open Inference Protocol.
 * :mod:`.page`: the start page and the API documentation.
 * :mod:`.observations`: stores what finished jobs used, and compares it with the predictions.
-* :mod:`.admin`: changes the served release without a restart.
+* :mod:`.serving`: the served release, its self-test, its challenger, and its replacement without a restart.
+* :mod:`.admin`: the endpoints that change it.
 
 :mod:`.app` assembles the application.  :mod:`.server` runs one worker, and :mod:`.supervisor` runs several.
 """

@@ -16,12 +16,9 @@ from starlette.concurrency import run_in_threadpool
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
 
-from .admin.champion import Serving
 from .admin.routes import admin_operations
-from .admin.shadow import Shadow
-from .admin.watch import Watcher
-from .api.answers import Answerer
 from .api.operations import openapi_document, routes
+from .api.predictions import PredictionApi
 from .api.problems import ProblemDocuments
 from .api.routes import other_operations, prediction_operations
 from .middleware.gate import Gate
@@ -33,6 +30,9 @@ from .observations.routes import observation_operations
 from .observations.store import ObservationStore
 from .oip import OipApplication
 from .page.routes import docs_routes, page_routes
+from .serving.served_release import ServedRelease
+from .serving.shadow import Shadow
+from .serving.watch import Watcher
 from .settings import OFF, PREFIX, Settings, SettingsError
 
 DATABASE_FILE: Final = "observations.sqlite3"
@@ -52,11 +52,11 @@ def create_app(settings: Settings) -> FastAPI:
     shadow = Shadow(store, settings.shadow_share)
     recorder = CountingRecorder(shadow)
 
-    def build(predictor: Predictor, release: str) -> Answerer:
-        return Answerer(predictor, settings.max_jobs, recorder, release, settings.max_layers)
+    def build(predictor: Predictor, release: str) -> PredictionApi:
+        return PredictionApi(predictor, settings.max_jobs, recorder, release, settings.max_layers)
 
     registry = None if settings.registry is None else Registry(settings.registry)
-    serving = Serving(build, registry=registry, bundles=settings.bundles, shadow=shadow)
+    serving = ServedRelease(build, registry=registry, bundles=settings.bundles, shadow=shadow)
     oip = OipApplication(serving)
     operations = [
         *prediction_operations(serving),

@@ -1,7 +1,7 @@
 """The administration endpoints: list the models, and choose which of them are served.  The gate has checked the caller's key.
 
 A change is tested and complete in this worker when its response is sent.  The other workers follow the registry
-(:mod:`service.admin.watch`).
+(:mod:`service.serving.watch`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from starlette.types import Receive, Scope, Send
 from gpumemnet.errors import BundleError, InvalidRequestError, RegistryBusyError, RegistryError, UnknownReleaseError
 from gpumemnet.registry.registry import SHIPPED, Registry, Release
 
-from ..api.http_body import read_json_body, send_answer
-from ..api.models import Shape
+from ..api.endpoint import read_json_body, send_response
 from ..api.operations import JSON, Answer, Operation
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from ..api.requests import read_request
-from .champion import Serving
-from .models import HISTORY_SHOWN, AdminModels, ChallengerRequest, ChampionRequest, RollbackRequest
+from ..api.schemas import Schema
+from ..serving.served_release import ServedRelease
+from .schemas import HISTORY_SHOWN, AdminModels, ChallengerRequest, ChampionRequest, RollbackRequest
 
 logger = logging.getLogger("gpumemnet.service")
 
 Document = dict[str, Any]
-S = TypeVar("S", bound=Shape)
+S = TypeVar("S", bound=Schema)
 
 
 _REFUSALS: Final = {
@@ -43,7 +43,7 @@ _REFUSALS: Final = {
 _ANSWERS: Final = {200: Answer(shape=AdminModels, meaning="What there is now.")}
 
 
-def admin_operations(serving: Serving) -> list[Operation]:
+def admin_operations(serving: ServedRelease) -> list[Operation]:
     """The operations below ``/v1/admin``."""
 
     def promote(request: ChampionRequest, caller: str) -> None:
@@ -55,7 +55,7 @@ def admin_operations(serving: Serving) -> list[Operation]:
     def roll_back(request: RollbackRequest, caller: str) -> None:
         serving.roll_back(by=caller, reason=request.reason)
 
-    def change(method: str, path: str, name: str, summary: str, shape: type[Shape], apply: Any, example: Any) -> Operation:
+    def change(method: str, path: str, name: str, summary: str, shape: type[Schema], apply: Any, example: Any) -> Operation:
         return Operation(
             method=method,
             path=f"/v1/admin/models/{path}",
@@ -99,18 +99,18 @@ def admin_operations(serving: Serving) -> list[Operation]:
 class _Models:
     """ASGI application of ``GET /v1/admin/models``."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServedRelease) -> None:
         self._serving = serving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        await send_answer(send, 200, JSON, await run_in_threadpool(_models, self._serving))
+        await send_response(send, 200, JSON, await run_in_threadpool(_models, self._serving))
 
 
 class _Change(Generic[S]):
     """ASGI application that changes the served release and responds with the new state."""
 
-    def __init__(self, serving: Serving, shape: type[S], change: Callable[[S, str], None]) -> None:
+    def __init__(self, serving: ServedRelease, shape: type[S], change: Callable[[S, str], None]) -> None:
         self._serving = serving
         self._shape = shape
         self._change = change
@@ -136,7 +136,7 @@ class _Change(Generic[S]):
         caller = _caller(scope)
         await run_in_threadpool(self._apply, request, caller)
         logger.info("%s %s by %s", scope["path"], json.dumps(request.model_dump()), caller or "nobody named")
-        await send_answer(send, 200, JSON, await run_in_threadpool(_models, self._serving))
+        await send_response(send, 200, JSON, await run_in_threadpool(_models, self._serving))
 
     def _apply(self, request: S, caller: str) -> None:
         try:
@@ -153,7 +153,7 @@ class _Change(Generic[S]):
             raise InvalidRequestError(f"cannot answer: {error}", "release") from None
 
 
-def _models(serving: Serving) -> bytes:
+def _models(serving: ServedRelease) -> bytes:
     """The response to ``GET /v1/admin/models``: the registry as it is now, and the state of this worker."""
     registry, failure = serving.registry, serving.failure
     aliases, releases = serving.aliases, []

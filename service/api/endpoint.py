@@ -1,4 +1,4 @@
-"""The ASGI applications of the JSON endpoints.
+"""The ASGI applications of the JSON endpoints: they read a body, pass it on, and send the response.
 
 They bypass FastAPI's dependencies, second validation and thread per request.  Each would add between a tenth and a half to the
 cost of a response (benchmarks/http_latency.py).
@@ -6,30 +6,40 @@ cost of a response (benchmarks/http_latency.py).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import orjson
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ..middleware.limits import INLINE_BODY_BYTES
-from .answers import Document, Question, read_question
-from .http_body import read_json_body, send_answer
-from .microbatch import Microbatch
 from .operations import JSON
+from .requests import JobRequest, read_job_request
 from .text_response import TEXT_FIELDS, TEXT_UTF8, text_fields, text_of, wants_text
+
+if TYPE_CHECKING:
+    from .predictions import PredictionApi
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+logger = logging.getLogger("gpumemnet.service")
 
 
 class JsonEndpoint:
     """ASGI application that reads a JSON body and responds with JSON.
 
     Args:
-        answer: makes the response.
+        respond: makes the response from the body.
         inline_bytes: longer bodies are handled in a thread; 0 when every request takes long.
     """
 
-    def __init__(self, answer: Callable[[bytes], Document], inline_bytes: int = INLINE_BODY_BYTES) -> None:
-        self._answer = answer
+    def __init__(self, respond: Callable[[bytes], Any], inline_bytes: int = INLINE_BODY_BYTES) -> None:
+        self._respond = respond
         self._inline_bytes = inline_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,22 +52,22 @@ class JsonEndpoint:
         body = await read_json_body(scope, receive)
         if body is not None:
             is_long = len(body) > self._inline_bytes
-            await send_answer(send, 200, JSON, await run_in_threadpool(self._bytes, body) if is_long else self._bytes(body))
+            await send_response(send, 200, JSON, await run_in_threadpool(self._bytes, body) if is_long else self._bytes(body))
 
     def _bytes(self, body: bytes) -> bytes:
-        return orjson.dumps(self._answer(body))
+        return orjson.dumps(self._respond(body))
 
 
 class PredictEndpoint:
     """ASGI application of ``POST /v1/predict``, in JSON or plain text.
 
     Args:
-        answer: takes several questions; returns a prediction or an error for each.
+        current: returns the prediction API; a model swap replaces it.
     """
 
-    def __init__(self, answer: Callable[[Sequence[Question]], Sequence[Document | Exception]]) -> None:
-        self._answer = answer
-        self._microbatch = Microbatch(answer)
+    def __init__(self, current: Callable[[], PredictionApi]) -> None:
+        self._current = current
+        self._microbatch = Microbatch[JobRequest, Any](lambda requests: current().predict_requests(requests))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
@@ -71,16 +81,94 @@ class PredictEndpoint:
         if body is None:
             return
         if len(body) > INLINE_BODY_BYTES:
-            document = await run_in_threadpool(self._answer_alone, body)
+            document = await run_in_threadpool(self._current().predict, body)
         else:
-            document = await self._microbatch.ask(read_question(body))
+            document = await self._microbatch.ask(read_job_request(body))
         if wants_text(scope):
-            await send_answer(send, 200, TEXT_UTF8, text_of(document, names))
+            await send_response(send, 200, TEXT_UTF8, text_of(document, names))
         else:
-            await send_answer(send, 200, JSON, orjson.dumps(document))
+            await send_response(send, 200, JSON, orjson.dumps(document))
 
-    def _answer_alone(self, body: bytes) -> Document:
-        answer = self._answer([read_question(body)])[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+
+class Microbatch(Generic[Q, A]):
+    """Microbatching: requests that arrive in one iteration of the event loop are predicted together at the next.
+
+    A model takes little longer for twenty jobs than for one.  A lone request is never delayed.
+
+    Args:
+        predict: takes several requests; returns a prediction or an exception for each.
+    """
+
+    def __init__(self, predict: Callable[[Sequence[Q]], Sequence[A | Exception]]) -> None:
+        self._predict = predict
+        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+
+    async def ask(self, request: Q) -> A:
+        """The prediction for one request.
+
+        Raises:
+            Exception: the exception that ``predict`` returned for it.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[A] = loop.create_future()
+        self._waiting.append((request, future))
+        if len(self._waiting) == 1:
+            loop.call_soon(self._predict_waiting)
+        return await future
+
+    def _predict_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        waiting = [(request, future) for request, future in waiting if not future.done()]  # cancelled: client disconnected
+        results = self._results([request for request, _ in waiting]) if waiting else []
+        for (_, future), result in zip(waiting, results, strict=True):
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    def _results(self, requests: Sequence[Q]) -> Sequence[Any]:
+        try:
+            return self._predict(requests)
+        except Exception as error:
+            if len(requests) == 1:
+                return [error]
+            logger.exception("%d requests could not be predicted together: each is predicted alone", len(requests))
+            return [self._results([request])[0] for request in requests]  # one failure must not fail the others
+
+
+async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body, or ``None`` when the client disconnected before it was sent.
+
+    Raises:
+        HTTPException: 415 when the body is not declared as JSON.
+    """
+    if not _is_json(scope):
+        raise HTTPException(415, f"the body must be sent with the header 'Content-Type: {JSON}'")
+    return await read_body(receive)
+
+
+async def read_body(receive: Receive) -> bytes | None:
+    """The whole body of any media type, or ``None`` when the client disconnected before it was sent."""
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def send_response(send: Send, status: int, media_type: str, content: bytes) -> None:
+    """Send one whole response."""
+    headers = [(b"content-type", media_type.encode()), (b"content-length", b"%d" % len(content))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+def _is_json(scope: Scope) -> bool:
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            media_type: bytes = value.partition(b";")[0].strip().lower()
+            return media_type == JSON.encode()
+    return False

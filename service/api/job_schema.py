@@ -19,17 +19,17 @@ from gpumemnet.job.training_job import (
 )
 from gpumemnet.job.training_options import TRAINING_OPTIONS
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 
-def job_schema(max_layers: int = MAX_LAYERS) -> Schema:
+def job_schema(max_layers: int = MAX_LAYERS) -> JsonSchema:
     """The JSON schema of a :class:`~gpumemnet.job.training_job.TrainingJob`, from the dataclass, its docstring and its ranges."""
     descriptions = _attribute_descriptions(TrainingJob) | {name: option.description for name, option in TRAINING_OPTIONS.items()}
     ranges = {name: {"type": "integer", "minimum": low, "maximum": high} for name, low, high in FIELD_RANGES}
-    properties: dict[str, Schema] = {}
+    properties: dict[str, JsonSchema] = {}
     for field in fields(TrainingJob):
         if field.name == "layers":
-            schema: Schema = {"type": "array", "maxItems": max_layers, "items": {"$ref": "#/components/schemas/Layer"}}
+            schema: JsonSchema = {"type": "array", "maxItems": max_layers, "items": {"$ref": "#/components/schemas/Layer"}}
         elif field.name == "schema_version":
             schema = {"const": SCHEMA_VERSION}
         elif field.name in FIELD_CHOICES:
@@ -59,11 +59,11 @@ def job_schema(max_layers: int = MAX_LAYERS) -> Schema:
     }
 
 
-def layer_schema() -> Schema:
+def layer_schema() -> JsonSchema:
     """The JSON schema of a :class:`~gpumemnet.job.layers.Layer`, as an object or as a list of three."""
     descriptions = _attribute_descriptions(Layer)
     count = {"type": "integer", "minimum": 0, "maximum": MAX_ELEMENTS}
-    properties: dict[str, Schema] = {
+    properties: dict[str, JsonSchema] = {
         "kind": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,63}$", "examples": ["linear", "conv2d", "relu"]},
         "activations": dict(count),
         "parameters": {**count, "default": 0},

@@ -1,6 +1,6 @@
 """The operations of the service: one declaration of each gives its route and its description (OpenAPI 3.1).
 
-An operation names its request and response models (:mod:`service.api.models`) and the ASGI application that handles it.
+An operation names its request and response models (:mod:`service.api.schemas`) and the ASGI application that handles it.
 Examples are computed when the description is requested.
 """
 
@@ -15,9 +15,9 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from .job_schema import Schema, job_schema, layer_schema
-from .models import Problem
+from .job_schema import JsonSchema, job_schema, layer_schema
 from .problems import MEDIA_TYPE
+from .schemas import Problem
 
 JSON: Final = "application/json"
 ACCESS_REFUSALS: Final = {
@@ -36,7 +36,7 @@ BODY_REFUSALS: Final = {
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 
-Shapes = type[BaseModel] | tuple[type[BaseModel], ...] | list[type[BaseModel]]
+Schemas = type[BaseModel] | tuple[type[BaseModel], ...] | list[type[BaseModel]]
 """A model; a tuple of alternative models; or, in a list, the model of each element."""
 Examples = Mapping[str, Any]
 """Name → JSON value."""
@@ -53,10 +53,10 @@ class Answer:
         others: media type → the OpenAPI description of the response in that type.
     """
 
-    shape: Shapes
+    shape: Schemas
     meaning: str = "The answer."
     examples: Callable[[], Examples] | None = None
-    others: Callable[[], Mapping[str, Schema]] | None = None
+    others: Callable[[], Mapping[str, JsonSchema]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Operation:
         answers: status → successful response.
         refusals: status → when this error is sent.
         refusal_examples: status → makes an example of the error.
-        refusal_shape, refusal_type: model and media type of the errors.
+        refusal_schema, refusal_type: model and media type of the errors.
         parameters: as OpenAPI has them.
     """
 
@@ -85,19 +85,19 @@ class Operation:
     summary: str
     endpoint: ASGIApp
     answers: Mapping[int, Answer]
-    request: Shapes | None = None
+    request: Schemas | None = None
     is_body_required: bool = True
     request_examples: Callable[[], Examples] | None = None
     refusals: Mapping[int, str] = field(default_factory=dict)
     refusal_examples: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
-    refusal_shape: type[BaseModel] = Problem
+    refusal_schema: type[BaseModel] = Problem
     refusal_type: str = MEDIA_TYPE
     description: str = ""
-    parameters: Sequence[Schema] = ()
+    parameters: Sequence[JsonSchema] = ()
 
-    def described(self) -> Schema:
+    def described(self) -> JsonSchema:
         """The OpenAPI description of the operation."""
-        operation: Schema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
+        operation: JsonSchema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
         if self.description:
             operation["description"] = self.description
         if self.parameters:
@@ -110,7 +110,7 @@ class Operation:
             content = {JSON: _content(answer.shape, answer.examples), **(answer.others() if answer.others else {})}
             responses[str(status)] = {"description": answer.meaning, "content": content}
         for status, meaning in self.refusals.items():
-            refused: Schema = {"schema": _schema(self.refusal_shape)}
+            refused: JsonSchema = {"schema": _schema(self.refusal_schema)}
             if status in self.refusal_examples:
                 refused["example"] = self.refusal_examples[status]()
             responses[str(status)] = {"description": meaning, "content": {self.refusal_type: refused}}
@@ -123,8 +123,8 @@ def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
 
 
 def openapi_document(
-    info: Schema, operations: Iterable[Operation], others: Sequence[type[BaseModel]] = (), *, max_jobs: int, max_layers: int
-) -> Schema:
+    info: JsonSchema, operations: Iterable[Operation], others: Sequence[type[BaseModel]] = (), *, max_jobs: int, max_layers: int
+) -> JsonSchema:
     """The OpenAPI document.
 
     Args:
@@ -133,13 +133,13 @@ def openapi_document(
         others: models that no operation names.
         max_jobs, max_layers: most jobs of a request, and most layers of a job.
     """
-    paths: dict[str, Schema] = {}
+    paths: dict[str, JsonSchema] = {}
     shapes: dict[tuple[type[BaseModel], str], None] = {(shape, "serialization"): None for shape in others}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = one.described()
         shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
         answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
-        refused = (one.refusal_shape,) if one.refusals else ()
+        refused = (one.refusal_schema,) if one.refusals else ()
         shapes |= dict.fromkeys((shape, "serialization") for shape in (*answered, *refused))
     _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
     schemas = found["$defs"] | {"TrainingJob": job_schema(max_layers), "Layer": layer_schema()}
@@ -148,18 +148,18 @@ def openapi_document(
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
 
 
-def _each(shapes: Shapes | None) -> Sequence[type[BaseModel]]:
+def _each(shapes: Schemas | None) -> Sequence[type[BaseModel]]:
     return () if shapes is None else (shapes,) if isinstance(shapes, type) else shapes
 
 
-def _content(shape: Shapes, examples: Callable[[], Examples] | None) -> Schema:
-    content: Schema = {"schema": _schema(shape)}
+def _content(shape: Schemas, examples: Callable[[], Examples] | None) -> JsonSchema:
+    content: JsonSchema = {"schema": _schema(shape)}
     if examples is not None:
         content["examples"] = {name: {"value": value} for name, value in examples().items()}
     return content
 
 
-def _schema(shape: Shapes) -> Schema:
+def _schema(shape: Schemas) -> JsonSchema:
     if isinstance(shape, list):
         return {"type": "array", "items": _schema(shape[0])}
     if isinstance(shape, tuple):

@@ -1,7 +1,7 @@
 """The record of a prediction, to compare it later with the observed memory.
 
-The :class:`~service.api.answers.Answerer` passes every prediction to a :class:`Recorder`, which may count it, store it, or let
-the challenger predict the same job.
+The :class:`~service.api.predictions.PredictionApi` passes every prediction to a :class:`Recorder`, which may count it, store it,
+or let the challenger predict the same job.
 """
 
 from __future__ import annotations

@@ -1,33 +1,131 @@
-"""Validates request bodies: checks them against their models, explains errors, and looks up the names in them.
+"""The schemas of the requests, and how a body becomes one: JSON, then its schema, then the names in it.
 
-It reads the members beside the jobs; :mod:`gpumemnet.job.json_codec` reads the jobs.
+A schema checks types, ranges and names of members.  :func:`options_of` looks up the names of GPUs and bin schemes.
+:mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.job_schema` describes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError, WithJsonSchema
 
-from gpumemnet.errors import InvalidJobError, InvalidRequestError, did_you_mean
+from gpumemnet.errors import InvalidJobError, InvalidRequestError
 from gpumemnet.job.json_codec import parse_json
-from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import JOB_FIELDS
-from gpumemnet.predict.bins import bins_of_width, named_bins
-from gpumemnet.predict.fits import Target, catalogue_targets, target
+from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS, bins_of_width, named_bins
+from gpumemnet.predict.bundle import ENCODERS
+from gpumemnet.predict.fits import MAX_DEVICE_NAME, MAX_FREE_MIB, Target, catalogue_targets, target
+from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
 from gpumemnet.units import MIB
 
-from .models import Device, PredictOptions, Shape, SmallestGpuRequest
+from .request_errors import explained
+from .schemas import Job, OneOf, Schema
 
-S = TypeVar("S", bound=Shape)
-Schema = Mapping[str, Any]
+S = TypeVar("S", bound=Schema)
 
-_MAX_NAME: Final = 64
+MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)
+MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
+MAX_TARGETS: Final = 256
+"""Most names in ``fits`` or ``gpus``, and most devices, in one request."""
+MAX_ASKED_BATCH: Final = 2**20
+"""Largest ``max_batch``: more would cost time, and no job has so large a batch."""
+
+Coverage = Annotated[
+    Annotated[int | float, WithJsonSchema({"type": "number"})] | None,
+    Field(
+        description="the share of jobs that the safe bytes shall cover, within what the model is calibrated for",
+        json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": DEFAULT_COVERAGE},
+    ),
+]
+Encoder = Annotated[
+    Annotated[str, OneOf(ENCODERS)] | None,
+    Field(
+        description="which classifier: mlp or transformer, or common, one model for all families; mlp where there is one unless "
+        "given"
+    ),
+]
+GpuName = Annotated[str, Field(examples=["A100"])]
+GpuNames = Annotated[list[Annotated[str, Field(examples=["A100", "A100/3g.20gb"])]], Field(max_length=MAX_TARGETS)]
+MigName = Annotated[
+    Annotated[str, Field(examples=["3g.20gb"])] | None, Field(description="its MIG profile, where it is a partition")
+]
+FreeMib = Annotated[
+    Annotated[int, Field(ge=0, le=MAX_FREE_MIB)] | None,
+    Field(description="memory free on it now, as NVML says; unless given it is taken to be empty"),
+]
+
+
+class Device(Schema):
+    """One device of a site, as it is now."""
+
+    id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME, description="any name for it: index, UUID of GPU or MIG")
+    gpu: str = Field(description="its GPU model, by a name at /v1/gpus", examples=["A100"])
+    mig: MigName = None
+    free_mib: FreeMib = None
+
+
+Devices = Annotated[list[Device], Field(max_length=MAX_TARGETS)]
+
+
+class PredictOptions(Schema):
+    """How answers are wanted."""
+
+    coverage: Coverage = None
+    bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
+        None, description="width of the bins in MiB; 1,024 up to the GPU's capacity unless asked for"
+    )
+    bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = Field(
+        None, description="a published bin scheme by name, instead of a width"
+    )
+    gpu: GpuName | None = Field(None, description="GPU to answer for, by a name at /v1/gpus; the model's own unless given")
+    encoder: Encoder = None
+    fits: bool | GpuNames | None = Field(
+        None,
+        description="what the job may fit: true for the whole catalogue, or names as at /v1/gpus, also A100/3g.20gb",
+    )
+    devices: Devices | None = Field(None, description="devices that the job may fit, with their live free memory")
+
+
+class PredictRequest(PredictOptions):
+    """One job, and how the answer is wanted."""
+
+    job: Job
+
+
+class BatchRequest(PredictOptions):
+    """Many jobs, and how the answers are wanted."""
+
+    jobs: list[Job] = Field(description="the jobs; each may fail alone")
+
+
+class BatchSizesRequest(Schema):
+    """A job whose batch size is looked for, and where it is to run."""
+
+    job: Job = Field(description="the job; its own batch size and traced peak do not matter")
+    coverage: Coverage = None
+    encoder: Encoder = None
+    gpu: GpuName | None = Field(None, description="GPU, by a name at /v1/gpus, also A100/3g.20gb; the model's own unless given")
+    mig: MigName = None
+    free_mib: FreeMib = None
+    max_batch: Annotated[int, Field(ge=1, le=MAX_ASKED_BATCH)] | None = Field(
+        None, description="the largest batch size to look at", json_schema_extra={"default": DEFAULT_MAX_BATCH}
+    )
+
+
+class SmallestGpuRequest(Schema):
+    """A job that looks for a GPU."""
+
+    job: Job
+    coverage: Coverage = None
+    encoder: Encoder = None
+    gpus: GpuNames | None = Field(
+        None, description="GPUs to choose from, by a name at /v1/gpus, also A100/3g.20gb; all unless given"
+    )
+    devices: Devices | None = Field(None, description="devices to choose from, with their live free memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,33 +139,33 @@ class Options(PredictionOptions):
     targets: tuple[Target, ...] | None = None
 
 
-def read_request(body: bytes, shape: type[S]) -> S:
+def read_request(body: bytes, schema: type[S]) -> S:
     """The request in a body.
 
     Args:
         body: JSON.
-        shape: the request model.
+        schema: the schema of the request.
 
     Raises:
-        InvalidRequestError: when the body is not JSON, or does not match the model.
+        InvalidRequestError: when the body is not JSON, or does not match the schema.
     """
     try:
         document = parse_json(body)
     except InvalidJobError as error:
         raise InvalidRequestError(error.reason, error.field or "body") from None
-    return checked(document, shape)
+    return checked(document, schema)
 
 
-def checked(document: Any, shape: type[S]) -> S:
-    """``document`` validated as a ``shape``.
+def checked(document: Any, schema: type[S]) -> S:
+    """``document`` validated by ``schema``.
 
     Raises:
         InvalidRequestError: names the first invalid member, and what was expected.
     """
     try:
-        return shape.model_validate(document)
+        return schema.model_validate(document)
     except ValidationError as error:
-        raise _explained(error.errors(include_url=False), shape) from None
+        raise explained(error.errors(include_url=False), schema) from None
 
 
 def options_of(request: PredictOptions) -> Options:
@@ -126,109 +224,18 @@ def _device_targets(devices: Sequence[Device]) -> tuple[Target, ...]:
     return tuple(targets)
 
 
-# Error messages for invalid requests
+class JobRequest(NamedTuple):
+    """The request of one prediction: the JSON document of the job, not read yet, and the options."""
+
+    job: Any
+    options: Options
 
 
-def _explained(errors: Sequence[ErrorDetails], shape: type[Shape]) -> InvalidRequestError:
-    errors = sorted(errors, key=lambda error: error["type"] == "missing")  # an invalid member explains a missing one
-    first = errors[0]["loc"]
-    # A value with alternative forms has an error for each form: report the form that matched the furthest.
-    error = max((error for error in reversed(errors) if error["loc"][:1] == first[:1]), key=lambda error: len(error["loc"]))
-    root = _schema(shape)
-    place, schema, parent = "", root, root
-    for part in error["loc"]:
-        inner = _inner(schema, part, root)
-        if inner is None and error["type"] not in ("extra_forbidden", "missing"):
-            continue  # the name of a form is not part of the path
-        parent, schema = schema, inner or {}
-        place += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" if place else _printable(part)
-    return InvalidRequestError(_sentence(error, place, schema, parent, root), place or "body")
+def read_job_request(body: bytes) -> JobRequest:
+    """The request in a body of ``POST /v1/predict``.
 
-
-def _sentence(error: ErrorDetails, place: str, schema: Schema, parent: Schema, root: Schema) -> str:
-    value, kind = error["input"], error["type"]
-    if kind == "missing":
-        return "is missing" if "." in place else f"is missing: the body must be {_wanted(parent, place, root)}"
-    if kind == "extra_forbidden":
-        return f"is not a field: {_hint(str(error['loc'][-1]), _members(parent, root))}"
-    if kind == "value_error":
-        return str(error["ctx"]["error"])
-    if kind == "too_short" and isinstance(value, list):
-        return f"must hold at least {error['ctx']['min_length']}, not {len(value)}"
-    if kind == "too_long" and isinstance(value, list):
-        return f"must hold at most {error['ctx']['max_length']}, not {len(value)}: send several requests"
-    return f"must be {_wanted(schema, place, root)}, not {describe(value)}"
-
-
-def _wanted(schema: Schema, place: str, root: Schema) -> str:
-    """A description of the values that ``schema`` accepts."""
-    forms = [form for form in _forms(schema, root) if form.get("type") != "null"]
-    return " or ".join(dict.fromkeys(_form(form, place, root) for form in forms)) or "something else"
-
-
-def _form(form: Schema, place: str, root: Schema) -> str:
-    if "const" in form:
-        return str(form["const"])
-    if "enum" in form:
-        return f"one of {', '.join(form['enum'])}"
-    examples = f" such as {' or '.join(map(str, form['examples']))}" if "examples" in form else ""
-    kind = form.get("type")
-    if kind == "integer":
-        unit = " of MiB" if place.endswith("_mib") else ""
-        within = f" between {form['minimum']} and {form['maximum']}" if "maximum" in form else ""
-        return f"a whole number{unit}{within}"
-    if kind == "number":
-        return "a number"
-    if kind == "boolean":
-        return "true or false"
-    if kind == "array":
-        items = form.get("items", {})
-        several = {"string": "texts", "object": "objects"}
-        named = next((several[one["type"]] for one in _forms(items, root) if one.get("type") in several), "values")
-        inner = f" with {', '.join(_members(items, root))}" if _members(items, root) else ""
-        examples = "".join(f" such as {' or '.join(one['examples'])}" for one in _forms(items, root) if "examples" in one)
-        return f"a list of {named}{inner}{examples}"
-    if kind == "object":
-        return f"a JSON object with {', '.join(_members(form, root))}"
-    if "maxLength" in form:
-        return f"a text of {form.get('minLength', 0)} to {form['maxLength']} characters"
-    return f"a text{examples}"
-
-
-def _hint(name: str, members: Sequence[str]) -> str:
-    content = next((member for member in ("job", "jobs") if member in members), None)
-    if content is not None and name in JOB_FIELDS:
-        return f"it belongs to a job, and jobs stand under '{content}'"
-    return did_you_mean(name, members, f"known fields are {', '.join(members)}")
-
-
-@cache
-def _schema(shape: type[Shape]) -> Schema:
-    return shape.model_json_schema()
-
-
-def _forms(schema: Schema, root: Schema) -> list[Schema]:
-    """The alternative forms of a value, with references resolved."""
-    if "$ref" in schema:
-        return _forms(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    if "anyOf" in schema:
-        return [form for one in schema["anyOf"] for form in _forms(one, root)]
-    return [schema]
-
-
-def _inner(schema: Schema, part: str | int, root: Schema) -> Schema | None:
-    for form in _forms(schema, root):
-        found: Schema | None = form.get("items") if isinstance(part, int) else form.get("properties", {}).get(part)
-        if found is not None:
-            return found
-    return None
-
-
-def _members(schema: Schema, root: Schema) -> list[str]:
-    """Names of the members of an object, the content first."""
-    names = [name for form in _forms(schema, root) for name in form.get("properties", {})]
-    return sorted(names, key=lambda name: name not in ("job", "jobs"))
-
-
-def _printable(part: str | int) -> str:
-    return str(part)[:_MAX_NAME]
+    Raises:
+        InvalidRequestError: when the body is not JSON, or a member beside the job is invalid.
+    """
+    request = read_request(body, PredictRequest)
+    return JobRequest(request.job, options_of(request))

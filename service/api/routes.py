@@ -1,6 +1,6 @@
 """The operations of this API: predictions, models, GPUs and health.
 
-A model swap replaces ``serving.answerer``; every request reads it once and keeps the result.
+A model swap replaces ``serving.api``; every request reads it once and keeps the result.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import BundleError, FieldError
 
-from ..admin.champion import Serving
-from . import examples, models
-from .answers import Answerer, Document, gpus_document
-from .endpoint import JsonEndpoint, PredictEndpoint
-from .http_body import send_answer
-from .operations import ACCESS_REFUSALS, BODY_REFUSALS, JSON, Answer, Operation, Shapes
+from ..serving.served_release import ServedRelease
+from . import examples, requests, schemas
+from .endpoint import JsonEndpoint, PredictEndpoint, send_response
+from .listings import gpus_document
+from .operations import ACCESS_REFUSALS, BODY_REFUSALS, JSON, Answer, Operation, Schemas
+from .predictions import Document, PredictionApi
 from .problems import field_problem
 from .text_response import TEXT, TEXT_FIELDS, text_of
 
@@ -44,17 +44,17 @@ _TEXT_PARAMETER: Final = {
 logger = logging.getLogger("gpumemnet.service")
 
 
-def prediction_operations(serving: Serving) -> list[Operation]:
+def prediction_operations(serving: ServedRelease) -> list[Operation]:
     """The operations that predict."""
 
     def questions(bodies: Callable[[str], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
-        return lambda: bodies(serving.answerer.families[0])
+        return lambda: bodies(serving.api.families[0])
 
     def operation(
-        path: str, name: str, summary: str, request: Shapes, answer: Shapes, endpoint: ASGIApp, **more: Any
+        path: str, name: str, summary: str, request: Schemas, answer: Schemas, endpoint: ASGIApp, **more: Any
     ) -> Operation:
         bodies: Callable[[str], Mapping[str, Any]] = more.pop("bodies")
-        make: Callable[[Answerer], Callable[[bytes], Document]] = more.pop("make")
+        make: Callable[[PredictionApi], Callable[[bytes], Document]] = more.pop("make")
         others: Callable[[], Mapping[str, Any]] | None = more.pop("others", None)
         return Operation(
             method="POST",
@@ -69,7 +69,7 @@ def prediction_operations(serving: Serving) -> list[Operation]:
                 200: Answer(
                     shape=answer,
                     examples=lambda: {
-                        name: _answered(make(serving.answerer.unrecorded()), body) for name, body in questions(bodies)().items()
+                        name: _answered(make(serving.api.unrecorded()), body) for name, body in questions(bodies)().items()
                     },
                     others=others,
                 )
@@ -80,42 +80,42 @@ def prediction_operations(serving: Serving) -> list[Operation]:
 
     return [
         operation(
-            *("/v1/predict", "predict", "Predict one job", models.PredictRequest, models.Prediction),
-            PredictEndpoint(lambda questions: serving.answerer.answers(questions)),
+            *("/v1/predict", "predict", "Predict one job", requests.PredictRequest, schemas.Prediction),
+            PredictEndpoint(lambda: serving.api),
             bodies=examples.predict_examples,
-            make=lambda answerer: answerer.predict,
-            others=lambda: {TEXT: {"schema": {"type": "string"}, "example": _text_example(serving.answerer.unrecorded())}},
-            refusal_examples={422: lambda: _refusal_example(serving.answerer.unrecorded())},
+            make=lambda api: api.predict,
+            others=lambda: {TEXT: {"schema": {"type": "string"}, "example": _text_example(serving.api.unrecorded())}},
+            refusal_examples={422: lambda: _refusal_example(serving.api.unrecorded())},
             description=_TEXT_DESCRIPTION,
             parameters=[_TEXT_PARAMETER],
         ),
         operation(
-            *("/v1/predict/batch", "predict_batch", "Predict many jobs", models.BatchRequest, models.BatchPrediction),
-            JsonEndpoint(lambda body: serving.answerer.predict_batch(body)),
+            *("/v1/predict/batch", "predict_batch", "Predict many jobs", requests.BatchRequest, schemas.BatchPrediction),
+            JsonEndpoint(lambda body: serving.api.predict_batch(body)),
             bodies=examples.batch_examples,
-            make=lambda answerer: answerer.predict_batch,
+            make=lambda api: api.predict_batch,
         ),
         operation(
-            *("/v1/batch-sizes", "batch_sizes", "The largest batch that fits", models.BatchSizesRequest, models.BatchSizes),
-            JsonEndpoint(lambda body: serving.answerer.batch_sizes(body), inline_bytes=0),
+            *("/v1/batch-sizes", "batch_sizes", "The largest batch that fits", requests.BatchSizesRequest, schemas.BatchSizes),
+            JsonEndpoint(lambda body: serving.api.batch_sizes(body), inline_bytes=0),
             bodies=examples.batch_sizes_examples,
-            make=lambda answerer: answerer.batch_sizes,
+            make=lambda api: api.batch_sizes,
         ),
         operation(
-            *("/v1/smallest-gpu", "smallest_gpu", "The smallest GPU that holds a job", models.SmallestGpuRequest),
-            models.SmallestGpu,
-            JsonEndpoint(lambda body: serving.answerer.smallest_gpu(body), inline_bytes=0),
+            *("/v1/smallest-gpu", "smallest_gpu", "The smallest GPU that holds a job", requests.SmallestGpuRequest),
+            schemas.SmallestGpu,
+            JsonEndpoint(lambda body: serving.api.smallest_gpu(body), inline_bytes=0),
             bodies=examples.smallest_gpu_examples,
-            make=lambda answerer: answerer.smallest_gpu,
+            make=lambda api: api.smallest_gpu,
         ),
     ]
 
 
-def other_operations(serving: Serving) -> list[Operation]:
+def other_operations(serving: ServedRelease) -> list[Operation]:
     """The operations for models, GPUs and health."""
 
     def operation(
-        path: str, name: str, tag: str, summary: str, shape: Shapes, meaning: str, answer: Callable[[], Document], **more: Any
+        path: str, name: str, tag: str, summary: str, shape: Schemas, meaning: str, answer: Callable[[], Document], **more: Any
     ) -> Operation:
         found = Answer(shape=shape, meaning=meaning, examples=lambda: {"now": answer()})
         return Operation(
@@ -124,21 +124,21 @@ def other_operations(serving: Serving) -> list[Operation]:
 
     return [
         operation(
-            *("/v1/models", "models", "models", "The loaded models and their cards", models.Models, "The models."),
+            *("/v1/models", "models", "models", "The loaded models and their cards", schemas.Models, "The models."),
             lambda: _models(serving),
             refusals=ACCESS_REFUSALS,
         ),
         operation(
-            *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", models.Gpus, "The catalogue."),
+            *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", schemas.Gpus, "The catalogue."),
             gpus_document,
             refusals=ACCESS_REFUSALS,
         ),
         operation(
-            *("/healthz", "healthz", "health", "Is the process alive?", models.Health, "It is alive."),
+            *("/healthz", "healthz", "health", "Is the process alive?", schemas.Health, "It is alive."),
             lambda: _ALIVE,
         ),
         operation(
-            *("/readyz", "readyz", "health", "Does every model answer?", models.Readiness, "Every model answers."),
+            *("/readyz", "readyz", "health", "Does every model answer?", schemas.Readiness, "Every model answers."),
             lambda: _readiness(serving),
             refusals={503: "A model does not answer."},
         ),
@@ -153,22 +153,22 @@ class _Reading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        await send_answer(send, 200, JSON, orjson.dumps(self._answer()))
+        await send_response(send, 200, JSON, orjson.dumps(self._answer()))
 
 
-def _models(serving: Serving) -> Document:
-    answerer = serving.answerer
-    return {"release": answerer.release, "challenger": serving.challenger, "models": answerer.models()}
+def _models(serving: ServedRelease) -> Document:
+    api = serving.api
+    return {"release": api.release, "challenger": serving.challenger, "models": api.models()}
 
 
-def _readiness(serving: Serving) -> Document:
-    answerer = serving.answerer
+def _readiness(serving: ServedRelease) -> Document:
+    api = serving.api
     try:
-        answerer.check()
+        api.check()
     except BundleError as error:
         logger.exception("not ready")
         raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
-    return {"status": "ready", "families": list(answerer.families)}
+    return {"status": "ready", "families": list(api.families)}
 
 
 def _answered(answer: Callable[[bytes], Document], body: Any) -> Document:
@@ -182,17 +182,17 @@ def _with_example_id(part: Any) -> Any:
     return [_with_example_id(one) for one in part] if isinstance(part, list) else part
 
 
-def _text_example(answerer: Answerer) -> str:
+def _text_example(api: PredictionApi) -> str:
     """The plain-text response to the first example; ``request_mib`` where it has no limit."""
-    body = next(iter(examples.predict_examples(answerer.families[0]).values()))
-    prediction = _answered(answerer.predict, body)
+    body = next(iter(examples.predict_examples(api.families[0]).values()))
+    prediction = _answered(api.predict, body)
     has_limit = prediction["limit_mib"] is not None
     return text_of(prediction, TEXT_FIELDS[:1] if has_limit else TEXT_FIELDS[1:2]).decode()
 
 
-def _refusal_example(answerer: Answerer) -> Document | None:
+def _refusal_example(api: PredictionApi) -> Document | None:
     try:
-        answerer.predict(orjson.dumps(examples.refused_example(answerer.families[0])))
+        api.predict(orjson.dumps(examples.refused_example(api.families[0])))
     except FieldError as error:
         return field_problem(error)
     return None

@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from ..api.http_body import send_answer
+from ..api.endpoint import send_response
 from ..api.records import RecordBatch, Recorder
 from .paths import PathRule
 from .worker_metrics import metrics_folder, worker_number
@@ -178,7 +178,7 @@ class _Metrics:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        await send_answer(send, 200, MEDIA_TYPE, await run_in_threadpool(metrics_document))
+        await send_response(send, 200, MEDIA_TYPE, await run_in_threadpool(metrics_document))
 
 
 def resident_memory_bytes() -> int | None:

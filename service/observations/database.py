@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from gpumemnet.errors import GpumemnetError, first_line
 
-from .schema import HEAD, REVISIONS, VERSION_TABLE
+from .database_tables import HEAD, REVISIONS, VERSION_TABLE
 
 BUSY_SECONDS: Final = 5.0
 """How long a write waits for a write of another process."""

@@ -22,7 +22,7 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.site.observation import PROCESS_OBSERVATIONS
 
 from .database import DatabaseError, check_revision, database_url, make_engine, reading, revision, shown
-from .schema import HEAD, JOBS, OBSERVATIONS
+from .database_tables import HEAD, JOBS, OBSERVATIONS
 
 RECIPE: Final = "observations"
 PROTOCOL: Final = "observation/1"

@@ -29,7 +29,7 @@ from .database import (
     make_engine,
     revision,
 )
-from .schema import METADATA, VERSION_TABLE
+from .database_tables import METADATA, VERSION_TABLE
 
 
 def main() -> int:

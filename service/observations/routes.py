@@ -16,13 +16,13 @@ from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.site.observation import MAX_TEXT_LENGTH, Observation, observation_from_dict
 
+from ..api.endpoint import read_json_body, send_response
 from ..api.examples import EXAMPLE_JOBS
-from ..api.http_body import read_json_body, send_answer
 from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
 from ..middleware.limits import INLINE_BODY_BYTES
-from . import models
-from .models import MAX_OBSERVATIONS
+from . import schemas
+from .schemas import MAX_OBSERVATIONS
 from .store import ObservationStore, Reply
 from .tables import Stored
 
@@ -67,12 +67,12 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             summary="Report what finished jobs used",
             description="Answered when the observation is on the disk. Sending it again is safe: it is stored once.",
             endpoint=_Observations(store),
-            request=(models.Observation, models.Observations),
+            request=(schemas.Observation, schemas.Observations),
             request_examples=lambda: _REPORTS,
             answers={
-                201: Answer(shape=models.StoredObservation, meaning="It is stored.", examples=lambda: {"stored": _STORED}),
+                201: Answer(shape=schemas.StoredObservation, meaning="It is stored.", examples=lambda: {"stored": _STORED}),
                 200: Answer(
-                    shape=(models.StoredObservation, models.ObservationResults),
+                    shape=(schemas.StoredObservation, schemas.ObservationResults),
                     meaning="It had been stored before; or the results of several.",
                     examples=lambda: {"stored before": {**_STORED, "created": False}},
                 ),
@@ -100,7 +100,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
                     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": DEFAULT_DAYS},
                 }
             ],
-            answers={200: Answer(shape=models.ObservationSummary, meaning="The summary.")},
+            answers={200: Answer(shape=schemas.ObservationSummary, meaning="The summary.")},
             refusals={
                 404: "This service stores no observations.",
                 422: "A parameter is at fault.",
@@ -126,12 +126,12 @@ class _Observations:
         key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
         if isinstance(read, Observation):
             stored = await self._store.add(read, key_name)
-            await send_answer(send, 201 if stored.created else 200, JSON, orjson.dumps(_document(stored)))
+            await send_response(send, 201 if stored.created else 200, JSON, orjson.dumps(_document(stored)))
             return
         valid = [one for one in read if isinstance(one, Observation)]
         answers = iter(await self._store.add_many(valid, key_name))
         results: list[Reply] = [next(answers) if isinstance(one, Observation) else one for one in read]
-        await send_answer(send, 200, JSON, _batch(results))
+        await send_response(send, 200, JSON, _batch(results))
 
 
 class _Summary:
@@ -144,7 +144,7 @@ class _Summary:
         if self._store is None:
             raise Refusal(UNKNOWN, _OFF)
         summary = await self._store.summary(_days(scope["query_string"]))
-        await send_answer(send, 200, JSON, orjson.dumps(summary))
+        await send_response(send, 200, JSON, orjson.dumps(summary))
 
 
 def read_observations(body: bytes) -> Observation | list[Observation | FieldError]:

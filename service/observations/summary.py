@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, func, select
 from gpumemnet.job.training_job import FAMILIES
 
 from .alarm import ALARM_PROBABILITY, ALARM_RULE, Alarm, Outcome, alarm, median_error_ratio, summarise
-from .schema import CHALLENGES, OBSERVATIONS, PREDICTIONS
+from .database_tables import CHALLENGES, OBSERVATIONS, PREDICTIONS
 
 MAX_SUMMARISED: Final = 5000
 """Most observations in a summary; the newest are used."""

@@ -21,8 +21,8 @@ from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.site.observation import Observation, check_capacity
 
 from ..api.records import RecordBatch
+from .database_tables import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 from .job_documents import job_documents
-from .schema import CHALLENGES, JOBS, OBSERVATIONS, PREDICTIONS
 
 ROWS_PER_STATEMENT: Final = (64, 8, 1)
 KNOWN_JOBS: Final = 20_000

@@ -17,8 +17,8 @@ from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
-from ..api.answers import Answerer
 from ..api.examples import EXAMPLE_JOBS
+from ..api.predictions import PredictionApi
 from ..api.problems import located
 from ..api.requests import Options
 from .outputs import Answered
@@ -34,19 +34,19 @@ class OipModel:
 
     Attributes:
         name, version: as the protocol shows them.
-        answerer: holds the predictor with the loaded bundles, and the recorder.
+        api: holds the predictor with the loaded bundles, and the recorder.
         bundle: the bundle of the model, or ``None`` for the whole predictor.
     """
 
     name: str
     version: str
-    answerer: Answerer
+    api: PredictionApi
     bundle: Bundle | None
 
     @property
     def predictor(self) -> Predictor:
         """The predictor with the loaded bundles."""
-        return self.answerer.predictor
+        return self.api.predictor
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class OipModel:
             InvalidJobError, InvalidRequestError, UnsupportedJobError: for the invalid job or parameter.
         """
         options = request.options
-        jobs = self.answerer.read(request.documents, None, f"{INPUT_NAME}[{{}}]".format)
+        jobs = self.api.read(request.documents, None, f"{INPUT_NAME}[{{}}]".format)
         for error in jobs.errors.values():
             raise error
         self._check(jobs.table, options.encoder)
@@ -78,7 +78,7 @@ class OipModel:
         except FieldError as error:
             raise located(error, "parameters") from None
         bundles = {bundle.card.name: bundle for bundle in self.predictor.bundles}
-        return Answered(self.answerer.noted(jobs.table, predictions), predictions, bundles)
+        return Answered(self.api.record(jobs.table, predictions), predictions, bundles)
 
     def check(self) -> None:
         """Let the model predict an example job of each of its families.
@@ -134,10 +134,7 @@ class OipModel:
         return next(model for model in self.predictor.models_of(family, bundle.card.encoder) if model.bundle is bundle)
 
 
-def oip_models(answerer: Answerer) -> dict[str, OipModel]:
+def oip_models(api: PredictionApi) -> dict[str, OipModel]:
     """All models by name; the whole predictor hides a bundle of the same name."""
-    models = {
-        bundle.card.name: OipModel(bundle.card.name, bundle.card.version, answerer, bundle)
-        for bundle in answerer.predictor.bundles
-    }
-    return models | {WHOLE: OipModel(WHOLE, answerer.release, answerer, None)}
+    models = {bundle.card.name: OipModel(bundle.card.name, bundle.card.version, api, bundle) for bundle in api.predictor.bundles}
+    return models | {WHOLE: OipModel(WHOLE, api.release, api, None)}

@@ -1,6 +1,6 @@
 """Reads an inference request: the jobs, the options, and the requested outputs with their form.
 
-The request is the protocol's ``$inference_request`` (:class:`service.oip.shapes.OipRequest`);
+The request is the protocol's ``$inference_request`` (:class:`service.oip.schemas.OipRequest`);
 :mod:`gpumemnet.job.json_codec` reads the jobs in it.  Unknown parameters are rejected and never ignored: a misspelt ``coverage``
 would change the limit.
 """
@@ -22,7 +22,7 @@ from ..api.problems import located
 from ..api.requests import Options, read_request
 from ..middleware.limits import MAX_PROBABILITIES
 from .outputs import OUTPUT_NAMES
-from .shapes import DEFAULT_BIN_WIDTH_MIB, OipInput, OipParameters, OipRequest, OipRequestedOutput
+from .schemas import DEFAULT_BIN_WIDTH_MIB, OipInput, OipParameters, OipRequest, OipRequestedOutput
 from .tensors import split_bytes
 
 INPUT_NAME: Final = "job"

@@ -23,12 +23,12 @@ from starlette.types import Message, Receive, Scope, Send
 from gpumemnet.errors import BundleError, FieldError
 from gpumemnet.units import MIB
 
-from ..api.answers import Answerer
+from ..api.endpoint import read_body
 from ..api.examples import EXAMPLE_JOBS
-from ..api.http_body import read_body
-from ..api.operations import JSON, Answer, Operation, Shapes, routes
+from ..api.operations import JSON, Answer, Operation, Schemas, routes
+from ..api.predictions import PredictionApi
 from ..middleware.limits import INLINE_BODY_BYTES
-from . import shapes
+from . import schemas
 from .models import WHOLE, OipModel, oip_models
 from .outputs import OUTPUTS, output_tensors
 from .request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
@@ -73,12 +73,12 @@ def _infer_examples() -> dict[str, Any]:
     return {"job": example}
 
 
-class Serving(Protocol):
-    """Gives the current answerer."""
+class ServedRelease(Protocol):
+    """Gives the current api."""
 
     @property
-    def answerer(self) -> Answerer:
-        """The current answerer; a model swap replaces it."""
+    def api(self) -> PredictionApi:
+        """The current api; a model swap replaces it."""
         ...
 
 
@@ -106,9 +106,9 @@ class _Endpoint:
 class OipApplication:
     """ASGI application for everything under ``/v2``."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServedRelease) -> None:
         self._serving = serving
-        self._of_answerer: tuple[Answerer | None, dict[str, OipModel]] = (None, {})
+        self._of_api: tuple[PredictionApi | None, dict[str, OipModel]] = (None, {})
         self.operations = self._operations()
         root = Route("/v2/", _Endpoint(self._server), methods=["GET"])
         self.routes = [Route("/v2", self), Route("/v2/{rest:whole}", self)]
@@ -121,7 +121,7 @@ class OipApplication:
             name: str,
             summary: str,
             answer: Answers,
-            shape: Shapes,
+            shape: Schemas,
             refusals: Sequence[int] = (),
             **more: Any,
         ) -> Operation:
@@ -136,35 +136,35 @@ class OipApplication:
                 endpoint=_Endpoint(answer),
                 answers={200: Answer(shape=shape, others=others)},
                 refusals={status: _REFUSALS[status] for status in refusals},
-                refusal_shape=shapes.OipError,
+                refusal_schema=schemas.OipError,
                 refusal_type=JSON,
                 parameters=[parameter for name, parameter in names.items() if f"{{{name}}}" in path],
                 **more,
             )
 
         found = [
-            operation("GET", "/v2", "oip_server", "What is this server?", self._server, shapes.OipServer),
-            operation("GET", "/v2/health/live", "oip_live", "Is the server alive?", self._live, shapes.OipLive),
-            operation("GET", "/v2/health/ready", "oip_ready", "Does every model answer?", self._ready, shapes.OipReady, [503]),
+            operation("GET", "/v2", "oip_server", "What is this server?", self._server, schemas.OipServer),
+            operation("GET", "/v2/health/live", "oip_live", "Is the server alive?", self._live, schemas.OipLive),
+            operation("GET", "/v2/health/ready", "oip_ready", "Does every model answer?", self._ready, schemas.OipReady, [503]),
             operation(
-                *("POST", "/v2/repository/index", "oip_index", "Which models are loaded?", self._index), [shapes.OipIndexEntry]
+                *("POST", "/v2/repository/index", "oip_index", "Which models are loaded?", self._index), [schemas.OipIndexEntry]
             ),
         ]
         for suffix, path in (("", "/v2/models/{model}"), ("_version", "/v2/models/{model}/versions/{version}")):
             found += [
                 operation(
                     *("GET", path, f"oip_model{suffix}", "What does a model take and give?", self._model),
-                    *(shapes.OipModelMetadata, [404]),
+                    *(schemas.OipModelMetadata, [404]),
                 ),
                 operation(
                     *("GET", f"{path}/ready", f"oip_model{suffix}_ready", "Does the model answer?", self._model_ready),
-                    *(shapes.OipModelReady, [404, 503]),
+                    *(schemas.OipModelReady, [404, 503]),
                 ),
                 operation(
                     *("POST", f"{path}/infer", f"oip_infer{suffix}", "Predict jobs", self._infer),
-                    *(shapes.OipAnswer, [400, 404, 413, 415]),
+                    *(schemas.OipAnswer, [400, 404, 413, 415]),
                     description=f"The Open Inference Protocol, version 2 ({SPECIFICATION}). Outputs:{_OUTPUT_LIST}",
-                    request=shapes.OipRequest,
+                    request=schemas.OipRequest,
                     request_examples=_infer_examples,
                     others=lambda: {RAW: {"schema": {"type": "string", "format": "binary"}}},
                 ),
@@ -196,12 +196,12 @@ class OipApplication:
             raise  # the server logs the exception
 
     def _models(self) -> dict[str, OipModel]:
-        """The models of the current answerer."""
-        answerer = self._serving.answerer
-        known, models = self._of_answerer
-        if known is not answerer:
-            models = oip_models(answerer)
-            self._of_answerer = answerer, models
+        """The models of the current api."""
+        api = self._serving.api
+        known, models = self._of_api
+        if known is not api:
+            models = oip_models(api)
+            self._of_api = api, models
         return models
 
     def _asked(self, request: Request) -> OipModel:
@@ -268,7 +268,7 @@ def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response
     Raises:
         FieldError: when a field of the request is invalid.
     """
-    request = read_infer_request(body, header_length, model.answerer.max_jobs)
+    request = read_infer_request(body, header_length, model.api.max_jobs)
     tensors = output_tensors(model.predict(request), {output.name for output in request.outputs})
     outputs, raw = [], []
     for output in request.outputs:

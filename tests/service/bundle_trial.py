@@ -13,8 +13,8 @@ from gpumemnet.errors import BundleError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.bundle import load_bundle
 from gpumemnet.predict.predictor import Predictor
-from service.api.answers import Answerer
 from service.api.examples import EXAMPLE_JOBS
+from service.api.predictions import PredictionApi
 
 MEMORY_BYTES = 8 * 2**30
 
@@ -27,7 +27,7 @@ def tried(folder: str) -> dict[str, str]:
         estimates = predictor.predict_many(
             [job_from_dict({**EXAMPLE_JOBS[family], "batch_size": size}) for size in (1, 64, 100_000)]
         )
-        Answerer(predictor, 10)
+        PredictionApi(predictor, 10)
     except BundleError as error:
         return {"came_to": "refused", "detail": str(error)}
     except Exception:

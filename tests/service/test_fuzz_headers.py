@@ -18,7 +18,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from service.api.examples import EXAMPLE_JOBS
-from service.api.models import Problem
+from service.api.schemas import Problem
 from tests.fuzzing import fuzzed
 
 WAIT_SECONDS = 0.05

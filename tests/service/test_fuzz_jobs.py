@@ -11,7 +11,7 @@ import pytest
 from hypothesis import event, given
 
 from service.api.examples import EXAMPLE_JOBS, predict_examples
-from service.api.models import Problem
+from service.api.schemas import Problem
 from tests.fuzzing import fuzzed, spoilt_json
 
 JOBS = list(EXAMPLE_JOBS.values())

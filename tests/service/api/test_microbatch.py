@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpumemnet.errors import InvalidJobError
-from service.api.microbatch import Microbatch
+from service.api.endpoint import Microbatch
 
 
 class Answers:
@@ -47,7 +47,7 @@ def test_one_question_that_cannot_be_answered_takes_no_other_with_it(caplog: pyt
     assert (found[0], found[2]) == ("a", "c")
     assert isinstance(found[1], RuntimeError)
     assert answers.sizes == [3, 1, 1, 1]
-    assert "answered alone" in caplog.text
+    assert "predicted alone" in caplog.text
 
 
 def test_a_lone_question_is_answered_in_the_next_round_of_the_event_loop() -> None:

@@ -18,7 +18,7 @@ from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.units import MIB, ceil_mib
-from service.api.answers import Answerer
+from service.api.predictions import PredictionApi
 
 
 def predict(http, job, **options):
@@ -358,20 +358,20 @@ def test_an_inverse_question_without_sense_is_named(http, job, path, options, fi
 
 
 def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
-    """The limit is a setting; here the answerer has one of its own."""
-    answerer = Answerer(predictor, 10, max_layers=4)
+    """The limit is a setting; here the api has one of its own."""
+    api = PredictionApi(predictor, 10, max_layers=4)
     with pytest.raises(InvalidJobError, match="at most 4 layers, not 5") as raised:
-        answerer.predict(json.dumps({"job": job}).encode())
+        api.predict(json.dumps({"job": job}).encode())
     assert raised.value.field == "job.layers"
-    batch = answerer.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode())
+    batch = api.predict_batch(json.dumps({"jobs": [job, {**job, "layers": job["layers"][:4]}]}).encode())
     assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
 
 
 def test_every_prediction_is_handed_to_the_recorder(predictor, job):
     kept = []
-    answerer = Answerer(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
-    first = answerer.predict(json.dumps({"job": job, "gpu": "H100"}).encode())
-    batch = answerer.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode())
+    api = PredictionApi(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
+    first = api.predict(json.dumps({"job": job, "gpu": "H100"}).encode())
+    batch = api.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode())
     answers = [first, *(result["prediction"] for result in batch["results"] if "prediction" in result)]
     assert [record.prediction_id for record in kept] == [answer["prediction_id"] for answer in answers]
     assert {answer["release"] for answer in answers} == {"r7"}
@@ -380,8 +380,8 @@ def test_every_prediction_is_handed_to_the_recorder(predictor, job):
         assert record.model_sha256 == answer["model"]["sha256"]
         assert record.estimate.gpu == answer["gpu"]
         assert abs(record.made_at_seconds - time.time()) < 60
-    answerer.unrecorded().predict(json.dumps({"job": job}).encode())
-    answerer.batch_sizes(json.dumps({"job": job}).encode())
+    api.unrecorded().predict(json.dumps({"job": job}).encode())
+    api.batch_sizes(json.dumps({"job": job}).encode())
     assert len(kept) == 3
 
 

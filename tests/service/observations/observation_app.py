@@ -9,9 +9,9 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
-from service.api.answers import Answerer
 from service.api.endpoint import JsonEndpoint
 from service.api.operations import routes
+from service.api.predictions import PredictionApi
 from service.api.problems import ProblemDocuments
 from service.middleware.limits import BodyLimit
 from service.observations.routes import observation_operations
@@ -21,7 +21,7 @@ from service.observations.store import ObservationStore
 def main() -> None:
     store = ObservationStore(sys.argv[1], queue_size=int(sys.argv[2]) if len(sys.argv) > 2 else 1000)
     store.prepare()
-    answerer = Answerer(Predictor.default(), 1000, store)
+    api = PredictionApi(Predictor.default(), 1000, store)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
@@ -29,7 +29,7 @@ def main() -> None:
         yield
         store.drain()
 
-    served = [Route("/v1/predict", JsonEndpoint(answerer.predict), methods=["POST"]), *routes(observation_operations(store))]
+    served = [Route("/v1/predict", JsonEndpoint(api.predict), methods=["POST"]), *routes(observation_operations(store))]
     app = FastAPI(routes=served, lifespan=lifespan)
     app.build_middleware_stack = lambda: ProblemDocuments(BodyLimit(app.router, 4 * 2**20))
     listener = socket.create_server(("127.0.0.1", 0))

@@ -21,8 +21,8 @@ import pytest
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
-from service.observations.models import ObservationResults, ObservationSummary, StoredObservation
 from service.observations.routes import observation_operations
+from service.observations.schemas import ObservationResults, ObservationSummary, StoredObservation
 from tests.service.databases import PostgreSQL, running_postgresql
 
 APP = Path(__file__).with_name("observation_app.py")

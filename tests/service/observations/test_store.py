@@ -28,7 +28,7 @@ from service.api.records import RecordBatch
 from service.observations import migrations, store
 from service.observations.alarm import Outcome, alarm, interval, miss_probability
 from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine, revision
-from service.observations.schema import METADATA, REVISIONS, VERSION_TABLE
+from service.observations.database_tables import METADATA, REVISIONS, VERSION_TABLE
 from service.observations.store import ObservationStore
 
 GPU = "NVIDIA A100-SXM4-40GB"

@@ -19,11 +19,11 @@ from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.bins import bins_of_width
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
-from service.api.answers import Answerer
 from service.api.examples import EXAMPLE_JOBS
 from service.api.operations import openapi_document
+from service.api.predictions import PredictionApi
 from service.oip import OipApplication
-from service.oip.shapes import (
+from service.oip.schemas import (
     OipAnswer,
     OipIndexEntry,
     OipLive,
@@ -167,7 +167,7 @@ def test_predictions_are_noted_under_their_ids(predictor, job):
         record = list.extend
 
     notes = Notes()
-    serving = SimpleNamespace(answerer=Answerer(predictor, 10, recorder=notes, max_layers=5))
+    serving = SimpleNamespace(api=PredictionApi(predictor, 10, recorder=notes, max_layers=5))
     client = Local(serving)
     job["layers"] = job["layers"][:5]
     answer = columns(ask(client, job, job))
@@ -176,24 +176,24 @@ def test_predictions_are_noted_under_their_ids(predictor, job):
     job["layers"] *= 2
     assert "at most 5 layers" in refused(client.post(INFER, json={"inputs": [tensor(job)]}), 400)
     name = predictor.bundles[0].card.name
-    serving.answerer = Answerer(predictor, 10, release="next")
+    serving.api = PredictionApi(predictor, 10, release="next")
     assert client.get("/v2/models/gpumemnet").json()["versions"] == ["next"]
     assert client.get("/v2/models/gpumemnet/versions/shipped").status_code == 404
     assert client.get(f"/v2/models/{name}/ready").status_code == 200
 
 
 def test_what_fails_in_the_service_is_told_without_its_cause(predictor):
-    class Broken(Answerer):
-        def noted(self, jobs, estimates):
+    class Broken(PredictionApi):
+        def record(self, jobs, predictions):
             raise RuntimeError("secret")
 
-    client = Local(SimpleNamespace(answerer=Broken(predictor, 10)))
+    client = Local(SimpleNamespace(api=Broken(predictor, 10)))
     error = refused(client.post(INFER, json={"inputs": [tensor(EXAMPLE_JOBS["mlp"])]}), 500)
     assert "secret" not in error
 
 
 def test_a_model_that_does_not_answer_is_not_ready(predictor, monkeypatch):
-    client = Local(SimpleNamespace(answerer=Answerer(predictor, 10)))
+    client = Local(SimpleNamespace(api=PredictionApi(predictor, 10)))
     monkeypatch.setattr(BundleModel, "predict", lambda *arguments: 1 / 0)
     for path in ("/v2/health/ready", "/v2/models/gpumemnet/ready"):
         assert "does not answer" in refused(client.get(path), 503)

@@ -14,14 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpumemnet.registry.registry import Registry
-from service.admin.champion import Serving
 from service.admin.routes import admin_operations
-from service.admin.shadow import Shadow
-from service.admin.watch import Watcher
-from service.api.answers import Answerer
 from service.api.endpoint import JsonEndpoint
 from service.api.operations import routes as operation_routes
+from service.api.predictions import PredictionApi
 from service.api.problems import ProblemDocuments
+from service.serving.served_release import ServedRelease
+from service.serving.shadow import Shadow
+from service.serving.watch import Watcher
 
 
 class Notes:
@@ -40,8 +40,8 @@ class Notes:
 def serve(listener, share, registry):
     notes = Notes()
     shadow = Shadow(notes, share)
-    serving = Serving(
-        lambda predictor, release: Answerer(predictor, 100, shadow, release),
+    serving = ServedRelease(
+        lambda predictor, release: PredictionApi(predictor, 100, shadow, release),
         registry=Registry(registry) if registry else None,
         shadow=shadow,
     )
@@ -57,7 +57,7 @@ def serve(listener, share, registry):
     async def metrics(request):
         return Response(generate_latest())
 
-    predict = JsonEndpoint(lambda body: serving.answerer.predict(body))
+    predict = JsonEndpoint(lambda body: serving.api.predict(body))
     routes = [Route("/v1/predict", predict, methods=["POST"]), Route("/state", state), Route("/metrics", metrics)]
     app = FastAPI(routes=[*routes, *operation_routes(admin_operations(serving))])
     config = uvicorn.Config(

@@ -16,7 +16,7 @@ import pytest
 
 from gpumemnet.predict.bundle import MODEL_FILE
 from gpumemnet.registry.registry import SHIPPED, Registry
-from service.admin.models import AdminModels
+from service.admin.schemas import AdminModels
 from service.api.examples import EXAMPLE_JOBS
 from tests.registries import add_release, shipped
 

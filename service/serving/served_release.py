@@ -1,6 +1,6 @@
 """Loads the served release, and replaces it: the new release is loaded, tested, and swapped in by one assignment.
 
-A request reads :attr:`Serving.answerer` once and keeps the result.  So no request sees two releases, and none waits for a swap.
+A request reads :attr:`ServedRelease.api` once and keeps the result.  So no request sees two releases, and none waits for a swap.
 The previous release stays in the registry.  A rollback loads it again, so it costs no memory meanwhile.
 """
 
@@ -17,7 +17,7 @@ from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_digest
 
-from ..api.answers import Answerer
+from ..api.predictions import PredictionApi
 from ..heap import give_memory_back
 from .metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
 from .self_test import check_golden
@@ -37,20 +37,20 @@ class Loaded(NamedTuple):
     release: str
     sha256: str
     bundles: Sequence[Bundle]
-    answerer: Answerer
+    api: PredictionApi
 
 
-class Serving:
+class ServedRelease:
     """The release that this process serves, and how it is replaced.
 
     Args:
-        build: makes an answerer from a predictor and the name of its release.
+        build: makes an api from a predictor and the name of its release.
         registry: names the champion; without one, ``bundles`` or else the shipped bundles are served.
         bundles: folders of bundles to serve instead of a registry.
         shadow: runs the challenger; without one, challengers are ignored.
 
     Attributes:
-        answerer: the current answerer; read it once for each request.
+        api: the current api; read it once for each request.
         release, sha256: the name of its release, and a hash over its bundles.
         previous: the release that this process served before.
         aliases: the registry's aliases at the last read.
@@ -61,13 +61,13 @@ class Serving:
         BundleError: when nothing can be served: the bundles of the settings, or the shipped ones, fail.
     """
 
-    answerer: Answerer
+    api: PredictionApi
     release: str
     sha256: str
 
     def __init__(
         self,
-        build: Callable[[Predictor, str], Answerer],
+        build: Callable[[Predictor, str], PredictionApi],
         *,
         registry: Registry | None = None,
         bundles: Sequence[Path] = (),
@@ -200,7 +200,7 @@ class Serving:
         self._follow_challenger()
 
     def _swap(self, loaded: Loaded | None) -> None:
-        """Serve ``loaded``; ``None`` keeps the current answerer."""
+        """Serve ``loaded``; ``None`` keeps the current api."""
         self._report(None)
         if loaded is None:
             return
@@ -214,7 +214,7 @@ class Serving:
     def _put(self, loaded: Loaded) -> None:
         if self._shadow is not None:
             self._shadow.champion_is(loaded.bundles)
-        self.answerer, self.release, self.sha256 = loaded.answerer, loaded.release, loaded.sha256
+        self.api, self.release, self.sha256 = loaded.api, loaded.release, loaded.sha256
         MODEL_INFO.labels(self.release, self.sha256[:12]).set(1)
 
     def _follow_challenger(self) -> None:

@@ -9,13 +9,13 @@ from pydantic import AfterValidator, Field
 from gpumemnet.job.layers import describe
 from gpumemnet.registry.registry import NAME_RULE, is_release_name
 
-from ..api.models import Shape
+from ..api.schemas import Schema
 
 HISTORY_SHOWN: Final = 50
 MAX_REASON: Final = 500
 
 
-class ReleaseBundle(Shape):
+class ReleaseBundle(Schema):
     """One bundle of a release."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
@@ -25,7 +25,7 @@ class ReleaseBundle(Shape):
     encoder: str
 
 
-class ReleaseDetails(Shape):
+class ReleaseDetails(Schema):
     """A release: the bundles that answer together."""
 
     name: str
@@ -38,7 +38,7 @@ class ReleaseDetails(Shape):
     bundles: list[ReleaseBundle] = Field(description="its bundles; empty where it is not whole")
 
 
-class ChampionChange(Shape):
+class ChampionChange(Schema):
     """One change of the champion."""
 
     champion: str
@@ -48,7 +48,7 @@ class ChampionChange(Shape):
     is_rollback: bool = Field(description="whether this went back to an older champion")
 
 
-class ServedModels(Shape):
+class ServedModels(Schema):
     """What the worker that answered this request does."""
 
     release: str = Field(description="the release that answers")
@@ -58,7 +58,7 @@ class ServedModels(Shape):
     challenger_failure: str | None = Field(description="why the challenger is not asked")
 
 
-class AdminModels(Shape):
+class AdminModels(Schema):
     """The registry and what is made of it."""
 
     has_registry: bool = Field(description="whether the service has a registry; without one nothing can be changed")
@@ -86,20 +86,20 @@ ReleaseName = Annotated[str, AfterValidator(_release_name)]
 Reason = Annotated[str, AfterValidator(_one_line), Field(max_length=MAX_REASON, description="why; it stays in the history")]
 
 
-class ChampionRequest(Shape):
+class ChampionRequest(Schema):
     """Which release shall answer."""
 
     release: ReleaseName
     reason: Reason = ""
 
 
-class ChallengerRequest(Shape):
+class ChallengerRequest(Schema):
     """Which release shall be asked beside the champion."""
 
     release: ReleaseName | None = Field(description="null for none")
 
 
-class RollbackRequest(Shape):
+class RollbackRequest(Schema):
     """Why the champion before this one shall answer again."""
 
     reason: Reason = ""

@@ -1,37 +1,22 @@
-"""Request and response models: they validate requests and describe the interface (OpenAPI).
+"""The schemas of the responses, and what the schemas of requests and responses have in common.
 
-A request model checks types, ranges and names of members.  :mod:`service.api.requests` looks up the names of GPUs, bin schemes
-and coverages.  :mod:`gpumemnet.job.json_codec` reads the jobs, and :mod:`service.api.job_schema` describes them.
-Responses are not validated when they are sent, because that costs more than making them; tests check them against these models.
+They generate the OpenAPI description.  Responses are not validated when they are sent, because that costs more than making
+them; tests check them against these schemas.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, RootModel, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, RootModel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from gpumemnet.job.layers import describe
-from gpumemnet.predict.bins import DEFAULT_TOP_BYTES, MAX_BINS, PUBLISHED_BINS
-from gpumemnet.predict.bundle import ENCODERS
-from gpumemnet.predict.fits import MAX_DEVICE_NAME, MAX_FREE_MIB
-from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE
-from gpumemnet.units import MIB
-
-MIN_BIN_WIDTH_MIB: Final = math.ceil(DEFAULT_TOP_BYTES / (MAX_BINS - 1) / MIB)
-MAX_BIN_WIDTH_MIB: Final = DEFAULT_TOP_BYTES // MIB
-MAX_TARGETS: Final = 256
-"""Most names in ``fits`` or ``gpus``, and most devices, in one request."""
-MAX_ASKED_BATCH: Final = 2**20
-"""Largest ``max_batch``: more would cost time, and no job has so large a batch."""
 
 
-class Shape(BaseModel):
+class Schema(BaseModel):
     """A JSON object of the interface; it forbids undeclared members and converts no value to another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -78,104 +63,7 @@ class OneOf:
         return text
 
 
-Coverage = Annotated[
-    Annotated[int | float, WithJsonSchema({"type": "number"})] | None,
-    Field(
-        description="the share of jobs that the safe bytes shall cover, within what the model is calibrated for",
-        json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": DEFAULT_COVERAGE},
-    ),
-]
-Encoder = Annotated[
-    Annotated[str, OneOf(ENCODERS)] | None,
-    Field(
-        description="which classifier: mlp or transformer, or common, one model for all families; mlp where there is one unless "
-        "given"
-    ),
-]
-GpuName = Annotated[str, Field(examples=["A100"])]
-GpuNames = Annotated[list[Annotated[str, Field(examples=["A100", "A100/3g.20gb"])]], Field(max_length=MAX_TARGETS)]
-MigName = Annotated[
-    Annotated[str, Field(examples=["3g.20gb"])] | None, Field(description="its MIG profile, where it is a partition")
-]
-FreeMib = Annotated[
-    Annotated[int, Field(ge=0, le=MAX_FREE_MIB)] | None,
-    Field(description="memory free on it now, as NVML says; unless given it is taken to be empty"),
-]
-
-
-class Device(Shape):
-    """One device of a site, as it is now."""
-
-    id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME, description="any name for it: index, UUID of GPU or MIG")
-    gpu: str = Field(description="its GPU model, by a name at /v1/gpus", examples=["A100"])
-    mig: MigName = None
-    free_mib: FreeMib = None
-
-
-Devices = Annotated[list[Device], Field(max_length=MAX_TARGETS)]
-
-
-class PredictOptions(Shape):
-    """How answers are wanted."""
-
-    coverage: Coverage = None
-    bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
-        None, description="width of the bins in MiB; 1,024 up to the GPU's capacity unless asked for"
-    )
-    bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = Field(
-        None, description="a published bin scheme by name, instead of a width"
-    )
-    gpu: GpuName | None = Field(None, description="GPU to answer for, by a name at /v1/gpus; the model's own unless given")
-    encoder: Encoder = None
-    fits: bool | GpuNames | None = Field(
-        None,
-        description="what the job may fit: true for the whole catalogue, or names as at /v1/gpus, also A100/3g.20gb",
-    )
-    devices: Devices | None = Field(None, description="devices that the job may fit, with their live free memory")
-
-
-class PredictRequest(PredictOptions):
-    """One job, and how the answer is wanted."""
-
-    job: Job
-
-
-class BatchRequest(PredictOptions):
-    """Many jobs, and how the answers are wanted."""
-
-    jobs: list[Job] = Field(description="the jobs; each may fail alone")
-
-
-class BatchSizesRequest(Shape):
-    """A job whose batch size is looked for, and where it is to run."""
-
-    job: Job = Field(description="the job; its own batch size and traced peak do not matter")
-    coverage: Coverage = None
-    encoder: Encoder = None
-    gpu: GpuName | None = Field(None, description="GPU, by a name at /v1/gpus, also A100/3g.20gb; the model's own unless given")
-    mig: MigName = None
-    free_mib: FreeMib = None
-    max_batch: Annotated[int, Field(ge=1, le=MAX_ASKED_BATCH)] | None = Field(
-        None, description="the largest batch size to look at", json_schema_extra={"default": DEFAULT_MAX_BATCH}
-    )
-
-
-class SmallestGpuRequest(Shape):
-    """A job that looks for a GPU."""
-
-    job: Job
-    coverage: Coverage = None
-    encoder: Encoder = None
-    gpus: GpuNames | None = Field(
-        None, description="GPUs to choose from, by a name at /v1/gpus, also A100/3g.20gb; all unless given"
-    )
-    devices: Devices | None = Field(None, description="devices to choose from, with their live free memory")
-
-
-# Responses
-
-
-class Bin(Shape):
+class Bin(Schema):
     """The most probable bin."""
 
     index: int = Field(ge=0, description="number of the bin, from 0")
@@ -184,7 +72,7 @@ class Bin(Shape):
     probability: float = Field(ge=0, le=1, description="probability that the job's memory lies in this bin")
 
 
-class Bins(Shape):
+class Bins(Schema):
     """All bins: number k reaches from k times the width to (k + 1) times the width, and the last is open above."""
 
     name: str = Field(description="name of the bin scheme")
@@ -193,7 +81,7 @@ class Bins(Shape):
     probabilities: list[float] = Field(description="probability of every bin, in order; they add up to 1")
 
 
-class TrainingData(Shape):
+class TrainingData(Schema):
     """What a model was trained on; the model's card says more."""
 
     description: str | None
@@ -202,7 +90,7 @@ class TrainingData(Shape):
     licence: str | None
 
 
-class Model(Shape):
+class Model(Schema):
     """The model that answered."""
 
     name: str
@@ -224,7 +112,7 @@ class ModelDetails(Model):
     card: dict[str, Any] = Field(description="the whole card as it was written in training")
 
 
-class Models(Shape):
+class Models(Schema):
     """The loaded models, by family, the most trusted first."""
 
     release: str = Field(description="the release that they belong to, the champion")
@@ -232,7 +120,7 @@ class Models(Shape):
     models: list[ModelDetails]
 
 
-class Fit(Shape):
+class Fit(Schema):
     """Whether the job fits one GPU, MIG profile or device."""
 
     gpu: str = Field(description="the GPU model")
@@ -247,7 +135,7 @@ class Fit(Shape):
     probability: float = Field(ge=0, le=1, description="probability that the job takes no more than what is available")
 
 
-class BatchPoint(Shape):
+class BatchPoint(Schema):
     """Memory at one batch size: the largest predicted for this and any smaller one."""
 
     batch_size: int = Field(ge=1)
@@ -255,7 +143,7 @@ class BatchPoint(Shape):
     limit_mib: int | None = Field(description="safe memory, rounded up; null outside the model's support")
 
 
-class BatchSizes(Shape):
+class BatchSizes(Schema):
     """The largest batches that fit, and memory against batch size."""
 
     gpu: str = Field(description="the GPU model")
@@ -271,7 +159,7 @@ class BatchSizes(Shape):
     feature_schema: str = Field(description="version of the features that the models look at")
 
 
-class SmallestGpu(Shape):
+class SmallestGpu(Schema):
     """The smallest places that hold a job, by the memory available there."""
 
     coverage: float = Field(gt=0, lt=1, description="the share of jobs that stay below the limit")
@@ -282,7 +170,7 @@ class SmallestGpu(Shape):
     feature_schema: str = Field(description="version of the features that the models look at")
 
 
-class Mig(Shape):
+class Mig(Schema):
     """A MIG profile."""
 
     name: str = Field(description="such as 3g.20gb")
@@ -291,7 +179,7 @@ class Mig(Shape):
     source: str = Field(description="who read it")
 
 
-class Gpu(Shape):
+class Gpu(Schema):
     """A GPU of the catalogue."""
 
     name: str = Field(description="product name, as NVML reports it")
@@ -303,13 +191,13 @@ class Gpu(Shape):
     mig: list[Mig] = Field(description="its MIG profiles, as far as they are known")
 
 
-class Gpus(Shape):
+class Gpus(Schema):
     """The GPUs that questions may name; a MIG profile is named behind a slash, as in A100/3g.20gb."""
 
     gpus: list[Gpu]
 
 
-class Prediction(Shape):
+class Prediction(Schema):
     """The memory that one job is expected to take on one GPU, in nvidia-smi's terms (CUDA context included)."""
 
     prediction_id: str = Field(
@@ -339,14 +227,14 @@ class Prediction(Shape):
     model: Model
 
 
-class FieldProblem(Shape):
+class FieldProblem(Schema):
     """One field that is at fault."""
 
     field: str = Field(description="path from the body, such as job.layers[3].parameters; body for the whole of it")
     message: str = Field(description="what is wrong and what the field may hold")
 
 
-class Problem(Shape):
+class Problem(Schema):
     """An error (RFC 9457)."""
 
     type: str = Field(description="URI of the type of problem; programs look at this")
@@ -356,32 +244,32 @@ class Problem(Shape):
     errors: list[FieldProblem] | None = Field(default=None, description="the fields at fault, where there are any")
 
 
-class Predicted(Shape):
+class Predicted(Schema):
     """A job of a batch that was answered."""
 
     prediction: Prediction
 
 
-class Refused(Shape):
+class Refused(Schema):
     """A job of a batch that was refused; the others are answered all the same."""
 
     problem: Problem
 
 
-class BatchPrediction(Shape):
+class BatchPrediction(Schema):
     """One result per job, in the order of the jobs."""
 
     failed: int = Field(ge=0, description="number of jobs that were refused")
     results: list[Predicted | Refused]
 
 
-class Health(Shape):
+class Health(Schema):
     """The process is alive."""
 
     status: Literal["ok"]
 
 
-class Readiness(Shape):
+class Readiness(Schema):
     """Every loaded model answers."""
 
     status: Literal["ready"]

@@ -7,7 +7,7 @@ from gpumemnet.errors import BundleError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.predictor import Predictor
-from service.admin.self_test import check_golden
+from service.serving.self_test import check_golden
 from tests.jobs import small_job
 from tests.registries import other_bundle, shipped
 

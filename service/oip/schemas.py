@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field
 
 from gpumemnet.job.layers import describe
 
-from ..api.models import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB, Coverage, Encoder, OneOf, Shape
+from ..api.requests import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB, Coverage, Encoder
+from ..api.schemas import OneOf, Schema
 from .outputs import OUTPUT_NAMES
 
 DEFAULT_BIN_WIDTH_MIB: Final = 1024
@@ -24,13 +25,13 @@ def _encodable(text: str) -> str:
     return text
 
 
-class OipError(Shape):
+class OipError(Schema):
     """An error of the Open Inference Protocol."""
 
     error: str = Field(description="what is wrong, where, and what to do")
 
 
-class OipServer(Shape):
+class OipServer(Schema):
     """What the server is."""
 
     name: str
@@ -38,26 +39,26 @@ class OipServer(Shape):
     extensions: list[str] = Field(description="extensions of the protocol that it knows")
 
 
-class OipLive(Shape):
+class OipLive(Schema):
     """The process is alive."""
 
     live: Literal[True]
 
 
-class OipReady(Shape):
+class OipReady(Schema):
     """Every model answers."""
 
     ready: Literal[True]
 
 
-class OipModelReady(Shape):
+class OipModelReady(Schema):
     """The model answers."""
 
     name: str
     ready: Literal[True]
 
 
-class OipTensorMetadata(Shape):
+class OipTensorMetadata(Schema):
     """An input or an output of a model."""
 
     name: str
@@ -65,7 +66,7 @@ class OipTensorMetadata(Shape):
     shape: list[int] = Field(description="-1 where the size varies")
 
 
-class OipModelMetadata(Shape):
+class OipModelMetadata(Schema):
     """What a model is, takes and gives."""
 
     name: str
@@ -76,7 +77,7 @@ class OipModelMetadata(Shape):
     parameters: dict[str, str] = Field(description="what this service says of it beyond the protocol: its hash, family, GPU")
 
 
-class OipIndexEntry(Shape):
+class OipIndexEntry(Schema):
     """A model that is loaded."""
 
     name: str
@@ -85,7 +86,7 @@ class OipIndexEntry(Shape):
     reason: str
 
 
-class OipInputParameters(Shape):
+class OipInputParameters(Schema):
     """How the elements are sent."""
 
     binary_data_size: Annotated[int, Field(ge=0)] | None = Field(
@@ -94,7 +95,7 @@ class OipInputParameters(Shape):
     content_type: Literal["str"] | None = Field(default=None, description="as MLServer's client sends it")
 
 
-class OipInput(Shape):
+class OipInput(Schema):
     """The jobs: each element is the JSON document of a job, as in `/v1`."""
 
     name: Literal["job"]
@@ -106,20 +107,20 @@ class OipInput(Shape):
     parameters: OipInputParameters | None = None
 
 
-class OipOutputParameters(Shape):
+class OipOutputParameters(Schema):
     """How an output is wanted."""
 
     binary_data: bool | None = Field(default=None, description="in raw form behind the JSON object")
 
 
-class OipRequestedOutput(Shape):
+class OipRequestedOutput(Schema):
     """An output that is wanted."""
 
     name: Annotated[str, OneOf(OUTPUT_NAMES)]
     parameters: OipOutputParameters | None = None
 
 
-class OipParameters(Shape):
+class OipParameters(Schema):
     """How the answer is wanted; the members of other servers' extensions are passed over."""
 
     coverage: Coverage = None
@@ -135,7 +136,7 @@ class OipParameters(Shape):
     headers: Any = None
 
 
-class OipRequest(Shape):
+class OipRequest(Schema):
     """An inference request."""
 
     id: Annotated[str, AfterValidator(_encodable)] | None = Field(default=None, description="repeated in the answer")
@@ -146,7 +147,7 @@ class OipRequest(Shape):
     model_version: Any = Field(default=None, description="passed over: the path decides")
 
 
-class OipOutput(Shape):
+class OipOutput(Schema):
     """An output of a prediction."""
 
     name: str
@@ -156,7 +157,7 @@ class OipOutput(Shape):
     parameters: dict[str, int] | None = Field(default=None, description="binary_data_size, where it is sent in raw form")
 
 
-class OipAnswer(Shape):
+class OipAnswer(Schema):
     """The answer to an inference request."""
 
     model_name: str

@@ -7,37 +7,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
-from gpumemnet.gpu.catalogue import device_profiles
-from gpumemnet.gpu.mig import available_mib, mig_profiles, reserve
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
 from gpumemnet.predict.answer import answer_document
-from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.fits import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.units import MIB
 
-from ..admin.self_test import check_golden
 from ..middleware.limits import MAX_PROBABILITIES
-from .models import BatchRequest, BatchSizesRequest, PredictRequest, SmallestGpuRequest
+from ..serving.self_test import check_golden
+from .listings import model_details, model_summary
 from .prediction_id import prediction_id
 from .problems import field_problem, located
 from .records import RecordBatch, Recorder
-from .requests import Options, options_of, read_request, smallest_gpu_options
-
-TRAINING_DATA_FIELDS: Final = ("description", "provenance", "label_source", "licence")
-"""The members of a card's training data that every prediction repeats; ``GET /v1/models`` has the rest."""
+from .requests import (
+    BatchRequest,
+    BatchSizesRequest,
+    JobRequest,
+    Options,
+    SmallestGpuRequest,
+    options_of,
+    read_job_request,
+    read_request,
+    smallest_gpu_options,
+)
 
 MAX_FITS: Final = 2**15
 """Most fit verdicts in one response (jobs times targets): bounds the memory of a batch with ``fits``."""
@@ -47,14 +49,7 @@ SHIPPED_RELEASE: Final = "shipped"
 Document = dict[str, Any]
 
 
-class Question(NamedTuple):
-    """A job that is not parsed yet, and the options of its prediction."""
-
-    job: Any
-    options: Options
-
-
-class Answerer:
+class PredictionApi:
     """Predicts with one predictor; threads may share it, because it keeps no state that changes a prediction.
 
     Args:
@@ -79,7 +74,7 @@ class Answerer:
         self._release = release
         self._max_layers = max_layers
         self._bundles = {bundle.card.name: bundle for bundle in predictor.bundles}
-        self._summaries = {name: _model_summary(bundle) for name, bundle in self._bundles.items()}
+        self._summaries = {name: model_summary(bundle) for name, bundle in self._bundles.items()}
         self._origin = {"release": release, "feature_schema": FEATURE_SCHEMA}
         self._families = tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
 
@@ -108,9 +103,9 @@ class Answerer:
         """Name of the served release."""
         return self._release
 
-    def unrecorded(self) -> Answerer:
+    def unrecorded(self) -> PredictionApi:
         """A copy that makes the same predictions but records none: for examples and self-tests."""
-        return Answerer(self._predictor, self._max_jobs, None, self._release, self._max_layers)
+        return PredictionApi(self._predictor, self._max_jobs, None, self._release, self._max_layers)
 
     def check(self) -> None:
         """Let every model predict golden jobs.
@@ -126,26 +121,26 @@ class Answerer:
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
         """
-        answer = self.answers([read_question(body)])[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        result = self.predict_requests([read_job_request(body)])[0]
+        if isinstance(result, FieldError):
+            raise result
+        return result
 
-    def answers(self, questions: Sequence[Question]) -> list[Document | FieldError]:
-        """The prediction or the error of each question; questions with equal options are predicted as one table."""
-        answers: list[Document | FieldError] = [{} for _ in questions]
+    def predict_requests(self, requests: Sequence[JobRequest]) -> list[Document | FieldError]:
+        """The prediction or the error of each request; requests with equal options are predicted as one table."""
+        results: list[Document | FieldError] = [{} for _ in requests]
         rows_of: dict[Options, list[int]] = {}
-        for row, question in enumerate(questions):
-            rows_of.setdefault(question.options, []).append(row)
+        for row, request in enumerate(requests):
+            rows_of.setdefault(request.options, []).append(row)
         for options, rows in rows_of.items():
-            jobs = self.read([questions[row].job for row in rows], options.encoder, lambda row: "job")
+            jobs = self.read([requests[row].job for row in rows], options.encoder, lambda row: "job")
             try:
                 documents: Sequence[Document | FieldError] = self._documents(jobs.table, options)
             except FieldError as error:  # an invalid option
                 documents = [error] * len(jobs.table)
-            for row, answer in zip(rows, _in_order(jobs, documents), strict=True):
-                answers[row] = answer
-        return answers
+            for row, result in zip(rows, _in_order(jobs, documents), strict=True):
+                results[row] = result
+        return results
 
     def predict_batch(self, body: bytes) -> Document:
         """The response to ``POST /v1/predict/batch``: for every job, in order, its prediction or its problem.
@@ -161,17 +156,19 @@ class Answerer:
         options = options_of(request)
         _check_size(len(request.jobs), options)
         jobs = self.read(request.jobs, options.encoder, "jobs[{}]".format)
-        answers = _in_order(jobs, self._documents(jobs.table, options))
-        results = [{"problem": field_problem(one)} if isinstance(one, FieldError) else {"prediction": one} for one in answers]
+        results = [
+            {"problem": field_problem(result)} if isinstance(result, FieldError) else {"prediction": result}
+            for result in _in_order(jobs, self._documents(jobs.table, options))
+        ]
         return {"failed": len(jobs.errors), "results": results}
 
-    def read(self, documents: Sequence[Any], encoder: str | None, place: Callable[[int], str]) -> ReadJobs:
+    def read(self, documents: Sequence[Any], encoder: str | None, path: Callable[[int], str]) -> ReadJobs:
         """The valid jobs, and the errors of the others, with the field's path from the request.
 
         Args:
             documents: the JSON documents of the jobs.
             encoder: the classifier to use; ``None`` for the predictor's choice.
-            place: maps a job's index to its path in the request.
+            path: maps a job's index to its path in the request.
         """
         table, rows, invalid = read_jobs(documents, self._max_layers)
         refusals = self._predictor.refusals(table, encoder)
@@ -179,18 +176,18 @@ class Answerer:
             return ReadJobs(table, rows, {})
         errors = invalid | {int(rows[at]): error for at, error in refusals.items()}
         if refusals:
-            left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
-            table, rows = table.take(left), rows[left]
+            accepted = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
+            table, rows = table.take(accepted), rows[accepted]
         # `encoder` is a member of the request, not of a job: its path stays.
-        placed = {row: error if error.field == "encoder" else located(error, place(row)) for row, error in errors.items()}
-        return ReadJobs(table, rows, placed)
+        located_errors = {row: error if error.field == "encoder" else located(error, path(row)) for row, error in errors.items()}
+        return ReadJobs(table, rows, located_errors)
 
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):
             return []
         predictions = self._predictor.predict_table(jobs, options)
-        identities = self.noted(jobs, predictions)
+        identities = self.record(jobs, predictions)
         documents = []
         for identity, prediction in zip(identities, predictions, strict=True):
             document = {"prediction_id": identity, **answer_document(prediction), **self._origin}
@@ -208,19 +205,19 @@ class Answerer:
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
         """
-        asked = read_request(body, BatchSizesRequest)
-        if asked.gpu is None and asked.mig is not None:
-            raise InvalidRequestError("is a part of a GPU: name that as 'gpu'", "mig")
-        coverage = DEFAULT_COVERAGE if asked.coverage is None else asked.coverage
-        job = self._job(asked.job, asked.encoder)
-        gpu = asked.gpu or self._predictor.predict(job, coverage=coverage, encoder=asked.encoder).gpu
+        request = read_request(body, BatchSizesRequest)
+        if request.gpu is None and request.mig is not None:
+            raise InvalidRequestError("needs 'gpu': a MIG profile is a part of a GPU", "mig")
+        coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
+        job = self._job(request.job, request.encoder)
+        gpu = request.gpu or self._predictor.predict(job, coverage=coverage, encoder=request.encoder).gpu
         found = batch_sizes(
             self._predictor,
             job,
-            target(gpu, mig=asked.mig, free_mib=asked.free_mib),
+            target(gpu, mig=request.mig, free_mib=request.free_mib),
             coverage=coverage,
-            encoder=asked.encoder,
-            max_batch=asked.max_batch or DEFAULT_MAX_BATCH,
+            encoder=request.encoder,
+            max_batch=request.max_batch or DEFAULT_MAX_BATCH,
         )
         curve = [
             {"batch_size": point.batch_size, "request_mib": point.request_mib, "limit_mib": point.limit_mib}
@@ -245,9 +242,9 @@ class Answerer:
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
         """
-        asked = read_request(body, SmallestGpuRequest)
-        options = smallest_gpu_options(asked)
-        job = self._job(asked.job, options.encoder)
+        request = read_request(body, SmallestGpuRequest)
+        options = smallest_gpu_options(request)
+        job = self._job(request.job, options.encoder)
         found = smallest_gpu(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
         return {
             "coverage": found.coverage,
@@ -257,7 +254,7 @@ class Answerer:
             **self._origin,
         }
 
-    def noted(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
+    def record(self, jobs: JobTable, predictions: PredictionTable) -> list[str]:
         """Record new predictions if there is a recorder; returns their ids."""
         now_nanoseconds = time.time_ns()
         identities = [prediction_id(now_nanoseconds) for _ in range(len(jobs))]
@@ -269,7 +266,7 @@ class Answerer:
 
     def models(self) -> list[Document]:
         """The loaded models, as ``GET /v1/models`` lists them."""
-        return [_model_details(bundle) for bundle in self._predictor.bundles]
+        return [model_details(bundle) for bundle in self._predictor.bundles]
 
     def _job(self, document: Any, encoder: str | None) -> TrainingJob:
         read = self.read([document], encoder, lambda row: "job")
@@ -280,18 +277,8 @@ class Answerer:
 
 def _in_order(jobs: ReadJobs, documents: Sequence[Document | FieldError]) -> list[Document | FieldError]:
     """The results and errors, by position in the request."""
-    answers = jobs.errors | dict(zip(jobs.rows.tolist(), documents, strict=True))
-    return [answers[row] for row in range(len(answers))]
-
-
-def read_question(body: bytes) -> Question:
-    """The question in a body of ``POST /v1/predict``.
-
-    Raises:
-        InvalidRequestError: when the body is not JSON, or a member beside the job is invalid.
-    """
-    request = read_request(body, PredictRequest)
-    return Question(request.job, options_of(request))
+    results = jobs.errors | dict(zip(jobs.rows.tolist(), documents, strict=True))
+    return [results[row] for row in range(len(results))]
 
 
 def fit_document(fit: Fit) -> Document:
@@ -323,48 +310,3 @@ def _check_size(jobs: int, options: Options) -> None:
             "name fewer GPUs or send fewer jobs at a time",
             "fits",
         )
-
-
-@cache
-def gpus_document() -> Document:
-    """The response to ``GET /v1/gpus``."""
-    return {
-        "gpus": [
-            {
-                "name": profile.name,
-                "aliases": profile.aliases,
-                "capacity_mib": profile.capacity_bytes // MIB,
-                "reserved_mib": reserve(profile.name).reserved_mib,
-                "reserved_source": reserve(profile.name).source,
-                "available_mib": available_mib(profile),
-                "mig": [
-                    {
-                        "name": mig.name,
-                        "memory_mib": mig.memory_mib,
-                        "available_mib": available_mib(profile, mig),
-                        "source": mig.source,
-                    }
-                    for mig in mig_profiles(profile.name)
-                ],
-            }
-            for profile in device_profiles()
-        ]
-    }
-
-
-def _model_summary(bundle: Bundle) -> dict[str, Any]:
-    card = bundle.card
-    training_data = card.document.get("training_data", {})
-    return {
-        "name": card.name,
-        "version": card.version,
-        "sha256": bundle.sha256,
-        "family": card.family,
-        "encoder": card.encoder,
-        "training_data": {field: training_data.get(field) for field in TRAINING_DATA_FIELDS},
-    }
-
-
-def _model_details(bundle: Bundle) -> dict[str, Any]:
-    card = bundle.card
-    return {**_model_summary(bundle), "gpu": card.gpu, "coverages": card.coverages, "card": card.document}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from .champion import Serving
+from .served_release import ServedRelease
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("gpumemnet.service")
 class Watcher:
     """Reads the registry's aliases every ``reload_seconds`` in a background thread, so that requests are not delayed."""
 
-    def __init__(self, serving: Serving, reload_seconds: float) -> None:
+    def __init__(self, serving: ServedRelease, reload_seconds: float) -> None:
         self._serving = serving
         self._reload_seconds = reload_seconds
         self._stopping = threading.Event()

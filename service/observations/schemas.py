@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from gpumemnet.site.observation import MAX_BYTES, MAX_KEY_LENGTH, MAX_TEXT_LENGTH, MIN_BYTES, SOURCES
 from gpumemnet.units import MIB
 
-from ..api.models import Job, OneOf, Problem, Shape
+from ..api.schemas import Job, OneOf, Problem, Schema
 
 MAX_OBSERVATIONS: Final = 1000
 """Most observations in one request."""
@@ -20,7 +20,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
 _LIMIT: Final = "the memory that it could have had: its limit, or the whole GPU"
 
 
-class Observation(Shape):
+class Observation(Schema):
     """What one run of a job used; :func:`gpumemnet.site.observation.observation_from_dict` reads it."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prediction_id"]}, {"required": ["job", "gpu"]}]})
@@ -54,13 +54,13 @@ class Observation(Shape):
     torch: _Text | None = Field(None, description="version of PyTorch")
 
 
-class Observations(Shape):
+class Observations(Schema):
     """Several observations; each may be refused alone."""
 
     observations: list[Observation] = Field(max_length=MAX_OBSERVATIONS)
 
 
-class StoredObservation(Shape):
+class StoredObservation(Schema):
     """An observation that is on the disk."""
 
     observation_id: str
@@ -70,26 +70,26 @@ class StoredObservation(Shape):
     gpu: str = Field(description="the GPU that it was stored for")
 
 
-class ObservedResult(Shape):
+class ObservedResult(Schema):
     """An observation of a list that was stored."""
 
     observation: StoredObservation
 
 
-class RefusedObservation(Shape):
+class RefusedObservation(Schema):
     """An observation of a list that was not stored; the others are all the same."""
 
     problem: Problem
 
 
-class ObservationResults(Shape):
+class ObservationResults(Schema):
     """One result per observation, in order."""
 
     failed: int = Field(ge=0, description="number of observations that were not stored")
     results: list[ObservedResult | RefusedObservation]
 
 
-class Worth(Shape):
+class Worth(Schema):
     """What predictions were worth, against what the jobs used."""
 
     judged: int = Field(ge=0, description="jobs that put the safe bytes to the test")
@@ -105,14 +105,14 @@ class Worth(Shape):
     waste_share: float | None = Field(description="share of all safe bytes that were not used, of those covered")
 
 
-class SideBySide(Shape):
+class SideBySide(Schema):
     """Champion and challenger on the jobs that both were asked about."""
 
     champion: Worth
     challenger: Worth
 
 
-class ObservedGroup(Shape):
+class ObservedGroup(Schema):
     """Predictions of one release for one family and GPU."""
 
     family: str
@@ -124,7 +124,7 @@ class ObservedGroup(Shape):
     challenger: SideBySide | None
 
 
-class FamilyAlarm(Shape):
+class FamilyAlarm(Schema):
     """Whether a family's coverage is too low to be chance."""
 
     family: str
@@ -136,7 +136,7 @@ class FamilyAlarm(Shape):
     probability: float = Field(ge=0, le=1, description="of as many misses or more, if every promise held")
 
 
-class CoverageAlarm(Shape):
+class CoverageAlarm(Schema):
     """The alarm's rule and its state."""
 
     rule: str
@@ -145,7 +145,7 @@ class CoverageAlarm(Shape):
     families: list[FamilyAlarm]
 
 
-class ObservationSummary(Shape):
+class ObservationSummary(Schema):
     """What predictions were worth over the last days."""
 
     days: float

@@ -7,8 +7,8 @@ from prometheus_client import REGISTRY
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.predictor import Predictor
-from service.admin.shadow import QUEUE_LENGTH, Shadow
 from service.api.records import RecordBatch
+from service.serving.shadow import QUEUE_LENGTH, Shadow
 from tests.jobs import small_job
 from tests.registries import shipped
 
