@@ -35,7 +35,7 @@ class Answered(NamedTuple):
 
 
 def answer_schema() -> pa.Schema:
-    """The columns of the answers, with the field names of :func:`gpumemnet.predict.answer.answer_document`."""
+    """The columns of the answers, with the names of :meth:`~gpumemnet.predict.prediction_table.PredictionTable.documents`."""
     import pyarrow as pa
 
     name = pa.dictionary(pa.int32(), pa.string())

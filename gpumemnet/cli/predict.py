@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -19,9 +19,7 @@ from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.data.job_files import read_jobs_file
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.answer import answer_document
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib, format_bytes
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from gpumemnet.predict.fits import Fit
     from gpumemnet.predict.largest_batch import BatchSizes
     from gpumemnet.predict.prediction import Prediction
-    from gpumemnet.predict.predictor import Predictor
 
 _SHOWN_BINS: Final = 5
 _SHOWN_JOBS: Final = 1000
@@ -106,16 +103,20 @@ def predict(
     from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
     predictor = Predictor.load(*bundle) if bundle else Predictor.default()
-    answers = _answers(predictor, batches, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)
+    predicted = (
+        (table, predictor.predict_table(table, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)) for table in batches
+    )
+    numbers = itertools.count(1)
 
     def fit(job: TrainingJob) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
         return fitting(predictor, job, fits, largest_batch, coverage=coverage, encoder=encoder)
 
     if as_json:
-        for number, job, estimate in answers:
-            document = {"job": number, **answer_document(estimate), **fitting_document(*fit(job))}
-            sys.stdout.write(json.dumps(document) + "\n")
+        for table, predictions in predicted:
+            for job, document in zip(table, predictions.documents(), strict=True):
+                sys.stdout.write(json.dumps({"job": next(numbers), **document, **fitting_document(*fit(job))}) + "\n")
         return
+    answers = ((next(numbers), *pair) for pairs in predicted for pair in zip(*pairs, strict=True))
     shown = list(itertools.islice(answers, _SHOWN_JOBS))
     if len(shown) > 1 and (fits or largest_batch is not None):
         raise InvalidRequestError("the file holds several jobs: --fits and --largest-batch then need --json", "jobs")
@@ -131,14 +132,6 @@ def _scheme(bin_width_mib: int | None, name: str | None) -> BinScheme | None:
     if name is not None:
         return named_bins(name)
     return None if bin_width_mib is None else bins_of_width(bin_width_mib * MIB)
-
-
-def _answers(predictor: Predictor, tables: Iterable[JobTable], **question: Any) -> Iterator[tuple[int, TrainingJob, Prediction]]:
-    number = 0
-    for table in tables:
-        for job, estimate in zip(table, predictor.predict_table(table, **question), strict=True):
-            number += 1
-            yield number, job, estimate
 
 
 def _show(

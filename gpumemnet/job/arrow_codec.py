@@ -15,7 +15,6 @@ from gpumemnet.errors import DatasetError
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
 from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
-from gpumemnet.job.settle_columns import settle_columns
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_DEFAULTS,
@@ -26,6 +25,7 @@ from gpumemnet.job.training_job import (
     OPTION_FIELDS,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,
+    settle_columns,
 )
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ import numpy as np
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import Layer, are_layers, describe
-from gpumemnet.job.settle_columns import settle_columns
 from gpumemnet.job.training_job import (
     FIELD_DEFAULTS,
     JOB_FIELDS,
@@ -29,6 +28,7 @@ from gpumemnet.job.training_job import (
     TrainingJob,
     check_options,
     check_schema_version,
+    settle_columns,
 )
 from gpumemnet.job.training_options import OPTION_SWITCHES
 

@@ -7,11 +7,14 @@ are fields, because they alone change a job's memory by a factor of four.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import MAX_ELEMENTS, Layer, check_count, describe
@@ -152,9 +155,12 @@ _KNOWN_OPTION_SETS: Final = 4096
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
 _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
-_TOTAL_ACTIVATIONS, _TOTAL_PARAMETERS, _TRAINABLE_PARAMETERS = map(
-    NUMBER_FIELDS.index, ("total_activations", "total_parameters", "trainable_parameters")
-)
+_TOTALS: Final = [NUMBER_FIELDS.index(name) for name in ("total_activations", "total_parameters")]
+_TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
+_ZEROS: Final = [NUMBER_FIELDS.index(name) for name in sorted(UNSTATED_AS_ZERO)]
+_REQUIRED: Final = [place for place, name in enumerate(NUMBER_FIELDS) if name not in NULLABLE_FIELDS]
+_SMALLEST, _LARGEST = (np.array([limits[place] for limits in FIELD_RANGES], dtype=np.float64)[:, None] for place in (1, 2))
+_NAN: Final = float("nan")
 
 
 def check_options(options: Sequence[object]) -> None:
@@ -201,21 +207,66 @@ def settle_numbers(
             numbers.append(check_count(value, name, minimum, maximum))
     if len(activations) > max_layers:
         raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(activations)}", "layers")
-    for place, amounts in ((_TOTAL_ACTIVATIONS, activations), (_TOTAL_PARAMETERS, parameters)):
-        total, derived, name = numbers[place], sum(amounts), NUMBER_FIELDS[place]
-        if not amounts:
-            if total is None:
-                raise InvalidJobError("is missing: give the layers, or total_activations and total_parameters", name)
-        elif total is None:
-            numbers[place] = check_count(derived, name)
-        elif total != derived:
-            raise InvalidJobError(f"is {total}, but the layers add up to {derived}: leave it out or correct it", name)
-    trainable, total = numbers[_TRAINABLE_PARAMETERS], numbers[_TOTAL_PARAMETERS]
-    if trainable is None:
-        numbers[_TRAINABLE_PARAMETERS] = total
-    elif trainable > total:
-        raise InvalidJobError(f"is {trainable}, more than the {total} parameters", "trainable_parameters")
+    derived: list[Any] = [sum(activations), sum(parameters)]
+    unknown = [_NAN if numbers[place] is None else numbers[place] for place in (*_TOTALS, _TRAINABLE)]
+    for name, is_broken, reason, values in _total_rules(len(activations), unknown[:2], derived, unknown[2]):
+        if is_broken:
+            raise InvalidJobError(reason.format(*values), name)
+    for place, total in zip(_TOTALS, derived, strict=True):
+        numbers[place] = total if numbers[place] is None else numbers[place]
+    numbers[_TRAINABLE] = numbers[_TOTALS[1]] if numbers[_TRAINABLE] is None else numbers[_TRAINABLE]
     return numbers
+
+
+def settle_columns(
+    numbers: NDArray[np.float64],
+    layer_counts: NDArray[np.int64],
+    activations: NDArray[np.float64],
+    parameters: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Checks the counts of many jobs, by the rules of :func:`settle_numbers`, and derives their totals.
+
+    Args:
+        numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape ``[9, B]``; changed in place.
+        layer_counts: number of layers of each job, shape ``[B]``.
+        activations, parameters: elements of all layers, shape ``[N]``.
+
+    Returns:
+        Which jobs break a rule, shape ``[B]``; :func:`settle_numbers` says which rule.
+    """
+    is_outside = (numbers < _SMALLEST) | (numbers > _LARGEST)
+    breaks = np.asarray(is_outside.any(axis=0) | np.isnan(numbers[_REQUIRED]).any(axis=0))
+    owners = np.repeat(np.arange(len(layer_counts)), layer_counts)
+    derived = [np.bincount(owners, amounts, minlength=len(layer_counts)) for amounts in (activations, parameters)]
+    for _, is_broken, _, _ in _total_rules(layer_counts, numbers[_TOTALS], derived, numbers[_TRAINABLE]):
+        breaks |= is_broken
+    for place, total in zip((*_TOTALS, _TRAINABLE), (*derived, numbers[_TOTALS[1]]), strict=True):
+        np.copyto(numbers[place], total, where=np.isnan(numbers[place]))
+    numbers[_ZEROS] = np.nan_to_num(numbers[_ZEROS])
+    return breaks
+
+
+def _total_rules(layer_counts: Any, totals: Any, derived: Any, trainable: Any) -> Iterator[tuple[str, Any, str, tuple[Any, ...]]]:
+    """The rules for the totals of one job, or of the jobs in a column; a total that is not stated is NaN.
+
+    Args:
+        layer_counts: number of layers.
+        totals, derived: activations and parameters, as stated and as summed over the layers.
+        trainable: the stated trainable parameters.
+
+    Yields:
+        The field, whether the rule is broken, the error message, and the values in it.
+    """
+    for place, stated, total in zip(_TOTALS, totals, derived, strict=True):
+        name = NUMBER_FIELDS[place]
+        is_missing = (layer_counts == 0) & (stated != stated)  # NaN differs from itself
+        yield name, is_missing, "is missing: give the layers, or total_activations and total_parameters", ()
+        is_other = (layer_counts > 0) & (stated == stated) & (stated != total)
+        yield name, is_other, "is {}, but the layers add up to {}: leave it out or correct it", (stated, total)
+        yield name, total > MAX_ELEMENTS, f"must be between 0 and {MAX_ELEMENTS}, not {{}}", (total,)
+    reason = "is {}, more than the {} parameters"
+    yield "trainable_parameters", (layer_counts > 0) & (trainable > derived[1]), reason, (trainable, derived[1])
+    yield "trainable_parameters", trainable > totals[1], reason, (trainable, totals[1])
 
 
 FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}

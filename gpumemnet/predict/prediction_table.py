@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.prediction import Prediction
+from gpumemnet.units import ceil_mib
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -162,6 +163,49 @@ class PredictionTable(Sequence[Prediction]):
         for answer in self.answers:
             probabilities[answer.rows, : answer.model.bins.count] = answer.probabilities
         return probabilities
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The predictions as JSON objects, with the fields that HTTP and ``--json`` have in common; HTTP adds its own.
+
+        ``request_mib`` and ``limit_mib`` are for schedulers: the expected and the safe bytes in MiB, rounded up.  Objects share
+        their parts, so they must not be changed.
+        """
+        documents: list[dict[str, Any]] = [{}] * len(self)
+        expected_bytes, safe_bytes = self.expected_bytes.tolist(), self._safe_bytes.tolist()
+        for answer in self.answers:
+            bins, model = answer.model.bins, {"name": answer.model.name, "version": answer.model.version}
+            probabilities = answer.probabilities
+            indices = probabilities.argmax(axis=1).tolist()
+            bounds_bytes = {index: bins.bounds_bytes(index) for index in set(indices)}
+            for row, index, in_bins in zip(answer.rows.tolist(), indices, probabilities.tolist(), strict=True):
+                expected, reasons = expected_bytes[row], self._reasons.get(row, ())
+                safe = None if reasons else safe_bytes[row]
+                lower_bytes, upper_bytes = bounds_bytes[index]
+                documents[row] = {
+                    "request_mib": ceil_mib(expected),
+                    "limit_mib": None if safe is None else ceil_mib(safe),
+                    "expected_bytes": expected,
+                    "safe_bytes": safe,
+                    "coverage": self.coverage,
+                    "in_support": not reasons,
+                    "reasons": list(reasons),
+                    "bin": {
+                        "index": index,
+                        "lower_bytes": lower_bytes,
+                        "upper_bytes": upper_bytes,
+                        "probability": in_bins[index],
+                    },
+                    "bins": {
+                        "name": bins.name,
+                        "width_bytes": bins.width_bytes,
+                        "count": bins.count,
+                        "probabilities": in_bins,
+                    },
+                    "gpu": answer.model.gpu,
+                    "label_source": answer.model.label_source,
+                    "model": model,
+                }
+        return documents
 
     def __len__(self) -> int:
         return len(self.expected_bytes)

@@ -16,7 +16,6 @@ from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
-from gpumemnet.predict.answer import answer_document
 from gpumemnet.predict.fits import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -188,11 +187,10 @@ class PredictionApi:
             return []
         predictions = self._predictor.predict_table(jobs, options)
         identities = self.record(jobs, predictions)
-        documents = []
-        for identity, prediction in zip(identities, predictions, strict=True):
-            document = {"prediction_id": identity, **answer_document(prediction), **self._origin}
-            document["model"] = self._summaries[prediction.estimator]
-            documents.append(document)
+        documents = [
+            {"prediction_id": identity, **document, **self._origin, "model": self._summaries[document["model"]["name"]]}
+            for identity, document in zip(identities, predictions.documents(), strict=True)
+        ]
         if options.targets is not None:
             found = fits_table(self._predictor, jobs, options.targets, coverage=options.coverage, encoder=options.encoder)
             for document, fits in zip(documents, found, strict=True):
