@@ -23,6 +23,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 PACKAGE = "gpumemnet"
 DIRECTIVES = {
     "annotation_typing": False,  # the types are those of the .pxd files
+    "auto_pickle": False,  # nobody stores the records
     "boundscheck": False,  # what the modules hand out looks at all lengths once
     "cdivision": True,
     "initializedcheck": False,

@@ -8,56 +8,41 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
-
-from gpumemnet.job.job_table import Array, OptionSet
+from gpumemnet.features.totals import OptionNumbers
+from gpumemnet.job.job_table import OptionSet
 from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.physics.element_types import ELEMENT_BYTES, MODEL_TYPES, SCALED_PRECISIONS
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, filter_copies, optimizer_copies
 
-FLAGS: Final = 16
-"""Number of columns ``is_…``."""
-OPTION_NUMBERS: Final = (
-    *(f"flag_{place}" for place in range(FLAGS)),
-    *("input_bytes", "weight_bytes", "activation_bytes", "copy_bytes", "base_bytes"),
-    *("state_copies", "temporary_copies", "loop_copies", "filter_copies"),
-    *("is_autocast", "is_math", "is_checkpointed", "is_channels_last"),
-)
-"""The numbers of an option set: the columns ``is_…`` of :data:`gpumemnet.features.vector.TOTAL_COLUMNS` in their order, then
-
-* ``input_bytes``, ``weight_bytes``, ``activation_bytes``, ``copy_bytes``: bytes per element, see
-  :class:`gpumemnet.physics.element_types.ElementBytes`;
-* ``base_bytes``: bytes per output element of a layer whose kind has no rule for it;
-* ``state_copies``, ``temporary_copies``, ``loop_copies``: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`;
-* ``filter_copies``: optimizer state in copies of the convolutions' parameters, in addition to ``state_copies``;
-* ``is_autocast``, ``is_math``, ``is_checkpointed``, ``is_channels_last``: 1 if true, else 0.
-"""
 _KNOWN_OPTION_SETS: Final = 4096
-_KNOWN_TABLES: Final = 256
-
-
-@lru_cache(maxsize=_KNOWN_TABLES)
-def option_matrix(option_sets: tuple[OptionSet, ...]) -> Array:
-    """The numbers of ``S`` option sets, shape ``[S, len(OPTION_NUMBERS)]``, read-only."""
-    matrix = np.array([_numbers(options) for options in option_sets], dtype=np.float64)
-    matrix = matrix.reshape(len(option_sets), len(OPTION_NUMBERS))
-    matrix.flags.writeable = False
-    return matrix
 
 
 @lru_cache(maxsize=_KNOWN_OPTION_SETS)
-def _numbers(options: OptionSet) -> tuple[float, ...]:
+def option_numbers(options: OptionSet) -> OptionNumbers:
+    """Computes the numbers of one option set; they are cached, and must not be written."""
     family, optimizer, precision, _, kernel, implementation, checkpointing, channels_last, cudnn_benchmark = options
     element = ELEMENT_BYTES[precision]
     copies = optimizer_copies(optimizer, implementation)
-    return (
+    numbers = OptionNumbers()
+    flags = (
         *(checkpointing != "none", channels_last, cudnn_benchmark),
         *(family == each for each in FAMILIES),
         *(element.is_autocast, precision in SCALED_PRECISIONS, precision in MODEL_TYPES, precision == "tf32"),
         *(copies.is_foreach, implementation == "fused", OPTIMIZER_RULES[optimizer].is_factored),
         *(kernel == "flash", kernel == "memory_efficient", kernel == "math"),
-        *(element.inputs, element.weight, element.activation, element.weight_copy),
-        element.uncast,
-        *(copies.state, copies.temporary, copies.loop, filter_copies(optimizer)),
-        *(element.is_autocast, kernel == "math", checkpointing != "none", channels_last),
     )
+    numbers.flags = [float(flag) for flag in flags]
+    numbers.input_bytes = element.inputs
+    numbers.weight_bytes = element.weight
+    numbers.activation_bytes = element.activation
+    numbers.copy_bytes = element.weight_copy
+    numbers.uncast_bytes = element.uncast
+    numbers.state_copies = copies.state
+    numbers.temporary_copies = copies.temporary
+    numbers.loop_copies = copies.loop
+    numbers.filter_copies = filter_copies(optimizer)
+    numbers.is_autocast = element.is_autocast
+    numbers.is_math_attention = kernel == "math"
+    numbers.is_checkpointed = checkpointing != "none"
+    numbers.is_channels_last = channels_last
+    return numbers

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.features.option_numbers import OPTION_NUMBERS, option_matrix
+from gpumemnet.features.option_numbers import option_numbers
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_NAMES
-from gpumemnet.physics.closed_form import GROUPS
+from gpumemnet.physics.layer_records import LAYER_KINDS
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -33,8 +33,7 @@ SEQUENCE_COLUMNS: Final[tuple[str, ...]] = (
 batch) and log(1 + weight bytes).  Bytes are summed over the token's layers."""
 
 
-_GROUP_OF_CODE: Final = np.array(GROUPS, dtype=np.int64)
-_ACTIVATION_BYTES, _WEIGHT_BYTES = map(OPTION_NUMBERS.index, ("activation_bytes", "weight_bytes"))
+_GROUP_OF_CODE: Final = np.array([kind.group for kind in LAYER_KINDS], dtype=np.int64)
 
 
 def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -50,9 +49,11 @@ def layer_sequence(table: JobTable) -> tuple[NDArray[np.float32], NDArray[np.boo
     if not counts.all():
         raise InvalidJobError("is empty: the transformer-based estimator needs the layer list, not totals alone", "layers")
     owners = table.layer_owners
-    options = option_matrix(table.option_sets)[table.option_codes]
-    output_bytes = table.layer_activations * (table.column("batch_size") * options[:, _ACTIVATION_BYTES])[owners]
-    weight_bytes = table.layer_parameters * options[:, _WEIGHT_BYTES][owners]
+    options = [option_numbers(options) for options in table.option_sets]
+    activation_bytes = np.array([each.activation_bytes for each in options])[table.option_codes]
+    parameter_bytes = np.array([each.weight_bytes for each in options])[table.option_codes]
+    output_bytes = table.layer_activations * (table.column("batch_size") * activation_bytes)[owners]
+    weight_bytes = table.layer_parameters * parameter_bytes[owners]
     groups = _GROUP_OF_CODE[table.known_kinds]
     if counts.max(initial=0) <= MAX_TOKENS:
         tokens = counts

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.features.option_numbers import option_matrix
+from gpumemnet.features.option_numbers import option_numbers
 from gpumemnet.features.totals import TOTALS, fill_totals
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import GROUP_NAMES, LAYER_GROUPS
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.physics.closed_form import IS_COMPILED, JOB_COLUMNS, SIZE_CLASSES, fill_columns
+from gpumemnet.physics.closed_form import IS_COMPILED, SIZE_CLASSES, fill_columns
 from gpumemnet.physics.element_types import ELEMENT_BYTES
 from gpumemnet.physics.optimizers import FOREACH_COPIES, LOOP_COPIES
 from gpumemnet.physics.saved_tensors import KIND_RULES
@@ -102,8 +102,9 @@ LAYER_COLUMNS: Final = (
 
 FEATURE_COLUMNS: Final[tuple[Column, ...]] = TOTAL_COLUMNS + LAYER_COLUMNS
 FEATURE_NAMES: Final[tuple[str, ...]] = tuple(column.name for column in FEATURE_COLUMNS)
+_KIND_RULES: Final = [[float(value) for value in rule] for rule in KIND_RULES.values()]
 FEATURE_SCHEMA: Final = hashlib.sha256(
-    repr((11, FEATURE_NAMES, LAYER_GROUPS, KIND_RULES.tolist(), ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
+    repr((11, FEATURE_NAMES, LAYER_GROUPS, _KIND_RULES, ELEMENT_BYTES, FOREACH_COPIES, LOOP_COPIES)).encode()
 ).hexdigest()[:12]
 """Hash of the columns and of the tables that they depend on; every bundle states it.  Increase the number when a code change
 alters the meaning of a column."""
@@ -124,19 +125,15 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     if not len(table):
         return matrix
     features: Any = matrix.reshape(-1)
-    job_columns: Any = np.empty(len(table) * len(JOB_COLUMNS))
     numbers: Any = np.ascontiguousarray(table.numbers).reshape(-1)  # the numbers of a sliced table are not contiguous
     codes: Any = table.option_codes
-    options: Any = option_matrix(table.option_sets).reshape(-1)
     layers: list[Any] = [table.layer_counts, table.known_kinds, table.layer_activations, table.layer_parameters]
     if not IS_COMPILED:  # uncompiled Python reads lists faster than arrays
-        features, job_columns, numbers, codes, options, *layers = (
-            column.tolist() for column in (features, job_columns, numbers, codes, options, *layers)
-        )
-    fill_totals(features, _WIDTH, job_columns, numbers, codes, options)
+        features, numbers, codes, *layers = (column.tolist() for column in (features, numbers, codes, *layers))
+    jobs = fill_totals(features, _WIDTH, numbers, codes, [option_numbers(options) for options in table.option_sets])
     if len(table.layer_kinds):
         counts, kinds, activations, parameters = layers
-        fill_columns(features, _WIDTH, TOTALS, job_columns, counts, kinds, activations, parameters, blas_workspace_bytes)
+        fill_columns(features, _WIDTH, TOTALS, jobs, counts, kinds, activations, parameters, blas_workspace_bytes)
     if not IS_COMPILED:
         matrix[:] = np.reshape(features, matrix.shape)
     return matrix

@@ -1,81 +1,132 @@
-# The types with which Cython compiles closed_form.py; the text of the module is that file alone.
+# The types with which Cython compiles closed_form.py.
 cimport cython
+from gpumemnet.physics.layer_records cimport Layer, LayerKind
+from gpumemnet.physics.layer_roles cimport note_roles
+
+cdef enum:  # lengths of arrays; assigning _NO_CLASS and its like checks them against closed_form.py
+    CLASSES = 10
+    GROUPS = 11
+    SIZES = 4
 
 cdef double _BLOCK, _ROUNDING, _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT, _SMALL_TOP, _MEDIUM_TOP, _LARGE_TOP
 cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES, _PADDED_IMAGE
-cdef Py_ssize_t _CLASSES, _LARGEST_SIZE, _CONVOLUTION, _ADD, _MULTIPLY, _SOFTMAX, _MATMUL, _DROPOUT, _LINEAR
-cdef long long _CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK, _WRITTEN_OUT, _SIBLING, _DEPTHWISE
-cdef Py_ssize_t _IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS, _SECOND_SHARE, _HAS_BIAS, _IS_CAST
-cdef Py_ssize_t _OWN_BYTES, _TAKEN_BYTES, _IS_ATTENTION, _IS_EMBEDDING, _RULE_WIDTH
-cdef Py_ssize_t _BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN, _CREATED
-cdef Py_ssize_t _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS, _CHANNELS_LAST, _FILTER_STATE, _JOB_WIDTH
-cdef Py_ssize_t _COUNT_PLACE, _WEIGHT_PLACE, _KEPT_PLACE, _PEAK_PLACE, _GROUP_PLACE, _SUM_PLACE
-cdef Py_ssize_t _WEIGHTS, _TRAINED, _LOOPED, _KEPT, _STANDING, _BLOCK_KEPT, _COPIES, _FULLEST, _FULLEST_FROZEN, _PEAK
-cdef Py_ssize_t _STEP, _NAMED, _FILTERS, _WEIGHING_REACH
-cdef double[::1] _RULES
-cdef long long[::1] _GROUP_OF_KIND
-cdef Py_ssize_t _LAYER_NOTES, _OWN, _TAKEN, _IS_NEEDED, _IS_KEPT, _NOTE_WIDTH
+cdef bint _TF32_READS_IMAGES
+cdef Py_ssize_t _REACH, _CLASSES, _SIZES, _GROUPS, _COLUMNS
+cdef list _KINDS
+cdef double[CLASSES] _NO_CLASS
+cdef double[GROUPS] _NO_GROUP
+cdef double[SIZES] _NO_SIZE
 
-@cython.locals(job=Py_ssize_t, layer=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t,
-               longest=Py_ssize_t, first=Py_ssize_t, roles='long long[::1]', chain='long long[::1]', notes='double[::1]')
-cpdef object fill_columns(double[::1] answers, Py_ssize_t width, Py_ssize_t begin, const double[::1] jobs,
+@cython.final
+cdef class JobNumbers:
+    cdef public double batch_size, positions, input_elements, input_bytes, frozen_parameters, weight_bytes, copy_bytes
+    cdef public double uncast_bytes, state_copies, temporary_copies, loop_copies, filter_copies, new_gradients
+    cdef public bint is_autocast, is_math_attention, is_checkpointed, is_channels_last
+
+@cython.final
+cdef class StepMemory:
+    cdef double[CLASSES] weights, trained, filter_state, kept, standing, recomputed, weight_copies, named_output, moment
+    cdef double[CLASSES] backward_peak, forward_peak, resident, step, peak
+    cdef double[GROUPS] group_counts, kept_by_group
+    cdef double backward_total, forward_total, loss_total, loop_cost, last_parameter_cost, layer_count, block_count
+    cdef double logits_bytes, attention_matrix_bytes, largest_output_bytes, largest_convolution_bytes, largest_parameters
+    cdef Py_ssize_t loop_class
+    cdef void clear(self) noexcept
+
+@cython.locals(row=Py_ssize_t, at=Py_ssize_t, count=Py_ssize_t, layer_count=Py_ssize_t, job_count=Py_ssize_t, left=Py_ssize_t,
+               longest=Py_ssize_t, first=Py_ssize_t, records=list, layers=list, batch=Layer, memory=StepMemory, job=JobNumbers)
+cpdef object fill_columns(double[::1] features, Py_ssize_t width, Py_ssize_t begin, list jobs,
                           const long long[::1] counts, const long long[::1] kinds,
                           const double[::1] activations, const double[::1] parameters, double blas_workspace_bytes)
 
-@cython.locals(block=double, top=double, place=Py_ssize_t)
-cdef Py_ssize_t _block_class(double size) noexcept
+@cython.locals(stored=Py_ssize_t, at=Py_ssize_t, kind=LayerKind, layer=Layer)
+cdef list _stored_layers(list records, const long long[::1] kinds, const double[::1] activations,
+                         const double[::1] parameters, Py_ssize_t first, Py_ssize_t count, StepMemory memory)
 
-@cython.locals(block=double)
-cdef double _cost(double size, Py_ssize_t place) noexcept
+cdef double _block(double size) noexcept
 
-@cython.locals(stored=Py_ssize_t, place=Py_ssize_t, layer=Py_ssize_t, kind=Py_ssize_t, cumulated=double, at=Py_ssize_t,
-               note=Py_ssize_t, tied=Py_ssize_t)
-cdef void _fill_job(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, const long long[::1] kinds,
-                    const long long[::1] roles, const double[::1] activations, const double[::1] parameters, Py_ssize_t first,
-                    Py_ssize_t count, double blas_workspace_bytes, long long[::1] chain, double[::1] notes) noexcept
+@cython.locals(top=double, block_class=Py_ssize_t)
+cdef Py_ssize_t _block_class(double block) noexcept
 
-@cython.locals(is_autocast=bint, is_math=bint, own=double, base=double, at=Py_ssize_t, note=Py_ssize_t, sums_in_full=bint,
-               weighed=bint, scores=bint, before=Py_ssize_t, kind=Py_ssize_t, following=Py_ssize_t, rule=Py_ssize_t, taken=double)
-cdef void _note_element_bytes(const double[::1] jobs, Py_ssize_t job, const long long[::1] roles, Py_ssize_t stored,
-                              long long[::1] chain, double[::1] notes) noexcept
+cdef double _cost(double block, Py_ssize_t block_class) noexcept
 
-@cython.locals(tied=Py_ssize_t, largest=double, at=Py_ssize_t, count=double)
-cdef Py_ssize_t _tied_embedding(const double[::1] parameters, Py_ssize_t stored, long long[::1] chain) noexcept
+@cython.locals(block=double, block_class=Py_ssize_t)
+cdef void _add(double *amounts, double size, double copies) noexcept
 
-@cython.locals(place=Py_ssize_t, amount=double)
-cdef Py_ssize_t _keep(double[::1] answers, Py_ssize_t group, double size, double copies, bint is_inside,
-                      double[::1] notes) noexcept
+@cython.locals(at=Py_ssize_t, layer=Layer, following=Layer, source=Layer, projected=Layer, tied=Layer)
+cdef object _walk(JobNumbers job, Layer batch, list layers, StepMemory memory)
+
+@cython.locals(parameters=double, layer=Layer)
+cdef void _note_backward(JobNumbers job, list layers) noexcept
+
+@cython.locals(layer=Layer)
+cdef void _note_element_types(JobNumbers job, list layers) noexcept
+
+@cython.locals(at=Py_ssize_t, layer=Layer, kind=LayerKind, has_embedding=bint, is_weights=bint, element_bytes=double)
+cdef void _note_mixed_types(JobNumbers job, list layers) noexcept
+
+@cython.locals(layer=Layer, following=Layer)
+cdef bint _makes_attention_scores(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(layer=Layer, previous=Layer)
+cdef bint _makes_attention_weights(list layers, Py_ssize_t at) noexcept
+
+@cython.locals(second=double, block=double)
+cdef void _size_tensors(JobNumbers job, Layer layer) noexcept
+
+@cython.locals(tied=Layer, last=Layer, layer=Layer, largest=double)
+cdef Layer _tied_embedding(list layers)
+
+cdef void _hold_tied_gradient(JobNumbers job, StepMemory memory, Layer tied, double copies) noexcept
+
+@cython.locals(last=Layer)
+cdef void _name_output(StepMemory memory, list layers) noexcept
+
+cdef bint _keeps_output(Layer layer, Layer following) noexcept
+
+cdef void _keep(StepMemory memory, Layer layer, Py_ssize_t block_class, double cost) noexcept
+
+@cython.locals(block=double, block_class=Py_ssize_t)
+cdef void _keep_bytes(StepMemory memory, Layer layer, double size) noexcept
+
+@cython.locals(layer=Layer, kind=LayerKind)
+cdef void _keep_tensors(StepMemory memory, list layers, Py_ssize_t at, Layer source, Layer projected) noexcept
+
+@cython.locals(layer=Layer, factor=Layer, before=Py_ssize_t, nearest=Py_ssize_t)
+cdef bint _keeps_broadcast_factor(list layers, Py_ssize_t at, Layer source) noexcept
+
+cdef void _hold_weights(JobNumbers job, StepMemory memory, Layer layer) noexcept
+
+cdef void _end_block(StepMemory memory, Layer layer, Layer following) noexcept
+
+@cython.locals(c=Py_ssize_t, total=double)
+cdef void _meet_operator(JobNumbers job, StepMemory memory, Layer layer, Layer source, bint is_first) noexcept
+
+@cython.locals(c=Py_ssize_t, moment=double, total=double)
+cdef void _meet_backward(JobNumbers job, StepMemory memory, Layer layer) noexcept
+
+cdef double _extra_gradients(Layer layer) noexcept
 
 @cython.locals(is_half=bint, copied=double)
-cdef double _layout_copies(double image, double result, double weight, double element_bytes, bint is_first,
-                           bint is_channels_last) noexcept
+cdef double _layout_copies(JobNumbers job, Layer layer, Layer source, bint is_first) noexcept
 
-@cython.locals(mask_place=Py_ssize_t, in_all=double, c=Py_ssize_t, moment=double)
-cdef double _softmax_moment(Py_ssize_t place, double amount, Py_ssize_t before_place, double before_amount, double mask_bytes,
-                            bint is_inside, double[::1] notes) noexcept
+@cython.locals(cost=double)
+cdef void _create_gradients(JobNumbers job, StepMemory memory, Layer layer) noexcept
 
-@cython.locals(batch_size=double, weight_bytes=double, copy_bytes=double, created=double, is_autocast=bint,
-               previous_elements=double, previous_total=double, previous_bytes=double, before_amount=double, matrices=double,
-               largest_output=double, largest_weight=double, largest_convolution=double, blocks=double, total=double,
-               fullest=double, fullest_frozen=double, before_place=Py_ssize_t, highest=Py_ssize_t, kept_by=Py_ssize_t,
-               is_saved=bint, at=Py_ssize_t, note=Py_ssize_t, layer=Py_ssize_t, kind=Py_ssize_t, rule=Py_ssize_t,
-               group=Py_ssize_t, own_bytes=double, taken_bytes=double, is_needed=bint, is_inside=bint, elements=double,
-               count=double, place=Py_ssize_t, amount=double, c=Py_ssize_t,
-               following=Py_ssize_t, second=double, main_place=Py_ssize_t, second_place=Py_ssize_t, main_amount=double,
-               second_amount=double, copy_place=Py_ssize_t, moment=double, moment_total=double, trained_total=double,
-               logits=double, sums=Py_ssize_t, is_checkpointed=bint, copies=double, copies_place=Py_ssize_t,
-               copies_amount=double, role='long long', beyond='long long', ends_block=bint,
-               tied_place=Py_ssize_t, tied_amount=double, source=Py_ssize_t, extra=double, mask=double, is_product=bint,
-               shared_elements=double, nearest=Py_ssize_t, shared_bytes=double, loop=double, looped=double, stepped=double,
-               cast_place=Py_ssize_t, mask_place=Py_ssize_t, cast_amount=double, mask_amount=double)
-cdef void _walk(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, const long long[::1] roles,
-                const double[::1] activations, const double[::1] parameters, Py_ssize_t stored, Py_ssize_t tied,
-                long long[::1] chain, double[::1] notes) noexcept
+@cython.locals(c=Py_ssize_t, moment=double, total=double)
+cdef void _meet_softmax(JobNumbers job, StepMemory memory, Layer layer, Layer source) noexcept
 
-@cython.locals(created=double, state=double, resident_total=double, loss_total=double, step_total=double,
-               input_place=Py_ssize_t, c=Py_ssize_t, trained=double, loss=double, resident=double,
-               step=double, beyond=double, new=double, size=Py_ssize_t, sums=Py_ssize_t, backward=double, own=double,
-               pooled=double, peak=Py_ssize_t, small=double, medium=double, small_bytes=double, medium_count=double,
-               spare=double)
-cdef void _finish(double[::1] answers, Py_ssize_t answer, const double[::1] jobs, Py_ssize_t job, Py_ssize_t stored,
-                  double blas_workspace_bytes, double[::1] notes) noexcept
+@cython.locals(c=Py_ssize_t, trained=double, loss=double)
+cdef void _meet_loss(JobNumbers job, StepMemory memory, list layers, Layer last) noexcept
+
+@cython.locals(c=Py_ssize_t, from_start=double, resident=double, beyond=double, new=double)
+cdef void _find_peaks(JobNumbers job, StepMemory memory, bint has_layers) noexcept
+
+@cython.locals(c=Py_ssize_t, size=Py_ssize_t, weights='double[4]', kept='double[4]', peak='double[4]', head='double[2]',
+               sums='double[16]', resident=double, step=double, own=double, pooled=double, small=double, medium=double,
+               small_segments=double, medium_segments=double, medium_count=double, spare_count=double, large_state=double)
+cdef void _write_columns(double[::1] features, Py_ssize_t begin, JobNumbers job, StepMemory memory,
+                         double blas_workspace_bytes) noexcept
+
+@cython.locals(at=Py_ssize_t)
+cdef Py_ssize_t _write(double[::1] features, Py_ssize_t begin, const double *numbers, Py_ssize_t count) noexcept

@@ -1,47 +1,41 @@
 """The peak of a training step in closed form, by size class of the caching allocator, from the layer list alone.
 
-No event is replayed: at the backward pass of layer *i* the weights and their optimizer state live, the gradients of the layers
-from *i* on, the tensors kept for the layers up to *i*, the gradient that flows in and the one that flows out.  One walk over the
-layers meets every such moment (liveness as in DNNMem, ESEC/FSE '20, section 3.3).  Each tensor counts with its share of the
-segments that the allocator would fill with its like (``c10/cuda/CUDACachingAllocator.cpp``), because that is what ``nvidia-smi``
-sees.  Segments are never merged: what activations of 50 MiB leave free cannot hold the gradient of an embedding of 2 GiB, while
-the other way round they can.  So the peak is taken for every octave of tensor sizes apart, what the optimizer's step needs comes
-out of segments that are as large or larger, and the sum of what each octave holds is what the process comes to hold.
+No event is replayed.  At the backward pass of layer *i* there are the weights and their optimizer state, the gradients of the
+layers from *i* on, the tensors kept for the layers up to *i*, the gradient that flows in and the one that flows out.  One walk
+over the layers meets every such moment (liveness as in DNNMem, ESEC/FSE '20, section 3.3).
+
+Each tensor counts with its cost: its share of the segments that the allocator would fill with tensors like it
+(``c10/cuda/CUDACachingAllocator.cpp``), because ``nvidia-smi`` shows segments.  Segments are never merged: what activations of
+50 MiB leave free cannot hold the gradient of an embedding of 2 GiB, while the other way round they can.  So the peak is taken for
+every class of block sizes apart, what the optimizer's step needs comes out of segments that are as large or larger, and the sum
+over the classes is what the process comes to hold.
 
 What the layer list does not say is taken as usual: frozen layers are the first ones, blocks and rotations are where the order of
-layers tells them (:mod:`gpumemnet.physics.layer_roles`), the loss is a cross-entropy of the last layer's output, which the
-training loop has a name for until the step ends, and a last linear layer without parameters has those of the embedding.
+layers shows them (:mod:`gpumemnet.physics.layer_roles`), the loss is a cross-entropy of the last layer's output, which has a name
+in the training loop until the step ends, and a last linear layer without parameters shares those of the embedding.
 
-This module runs as it stands.  Where a compiler was at hand when the package was built, Cython has compiled it with the types of
-``closed_form.pxd``, and a job takes a thirtieth of the time (``benchmarks/in_process.py``).  Hence the flat buffers with named
-places, and loops instead of arrays: both forms are this text.
+Cython compiles this module with the types of ``closed_form.pxd``; a job then takes a thirtieth of the time
+(``benchmarks/in_process.py``).  Without a compiler it runs as it is.  Hence records of numbers, and loops instead of arrays.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
-from gpumemnet.job.layers import CODE_OF_KIND, GROUP_NAMES, GROUP_OF_KIND, KINDS, LAYER_GROUPS
+from gpumemnet.job.layers import GROUP_NAMES
 from gpumemnet.physics.element_types import FULL_BYTES
-from gpumemnet.physics.layer_roles import (
-    BLOCK_BEGIN,
-    CONSTANT,
-    DEPTHWISE,
-    IN_BLOCK,
-    INNER_SUM,
-    PASSED_ON,
-    SIBLING,
-    WRITTEN_OUT,
-    fill_roles,
-)
-from gpumemnet.physics.saved_tensors import KIND_RULES, LOSS_TENSORS
+from gpumemnet.physics.layer_records import LAYER_KINDS, Layer, LayerKind
+from gpumemnet.physics.layer_roles import note_roles
+from gpumemnet.physics.memory_layouts import IMAGE_CHANNELS, PADDED_IMAGE, TF32_SMALLEST_CHANNELS
+from gpumemnet.physics.saved_tensors import LOSS_TENSORS
 from gpumemnet.units import MIB
 
+if TYPE_CHECKING:
+    from gpumemnet.physics.layer_records import Codes, MutableNumbers, Numbers
+
 IS_COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is the compiled form, which takes arrays; the other takes lists as well, and is quicker with them."""
+"""Whether this module is compiled; the compiled form takes arrays, the other form takes lists too and is faster with them."""
 
 SIZE_CLASSES: Final = ("small", "medium", "large", "huge")
 """Tensors up to 1 MiB (packed into 2 MiB segments), below 10 MiB (20 MiB segments), below 20 MiB, and above (own segments).
@@ -55,53 +49,16 @@ HANDLES: Final = 2
 """cuBLAS handles of a training process: forward and backward run on different host threads."""
 TYPICAL_LARGE_TENSOR: Final = 16 * MIB
 """Middle of the large size class, in logarithms."""
-PADDED_IMAGE: Final = 8.0 / 3.0
-"""Tensor cores read half types by eight channels; an image is taken to have three, as photographs have."""
-WEIGHING_REACH: Final = 12
-"""So near is what squeeze-and-excitation weighs before the product (arXiv 1709.01507: a pooling and five layers between)."""
+EXCITATION_REACH: Final = 12
+"""Largest distance from what squeeze-and-excitation weighs to the product: a pooling and five layers (arXiv 1709.01507)."""
 HUGE_OCTAVES: Final = 7
 """Tensors of 20 to 40 MiB, and so on, up to those above 1,280 MiB."""
 _LARGER_FROM: Final = (sizes.MINIMUM_LARGE_BYTES, *(LARGE_LIMIT << octave for octave in range(HUGE_OCTAVES)))
 BLOCK_TOPS: Final = (sizes.SMALL_BYTES, *(limit - sizes.MINIMUM_BLOCK_BYTES for limit in _LARGER_FROM))
 """Largest block of each class of tensors that take over each other's segments, but the last, which has no largest."""
 BLOCK_CLASSES: Final = len(BLOCK_TOPS) + 1
-
-JOB_COLUMNS: Final = (
-    "batch_size",
-    "positions",
-    "weight_bytes",
-    "activation_bytes",
-    "copy_bytes",
-    "state_copies",
-    "temporary_copies",
-    "frozen_parameters",
-    "is_created",
-    "input_bytes",
-    "is_autocast",
-    "is_math_attention",
-    "is_checkpointed",
-    "loop_copies",
-    "input_elements",
-    "is_channels_last",
-    "filter_copies",
-)
-"""What the closed form needs of a job beside its layers.
-
-``positions`` is the sequence length, or 1 where there is none: a linear layer's output elements over its output width.  The bytes
-are per element (:class:`gpumemnet.physics.element_types.ElementBytes`), the copies those of
-:class:`gpumemnet.physics.optimizers.OptimizerCopies`.
-``filter_copies`` are optimizer state of convolutions, beside ``state_copies``.  ``is_created`` says that the backward pass makes
-the gradients as it goes: it does not where they are accumulated.
-"""
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Amounts = MutableSequence[float] | NDArray[np.float64]
-    Numbers = Sequence[float] | NDArray[np.float64]
-    Codes = Sequence[int] | NDArray[np.int64]
-    Places = MutableSequence[int] | NDArray[np.int64]
+COLUMNS: Final = 2 + 2 * len(GROUP_NAMES) + 3 * len(SIZE_CLASSES) + 16
+"""How many columns :func:`fill_columns` writes: those of :data:`gpumemnet.features.vector.LAYER_COLUMNS`, in their order."""
 
 # The same numbers once more where the compiled form reads them all the time: closed_form.pxd makes C variables of them.
 _BLOCK: Final = float(sizes.MINIMUM_BLOCK_BYTES)
@@ -118,600 +75,730 @@ _FULL: Final = float(FULL_BYTES)
 _LOSS: Final = float(LOSS_TENSORS)
 _HANDLES: Final = float(HANDLES)
 _PADDED_IMAGE: Final = PADDED_IMAGE
-_WEIGHING_REACH: Final = WEIGHING_REACH
+_TF32_READS_IMAGES: Final = IMAGE_CHANNELS >= TF32_SMALLEST_CHANNELS
+_REACH: Final = EXCITATION_REACH
 _CLASSES: Final = BLOCK_CLASSES
-_LARGEST_SIZE: Final = len(SIZE_CLASSES) - 1
-_CONVOLUTION: Final = GROUP_NAMES.index("conv")
-_ADD: Final = CODE_OF_KIND["add"]
-_MULTIPLY: Final = CODE_OF_KIND["multiply"]
-_SOFTMAX: Final = CODE_OF_KIND["softmax"]
-_MATMUL: Final = CODE_OF_KIND["matmul"]
-_DROPOUT: Final = CODE_OF_KIND["dropout"]
-_LINEAR: Final = CODE_OF_KIND["linear"]
-_CONSTANT, _INNER_SUM, _PASSED_ON, _BLOCK_BEGIN, _IN_BLOCK = CONSTANT, INNER_SUM, PASSED_ON, BLOCK_BEGIN, IN_BLOCK
-_WRITTEN_OUT, _SIBLING, _DEPTHWISE = WRITTEN_OUT, SIBLING, DEPTHWISE
+_SIZES: Final = len(SIZE_CLASSES)
+_GROUPS: Final = len(GROUP_NAMES)
+_COLUMNS: Final = COLUMNS
+_KINDS: Final = LAYER_KINDS
+_NO_CLASS: Final = list((0.0,) * BLOCK_CLASSES)
+_NO_GROUP: Final = list((0.0,) * len(GROUP_NAMES))
+_NO_SIZE: Final = list((0.0,) * len(SIZE_CLASSES))
 
-# What is known of each kind: the columns of KIND_RULES, and two more.
-_IS_ALIAS, _SAVES_INPUT, _SAVES_OUTPUT, _MASK_BYTES, _STATISTICS = 0, 1, 2, 3, 4
-_SECOND_SHARE, _HAS_BIAS, _IS_CAST, _OWN_BYTES, _TAKEN_BYTES = 5, 6, 7, 8, 9
-_IS_ATTENTION, _IS_EMBEDDING = 10, 11
-_RULE_WIDTH: Final = 12
-_RULE_ROWS: Final = [
-    (*rules, kind in LAYER_GROUPS["attention"], kind in LAYER_GROUPS["embedding"])
-    for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)
-]
-_RULES: Final = array("d", [value for row in _RULE_ROWS for value in row])
-GROUPS: Final = [GROUP_NAMES.index(GROUP_OF_KIND[kind]) for kind in KINDS]
-"""Position of each kind's group in :data:`gpumemnet.job.layers.GROUP_NAMES`."""
-_GROUP_OF_KIND: Final = array("q", GROUPS)
 
-# Columns of a job, as in JOB_COLUMNS.
-_BATCH, _POSITIONS, _WEIGHT_BYTES, _BASE_BYTES, _COPY_BYTES, _STATE, _TEMPORARY, _FROZEN = 0, 1, 2, 3, 4, 5, 6, 7
-_CREATED, _INPUT_BYTES, _AUTOCAST, _MATH, _CHECKPOINTED, _LOOP, _INPUT_ELEMENTS = 8, 9, 10, 11, 12, 13, 14
-_CHANNELS_LAST, _FILTER_STATE = 15, 16
-_JOB_WIDTH: Final = len(JOB_COLUMNS)
+class JobNumbers:
+    """What the closed form needs of a job beside its layers.
 
-# Places of the answer, as in gpumemnet.features.vector.LAYER_COLUMNS.
-_COUNT_PLACE: Final = 2
-_WEIGHT_PLACE: Final = _COUNT_PLACE + len(GROUP_NAMES)
-_KEPT_PLACE: Final = _WEIGHT_PLACE + len(SIZE_CLASSES)
-_PEAK_PLACE: Final = _KEPT_PLACE + len(SIZE_CLASSES)
-_GROUP_PLACE: Final = _PEAK_PLACE + len(SIZE_CLASSES)
-_SUM_PLACE: Final = _GROUP_PLACE + len(GROUP_NAMES)
-ANSWER_WIDTH: Final = _SUM_PLACE + 16
+    Attributes:
+        batch_size: samples per forward pass.
+        positions: the sequence length, or 1: a linear layer's output elements over its output width.
+        input_elements, input_bytes: of the input batch.
+        frozen_parameters: parameter elements that receive no gradient.
+        weight_bytes, copy_bytes: per element of weights, and of the copies that autocast makes of them (0 without autocast).
+        uncast_bytes: per element of the outputs of layers that autocast has no rule for
+            (:attr:`gpumemnet.physics.element_types.ElementBytes.uncast`).
+        state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
+        filter_copies: optimizer state of convolutions, beside ``state_copies``.
+        new_gradients: 1 if the backward pass creates the gradients as it goes; 0 if it accumulates them in those that exist.
+        is_autocast, is_math_attention, is_checkpointed, is_channels_last: options of the job.
+    """
 
-# Places of the notes: sums over layers by block class, and then what is known of each layer.
-_WEIGHTS: Final = 0
-_TRAINED: Final = BLOCK_CLASSES
-_LOOPED: Final = 2 * BLOCK_CLASSES
-_KEPT: Final = 3 * BLOCK_CLASSES
-_STANDING: Final = 4 * BLOCK_CLASSES
-_BLOCK_KEPT: Final = 5 * BLOCK_CLASSES
-_COPIES: Final = 6 * BLOCK_CLASSES
-_FULLEST: Final = 7 * BLOCK_CLASSES
-_FULLEST_FROZEN: Final = 8 * BLOCK_CLASSES
-_PEAK: Final = 9 * BLOCK_CLASSES
-_STEP: Final = 10 * BLOCK_CLASSES
-_NAMED: Final = 11 * BLOCK_CLASSES
-_FILTERS: Final = 12 * BLOCK_CLASSES
-_LAYER_NOTES: Final = 13 * BLOCK_CLASSES
-_OWN, _TAKEN, _IS_NEEDED, _IS_KEPT = 0, 1, 2, 3
-_NOTE_WIDTH: Final = 4
+    __slots__ = (
+        *("batch_size", "positions", "input_elements", "input_bytes", "frozen_parameters", "weight_bytes", "copy_bytes"),
+        *("uncast_bytes", "state_copies", "temporary_copies", "loop_copies", "filter_copies", "new_gradients"),
+        *("is_autocast", "is_math_attention", "is_checkpointed", "is_channels_last"),
+    )
+
+    def __init__(self) -> None:
+        self.batch_size = self.positions = self.input_elements = self.input_bytes = self.frozen_parameters = 0.0
+        self.weight_bytes = self.copy_bytes = self.uncast_bytes = self.new_gradients = 0.0
+        self.state_copies = self.temporary_copies = self.loop_copies = self.filter_copies = 0.0
+        self.is_autocast = self.is_math_attention = self.is_checkpointed = self.is_channels_last = False
+
+
+class StepMemory:
+    """What the walk over the layers of one job has found so far, in bytes of segment (costs) unless stated otherwise.
+
+    Attributes with one number for each of the :data:`BLOCK_CLASSES`:
+        weights: the parameters.
+        trained: the parameters met so far that receive gradients.
+        filter_state: optimizer state of convolutions, beside that which all parameters have.
+        kept: all that the forward pass keeps for the backward pass.
+        standing: the part of it that is there from the forward pass on, with named outputs.
+        recomputed: the part of it that lies in the block met last, which the backward pass recomputes.
+        weight_copies: autocast's copies of weights.
+        named_output: the output of the network, which the training loop has a name for.
+        moment: tensors of one operator, which are freed at once.
+        backward_peak: the most at the backward pass of any layer, less the gradients of all layers.
+        forward_peak: the most in the forward pass of layers for which it can be more than in the backward pass.
+        resident: what stays from step to step.
+        step: what there is during the optimizer's step.
+        peak: the peak of each class.
+
+    Other attributes:
+        group_counts, kept_by_group: layers, and what they keep, by layer group.
+        backward_total, forward_total: as ``backward_peak`` and ``forward_peak``, all classes together.
+        loss_total: what there is at the loss.
+        loop_cost, loop_class: the most temporaries of an optimizer step in a loop over the parameters.
+        last_parameter_cost: of the parameter met last.
+        layer_count, block_count: layers, and blocks that are recomputed.
+        logits_bytes, attention_matrix_bytes, largest_output_bytes, largest_convolution_bytes: plain bytes.
+        largest_parameters: elements of the largest layer's parameters.
+    """
+
+    __slots__ = (
+        *("weights", "trained", "filter_state", "kept", "standing", "recomputed", "weight_copies", "named_output", "moment"),
+        *("backward_peak", "forward_peak", "resident", "step", "peak", "group_counts", "kept_by_group"),
+        *(
+            "backward_total",
+            "forward_total",
+            "loss_total",
+            "loop_cost",
+            "loop_class",
+            "last_parameter_cost",
+            "layer_count",
+            "block_count",
+            "logits_bytes",
+        ),
+        *("attention_matrix_bytes", "largest_output_bytes", "largest_convolution_bytes", "largest_parameters"),
+    )
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the job."""
+        self.weights = _NO_CLASS[:]
+        self.trained = _NO_CLASS[:]
+        self.filter_state = _NO_CLASS[:]
+        self.kept = _NO_CLASS[:]
+        self.standing = _NO_CLASS[:]
+        self.recomputed = _NO_CLASS[:]
+        self.weight_copies = _NO_CLASS[:]
+        self.named_output = _NO_CLASS[:]
+        self.moment = _NO_CLASS[:]
+        self.backward_peak = _NO_CLASS[:]
+        self.forward_peak = _NO_CLASS[:]
+        self.resident = _NO_CLASS[:]
+        self.step = _NO_CLASS[:]
+        self.peak = _NO_CLASS[:]
+        self.group_counts = _NO_GROUP[:]
+        self.kept_by_group = _NO_GROUP[:]
+        self.backward_total = self.forward_total = self.loss_total = 0.0
+        self.loop_cost = self.last_parameter_cost = 0.0
+        self.loop_class = 0
+        self.layer_count = self.block_count = 0.0
+        self.logits_bytes = self.attention_matrix_bytes = 0.0
+        self.largest_output_bytes = self.largest_convolution_bytes = self.largest_parameters = 0.0
 
 
 def fill_columns(
-    answers: Amounts,
+    features: MutableNumbers,
     width: int,
     begin: int,
-    jobs: Numbers,
+    jobs: list[JobNumbers],
     counts: Codes,
     kinds: Codes,
     activations: Numbers,
     parameters: Numbers,
     blas_workspace_bytes: float,
 ) -> None:
-    """Write the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
+    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of ``B`` jobs with ``N`` layers in all.
 
     Args:
-        answers: rows of ``width`` columns, one after the other, zero where this writes: ``B * width`` numbers; those of jobs
-            without layers stay zero.
+        features: rows of ``width`` columns, one after the other: ``B * width`` numbers; those of jobs without layers stay as they
+            are.
         width: columns of a row.
-        begin: the first column that this writes; it writes :data:`ANSWER_WIDTH`.
-        jobs: the columns :data:`JOB_COLUMNS` of each job, one job after the other.
+        begin: the first column that this writes; it writes :data:`COLUMNS`.
+        jobs: the numbers of the ``B`` jobs.
         counts: layers of each job, ``B`` numbers.
         kinds: codes of the layers' kinds, ``N`` numbers.
         activations: their output elements per sample.
         parameters: their parameter elements.
-        blas_workspace_bytes: cuBLAS workspace per handle on the GPU in question.
+        blas_workspace_bytes: cuBLAS workspace per handle on the GPU of the prediction.
 
     Raises:
-        ValueError: when a buffer is too short, or a code none of a kind.
+        ValueError: if a buffer is too short, or a code is not the code of a kind.
     """
     job_count = len(counts)
     layer_count = len(kinds)
-    if begin < 0 or begin > width - ANSWER_WIDTH or job_count > len(answers) // width or job_count > len(jobs) // _JOB_WIDTH:
+    if begin < 0 or begin > width - _COLUMNS or job_count > len(features) // width or job_count > len(jobs):
         raise ValueError("too few numbers for the jobs")
-    roles = array("q", bytes(8 * layer_count))
-    longest = fill_roles(roles, counts, kinds, activations, parameters)  # which looks at the layers' numbers
-    chain = array("q", bytes(8 * 2 * longest))
-    notes = array("d", bytes(8 * (_LAYER_NOTES + _NOTE_WIDTH * longest)))
+    if len(activations) < layer_count or len(parameters) < layer_count:
+        raise ValueError("too few numbers for the layers")
+    for at in range(layer_count):
+        if not 0 <= kinds[at] < len(_KINDS):
+            raise ValueError("a code that is no kind's")
+    longest = 0
+    left = layer_count
+    for row in range(job_count):
+        count = counts[row]
+        if count < 0 or count > left:
+            raise ValueError("fewer layers than the jobs are said to have")
+        longest = max(longest, count)
+        left -= count
+    records = [Layer() for _ in range(longest)]
+    batch = Layer()
+    memory = StepMemory()
     first = 0
-    for job in range(job_count):
-        count = counts[job]
+    for row in range(job_count):
+        count = counts[row]
         if count:
-            _fill_job(
-                answers,
-                job * width + begin,
-                jobs,
-                job * _JOB_WIDTH,
-                kinds,
-                roles,
-                activations,
-                parameters,
-                first,
-                count,
-                blas_workspace_bytes,
-                chain,
-                notes,
-            )
+            job = jobs[row]
+            memory.clear()
+            layers = _stored_layers(records, kinds, activations, parameters, first, count, memory)
+            _walk(job, batch, layers, memory)
+            _find_peaks(job, memory, len(layers) > 0)
+            _write_columns(features, row * width + begin, job, memory, blas_workspace_bytes)
         first += count
 
 
-def _block_class(size: float) -> int:
-    """Block class of a tensor of ``size`` bytes."""
-    block = -(-size // _BLOCK) * _BLOCK
+def _stored_layers(
+    records: list[Layer], kinds: Codes, activations: Numbers, parameters: Numbers, first: int, count: int, memory: StepMemory
+) -> list[Layer]:
+    """Describes the layers from ``first`` on whose output has storage of its own: an alias is counted, and is no tensor."""
+    stored = 0
+    for at in range(first, first + count):
+        kind: LayerKind = _KINDS[kinds[at]]
+        memory.group_counts[kind.group] += 1.0
+        if not kind.is_alias:
+            layer = records[stored]
+            layer.describe(kind, activations[at], parameters[at])
+            stored += 1
+    memory.layer_count = count
+    return records[:stored]
+
+
+def _block(size: float) -> float:
+    """Bytes of the allocator's block for a tensor of ``size`` bytes (``round_size``)."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _block_class(block: float) -> int:
+    """Class of a block: blocks of one class take over each other's segments."""
     if block <= _SMALL_TOP:
         return 0
     if block <= _MEDIUM_TOP:
         return 1
-    place = 2
+    block_class = 2
     top = _LARGE_TOP
-    while block > top and place < _CLASSES - 1:
-        place += 1
+    while block > top and block_class < _CLASSES - 1:
+        block_class += 1
         top = 2.0 * (top + _BLOCK) - _BLOCK
-    return place
+    return block_class
 
 
-def _cost(size: float, place: int) -> float:
-    """Bytes of segment that a tensor of ``size`` bytes, of the block class ``place``, costs among its likes.
+def _cost(block: float, block_class: int) -> float:
+    """Bytes of segment that a block of this class costs among blocks like it (``get_allocation_size``).
 
     One of 7 MiB costs 10: two of them fill a segment of 20 MiB.  Costs are whole bytes.
     """
-    block = -(-size // _BLOCK) * _BLOCK
-    if place > 1:
+    if block_class > 1:
         return -(-block // _ROUNDING) * _ROUNDING
-    if place == 1:
+    if block_class == 1:
         return _MEDIUM_SEGMENT // (_MEDIUM_SEGMENT // block)
     return block
 
 
-def _fill_job(
-    answers: Amounts,
-    answer: int,
-    jobs: Numbers,
-    job: int,
-    kinds: Codes,
-    roles: Codes,
-    activations: Numbers,
-    parameters: Numbers,
-    first: int,
-    count: int,
-    blas_workspace_bytes: float,
-    chain: Places,
-    notes: Amounts,
-) -> None:
-    """One job: its row starts at ``answer``, its columns at ``job``, its layers at ``first``."""
-    stored = 0  # layers with storage of their own: an alias is counted, and else no tensor
-    for place in range(_LAYER_NOTES):
-        notes[place] = 0.0
-    for layer in range(first, first + count):
-        kind = kinds[layer]
-        answers[answer + _COUNT_PLACE + _GROUP_OF_KIND[kind]] += 1.0
-        if not _RULES[kind * _RULE_WIDTH + _IS_ALIAS]:
-            chain[2 * stored] = kind
-            chain[2 * stored + 1] = layer
-            stored += 1
-    answers[answer] = 1.0
-    answers[answer + 1] = count
-    _note_element_bytes(jobs, job, roles, stored, chain, notes)
-    cumulated = 0.0
-    for at in range(stored):
-        note = _LAYER_NOTES + at * _NOTE_WIDTH
-        cumulated += parameters[chain[2 * at + 1]]
-        notes[note + _IS_NEEDED] = 1.0 if cumulated > jobs[job + _FROZEN] else 0.0
-    tied = _tied_embedding(parameters, stored, chain)
-    _walk(answers, answer, jobs, job, roles, activations, parameters, stored, tied, chain, notes)
-    _finish(answers, answer, jobs, job, stored, blas_workspace_bytes, notes)
+def _add(amounts: list[float], size: float, copies: float) -> None:
+    """Adds the cost of a number of tensors of ``size`` bytes to their class."""
+    block = _block(size)
+    block_class = _block_class(block)
+    amounts[block_class] += copies * _cost(block, block_class)
 
 
-def _note_element_bytes(jobs: Numbers, job: int, roles: Codes, stored: int, chain: Codes, notes: Amounts) -> None:
-    """Note the bytes per element of each layer's output, and of its input as the kernel takes it.
+def _walk(job: JobNumbers, batch: Layer, layers: list[Layer], memory: StepMemory) -> None:
+    """Meets every moment of the training step but the optimizer's step.
 
-    Autocast lowers some kinds and raises others; the rest hand on what they are given.  A sum with a residual stream that began
-    with an embedding is fp32.  The math kernel computes attention weights in fp32 whatever it is given
-    (``aten/src/ATen/native/transformers/attention.cpp``).
+    Args:
+        job: its numbers.
+        batch: a record for the input batch, which is written here.
+        layers: the layers with storage of their own, described.
+        memory: cleared; what is found is noted here.
     """
-    is_autocast = jobs[job + _AUTOCAST] > 0.0
-    is_math = jobs[job + _MATH] > 0.0
-    base = jobs[job + _BASE_BYTES]
-    if not is_autocast and not is_math:
-        for at in range(stored):
-            note = _LAYER_NOTES + at * _NOTE_WIDTH
-            notes[note + _OWN] = base
-            notes[note + _TAKEN] = _FULL if roles[chain[2 * at + 1]] & _WRITTEN_OUT else base
+    note_roles(layers)
+    _note_backward(job, layers)
+    _note_element_types(job, layers)
+    batch.describe(_KINDS[0], 0.0, 0.0)
+    batch.element_bytes = job.input_bytes / job.input_elements
+    batch.elements = job.input_elements
+    batch.output_bytes = job.input_bytes
+    for layer in layers:
+        _size_tensors(job, layer)
+    tied = _tied_embedding(layers)
+    if tied is not None:
+        _hold_tied_gradient(job, memory, tied, 1.0)
+    _name_output(memory, layers)
+    source = projected = batch  # the input of the layer, and that of the last projection that has no sibling before it
+    for at in range(len(layers)):
+        layer = layers[at]
+        following = layers[at + 1] if at + 1 < len(layers) else None
+        if layer.is_recomputed and layer.begins_block:
+            memory.recomputed = _NO_CLASS[:]
+        layer.is_output_kept = _keeps_output(layer, following)
+        if layer.kind.is_linear and not layer.is_sibling:
+            projected = source
+        _keep_tensors(memory, layers, at, source, projected)
+        _hold_weights(job, memory, layer)
+        if tied is not None and following is None and job.copy_bytes:
+            _add(memory.weight_copies, tied.parameters * job.copy_bytes, 1.0)
+        _end_block(memory, layer, following)
+        _meet_operator(job, memory, layer, source, at == 0)
+        if layer.has_backward:
+            _create_gradients(job, memory, layer)
+        if layer.kind.is_softmax:
+            _meet_softmax(job, memory, layer, source)
+        if layer.kind.is_convolution:
+            memory.largest_convolution_bytes = max(memory.largest_convolution_bytes, layer.output_bytes + source.output_bytes)
+        memory.largest_output_bytes = max(memory.largest_output_bytes, layer.output_bytes)
+        source = layer
+    if tied is not None:
+        _hold_tied_gradient(job, memory, tied, -1.0)
+    _meet_loss(job, memory, layers, source)
+
+
+def _note_backward(job: JobNumbers, layers: list[Layer]) -> None:
+    """The backward pass ends at the first layer that is trained; frozen layers are taken to be the first ones."""
+    parameters = 0.0
+    for layer in layers:
+        parameters += layer.parameters
+        layer.has_backward = parameters > job.frozen_parameters
+        layer.is_recomputed = job.is_checkpointed and layer.is_in_block
+
+
+def _note_element_types(job: JobNumbers, layers: list[Layer]) -> None:
+    """Notes the bytes per element of each layer's output, and of its input as its kernel reads it."""
+    if job.is_autocast or job.is_math_attention:
+        _note_mixed_types(job, layers)
         return
-    sums_in_full = False
-    for at in range(stored):
-        if _RULES[chain[2 * at] * _RULE_WIDTH + _IS_EMBEDDING]:
-            sums_in_full = True
-    own = jobs[job + _INPUT_BYTES] / jobs[job + _INPUT_ELEMENTS]
-    weighed = False  # whether the layer before made attention weights, which the math kernel keeps in fp32
-    before = -1
-    for at in range(stored):
-        note = _LAYER_NOTES + at * _NOTE_WIDTH
-        kind = chain[2 * at]
-        following = chain[2 * at + 2] if at + 1 < stored else -1
-        rule = kind * _RULE_WIDTH
-        taken = own
-        if is_autocast and _RULES[rule + _TAKEN_BYTES] and not weighed:
-            taken = _RULES[rule + _TAKEN_BYTES]
-        elif roles[chain[2 * at + 1]] & _WRITTEN_OUT:
-            taken = _FULL
-        scores = is_math and kind == _MATMUL and following == _SOFTMAX
-        weighed = is_math and (kind == _SOFTMAX or (kind == _DROPOUT and before == _SOFTMAX))
-        if scores or weighed:
-            own = _FULL
-        elif not is_autocast:
-            own = base
-        elif kind == _ADD and sums_in_full and not roles[chain[2 * at + 1]] & _INNER_SUM:
-            own = _FULL
-        elif _RULES[rule + _OWN_BYTES]:
-            own = _RULES[rule + _OWN_BYTES]
-        notes[note + _OWN] = own
-        notes[note + _TAKEN] = taken
-        before = kind
+    for layer in layers:
+        layer.element_bytes = job.uncast_bytes
+        layer.input_element_bytes = _FULL if layer.is_decomposed_norm else job.uncast_bytes
 
 
-def _tied_embedding(parameters: Numbers, stored: int, chain: Codes) -> int:
-    """The embedding whose weights the last layer has too; -1 where that has its own."""
-    tied = -1
-    if stored and chain[2 * stored - 2] == _LINEAR and not parameters[chain[2 * stored - 1]]:
-        largest = 0.0
-        for at in range(stored):
-            count = parameters[chain[2 * at + 1]]
-            if _RULES[chain[2 * at] * _RULE_WIDTH + _IS_EMBEDDING] and count > largest:
-                tied = at
-                largest = count
+def _note_mixed_types(job: JobNumbers, layers: list[Layer]) -> None:
+    """Element types under autocast, or with attention in single steps.
+
+    Autocast lowers some kinds and raises others (:mod:`gpumemnet.physics.autocast`); the rest hand on what they are given.  A sum
+    with a residual stream that began with an embedding is fp32.  The math kernel computes attention scores and weights in fp32
+    whatever it is given (``aten/src/ATen/native/transformers/attention.cpp``).
+    """
+    has_embedding = False
+    for layer in layers:
+        if layer.kind.is_embedding:
+            has_embedding = True
+    element_bytes = job.input_bytes / job.input_elements
+    is_weights = False  # whether the layer before made attention weights
+    for at in range(len(layers)):
+        layer = layers[at]
+        kind = layer.kind
+        layer.input_element_bytes = element_bytes
+        if job.is_autocast and kind.autocast_input_bytes and not is_weights:
+            layer.input_element_bytes = kind.autocast_input_bytes
+        elif layer.is_decomposed_norm:
+            layer.input_element_bytes = _FULL
+        is_weights = job.is_math_attention and _makes_attention_weights(layers, at)
+        if is_weights or (job.is_math_attention and _makes_attention_scores(layers, at)):
+            element_bytes = _FULL
+        elif not job.is_autocast:
+            element_bytes = job.uncast_bytes
+        elif kind.is_add and has_embedding and not layer.is_inner_sum:
+            element_bytes = _FULL
+        elif kind.autocast_output_bytes:
+            element_bytes = kind.autocast_output_bytes
+        layer.element_bytes = element_bytes
+
+
+def _makes_attention_scores(layers: list[Layer], at: int) -> bool:
+    """A matrix product whose result goes into a softmax."""
+    layer = layers[at]
+    if not layer.kind.is_matmul or at + 1 == len(layers):
+        return False
+    following = layers[at + 1]
+    return following.kind.is_softmax
+
+
+def _makes_attention_weights(layers: list[Layer], at: int) -> bool:
+    """A softmax, or the dropout behind it."""
+    layer = layers[at]
+    if not layer.kind.is_dropout or at == 0:
+        return layer.kind.is_softmax
+    previous = layers[at - 1]
+    return previous.kind.is_softmax
+
+
+def _size_tensors(job: JobNumbers, layer: Layer) -> None:
+    """Sizes of a layer's output, of its weight, and of its bias or the shift of its norm."""
+    layer.elements = layer.activations * job.batch_size
+    layer.output_bytes = layer.elements * layer.element_bytes
+    block = _block(layer.output_bytes)
+    layer.output_class = _block_class(block)
+    layer.output_cost = _cost(block, layer.output_class)
+    if not layer.parameters:
+        return
+    second = layer.kind.second_share * layer.parameters
+    if layer.kind.has_bias:
+        second = layer.activations / job.positions
+        if layer.parameters <= second:
+            second = 0.0
+    block = _block((layer.parameters - second) * job.weight_bytes)
+    layer.weight_class = _block_class(block)
+    layer.weight_cost = _cost(block, layer.weight_class)
+    if second:
+        block = _block(second * job.weight_bytes)
+        layer.second_elements = second
+        layer.second_class = _block_class(block)
+        layer.second_cost = _cost(block, layer.second_class)
+
+
+def _tied_embedding(layers: list[Layer]) -> Layer | None:
+    """The embedding whose weights the last layer shares; none if that has its own."""
+    tied = None
+    if len(layers):
+        last = layers[len(layers) - 1]
+        if last.kind.is_linear and not last.parameters:
+            largest = 0.0
+            for layer in layers:
+                if layer.kind.is_embedding and layer.parameters > largest:
+                    tied = layer
+                    largest = layer.parameters
     return tied
 
 
-def _keep(answers: Amounts, group: int, size: float, copies: float, is_inside: bool, notes: Amounts) -> int:
-    """A tensor of ``size`` bytes is kept for the backward pass, ``copies`` times; says its block class."""
-    place = _block_class(size)
-    amount = copies * _cost(size, place)
-    notes[_KEPT + place] += amount
-    notes[(_BLOCK_KEPT if is_inside else _STANDING) + place] += amount
-    answers[group] += amount
-    return place
+def _hold_tied_gradient(job: JobNumbers, memory: StepMemory, tied: Layer, copies: float) -> None:
+    """A tied weight has its gradient from the start of the backward pass on, and another for a moment at the end of it."""
+    if tied.has_backward:
+        _add(memory.standing, tied.parameters * job.weight_bytes, copies * job.new_gradients)
 
 
-def _layout_copies(
-    image: float, result: float, weight: float, element_bytes: float, is_first: bool, is_channels_last: bool
-) -> float:
-    """Bytes of the copies that a tensor-core convolution makes of operands that lie otherwise than it reads them.
+def _name_output(memory: StepMemory, layers: list[Layer]) -> None:
+    """The training loop has a name for the output of the network, which so lives until the step ends."""
+    if len(layers):
+        last = layers[len(layers) - 1]
+        memory.named_output[last.output_class] = last.output_cost
+        if not last.has_backward or not last.kind.saves_output:  # else it is kept anyway
+            memory.standing[last.output_class] += last.output_cost
 
-    Those of :func:`gpumemnet.tracing.workspaces.cudnn.layout_copies`, as far as a layer list tells them: channels last lies
-    right, but for a first layer's image; half types add the weight's gradient up in fp32; TF32 takes no first layer, of three
-    channels.  Other algorithms than these kernels (FFT, Winograd), and GPUs without them, no layer list tells.
+
+def _keeps_output(layer: Layer, following: Layer | None) -> bool:
+    """Whether autograd saves the output: the layer's own formula needs it, or the next layer's formula its input, uncast.
+
+    Source: ``tools/autograd/derivatives.yaml`` (:mod:`gpumemnet.physics.saved_tensors`).
     """
-    is_half = element_bytes < _FULL
-    if is_first and not is_half:
+    if layer.has_backward and layer.kind.saves_output:
+        return True
+    if following is None or not following.has_backward or layer.is_passed_on:
+        return False
+    return following.kind.saves_input and following.input_element_bytes == layer.element_bytes
+
+
+def _keep(memory: StepMemory, layer: Layer, block_class: int, cost: float) -> None:
+    """The layer keeps a tensor for its backward pass; a checkpointed block keeps it while it is recomputed."""
+    memory.kept[block_class] += cost
+    memory.kept_by_group[layer.kind.group] += cost
+    if layer.is_recomputed:
+        memory.recomputed[block_class] += cost
+    else:
+        memory.standing[block_class] += cost
+
+
+def _keep_bytes(memory: StepMemory, layer: Layer, size: float) -> None:
+    """The layer keeps a tensor of ``size`` bytes for its backward pass."""
+    block = _block(size)
+    block_class = _block_class(block)
+    _keep(memory, layer, block_class, _cost(block, block_class))
+
+
+def _keep_tensors(memory: StepMemory, layers: list[Layer], at: int, source: Layer, projected: Layer) -> None:
+    """All that autograd saves for the layer at ``at``: its output, cast inputs, a mask or indices, statistics of a norm.
+
+    Args:
+        memory: what is kept is added here.
+        layers: all layers.
+        at: position of the layer.
+        source: its input.
+        projected: the input of the projections that it is a sibling of.
+    """
+    layer = layers[at]
+    kind = layer.kind
+    if layer.is_output_kept:
+        _keep(memory, layer, layer.output_class, layer.output_cost)
+    if not layer.has_backward:
+        return
+    if kind.saves_input and layer.input_element_bytes != source.element_bytes and not layer.is_constant_product:
+        _keep_bytes(memory, layer, source.elements * layer.input_element_bytes)
+    if layer.is_sibling and layer.input_element_bytes != projected.element_bytes:
+        _keep_bytes(memory, layer, projected.elements * layer.input_element_bytes)
+    if kind.mask_bytes:
+        _keep_bytes(memory, layer, layer.elements * kind.mask_bytes)
+    if kind.is_multiply and not layer.is_constant_product and _keeps_broadcast_factor(layers, at, source):
+        _keep(memory, layer, layer.output_class, layer.output_cost)
+    if kind.statistics and layer.second_elements:
+        _keep(memory, layer, layer.second_class, kind.statistics * layer.second_cost)
+
+
+def _keeps_broadcast_factor(layers: list[Layer], at: int, source: Layer) -> bool:
+    """Whether the product at ``at`` keeps a factor that nothing else keeps: what it weighs by channel.
+
+    In squeeze-and-excitation (arXiv 1709.01507) the weights are the layer before, and smaller than the result.  What they weigh
+    is as large as the result, and a few layers earlier.
+    """
+    layer = layers[at]
+    if layer.parameters or layer.elements <= source.elements:
+        return False
+    before = at - 1
+    nearest = max(at - _REACH, -1)
+    while before > nearest:
+        factor = layers[before]
+        if factor.activations == layer.activations:
+            return not factor.is_output_kept
+        before -= 1
+    return True
+
+
+def _hold_weights(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
+    """The parameters, and the copy of the weight in half precision that autocast caches until the region ends."""
+    if layer.parameters:
+        memory.weights[layer.weight_class] += layer.weight_cost
+        memory.weights[layer.second_class] += layer.second_cost
+        memory.largest_parameters = max(memory.largest_parameters, layer.parameters)
+        if layer.kind.is_cast and job.copy_bytes:
+            _add(memory.weight_copies, (layer.parameters - layer.second_elements) * job.copy_bytes, 1.0)
+
+
+def _end_block(memory: StepMemory, layer: Layer, following: Layer | None) -> None:
+    """Activation checkpointing keeps the input of every block, so the output of the block before (``torch/utils/checkpoint.py``).
+
+    The output of the last block is kept by its name in the training loop.
+    """
+    if not layer.is_recomputed:
+        return
+    if following is None:
+        memory.block_count += 1.0
+    elif following.begins_block or not following.is_in_block:
+        memory.block_count += 1.0
+        if layer.has_backward:
+            memory.standing[layer.output_class] += layer.output_cost
+
+
+def _meet_operator(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer, is_first: bool) -> None:
+    """The moment of a layer's backward pass, with the gradients of its output and of its input.
+
+    A layer that has no backward pass has a moment in the forward pass, with its output and its input.
+    """
+    memory.moment = _NO_CLASS[:]
+    memory.moment[layer.output_class] += layer.output_cost
+    memory.moment[source.output_class] += source.output_cost
+    if layer.kind.is_convolution and not layer.is_depthwise:
+        _add(memory.moment, _layout_copies(job, layer, source, is_first), 1.0)
+    if layer.has_backward:
+        memory.moment[layer.output_class] += _extra_gradients(layer) * layer.output_cost
+        if not job.new_gradients:  # the new gradients are added to those that exist, and freed
+            memory.moment[layer.weight_class] += layer.weight_cost
+            memory.moment[layer.second_class] += layer.second_cost
+        _meet_backward(job, memory, layer)
+    else:
+        if layer.input_element_bytes != source.element_bytes:
+            _add(memory.moment, source.elements * layer.input_element_bytes, 1.0)
+        if layer.kind.mask_bytes:
+            _add(memory.moment, layer.elements * layer.kind.mask_bytes, 1.0)
+        total = 0.0
+        for c in range(_CLASSES):
+            memory.forward_peak[c] = max(memory.forward_peak[c], memory.moment[c])
+            total += memory.moment[c]
+        memory.forward_total = max(memory.forward_total, total)
+
+
+def _meet_backward(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
+    """Adds what is kept for the layers up to this one to the moment of its backward pass.
+
+    The gradients of later layers are there as well, unless all are there from the start.  The sum over all layers is not known
+    yet, so the moment is noted less the gradients of all layers: later the sum is added once.
+    """
+    total = 0.0
+    for c in range(_CLASSES):
+        moment = memory.moment[c] + memory.standing[c] + memory.weight_copies[c] - job.new_gradients * memory.trained[c]
+        if layer.is_recomputed:
+            moment += memory.recomputed[c]
+        memory.backward_peak[c] = max(memory.backward_peak[c], moment)
+        total += moment
+    memory.backward_total = max(memory.backward_total, total)
+
+
+def _extra_gradients(layer: Layer) -> float:
+    """Tensors of the output's size in a backward pass, beside the gradients of output and input.
+
+    A product has a gradient for each factor.  The softmax kernel first multiplies output and gradient (``cuda/SoftMax.cu``).
+    Attention has three gradients, and their sums in fp32 (``flash_attn/flash_api.cpp``, ``dq_accum``).
+    """
+    if layer.kind.is_attention:
+        return 2.0 + (_FULL / layer.element_bytes if layer.element_bytes < _FULL else 0.0)
+    if layer.kind.is_softmax or (layer.kind.is_multiply and not layer.is_constant_product):
+        return 1.0
+    return 0.0
+
+
+def _layout_copies(job: JobNumbers, layer: Layer, source: Layer, is_first: bool) -> float:
+    """Bytes of the copies that a tensor-core convolution makes of operands in another layout than its kernel reads.
+
+    Those of :func:`gpumemnet.tracing.workspaces.cudnn.layout_copies`, by the rules of :mod:`gpumemnet.physics.memory_layouts`, as
+    far as a layer list shows them.  Channels last needs no copies, except of a first layer's image.  Half types add the weight's
+    gradient up in fp32.  No layer list shows other algorithms (FFT, Winograd), or GPUs without tensor cores.
+    """
+    is_half = layer.input_element_bytes < _FULL
+    if is_first and not is_half and not _TF32_READS_IMAGES:
         return 0.0
     copied = 0.0
     if is_first:
-        copied = _PADDED_IMAGE * image
-    elif not is_channels_last:
-        copied = image
-    if not is_channels_last:
-        copied += result + weight
-    return copied * element_bytes + (_FULL * weight if is_half else 0.0)
+        copied = _PADDED_IMAGE * source.elements
+    elif not job.is_channels_last:
+        copied = source.elements
+    if not job.is_channels_last:
+        copied += layer.elements + layer.parameters
+    return copied * layer.input_element_bytes + (_FULL * layer.parameters if is_half else 0.0)
 
 
-def _softmax_moment(
-    place: int, amount: float, before_place: int, before_amount: float, mask_bytes: float, is_inside: bool, notes: Amounts
-) -> float:
-    """The forward pass of a softmax: scores, weights, and the math kernel's mask; says what there is in all.
+def _create_gradients(job: JobNumbers, memory: StepMemory, layer: Layer) -> None:
+    """After its backward pass a layer has gradients, and all that the optimizer keeps and needs for its parameters."""
+    memory.trained[layer.weight_class] += layer.weight_cost
+    memory.trained[layer.second_class] += layer.second_cost
+    if layer.kind.is_convolution:
+        memory.filter_state[layer.weight_class] += job.filter_copies * layer.weight_cost
+    if layer.parameters and job.loop_copies:
+        # One temporary belongs to the parameter before (OptimizerRule.loop_copies).
+        cost = (job.loop_copies - 1.0) * layer.weight_cost + memory.last_parameter_cost
+        if cost > memory.loop_cost:
+            memory.loop_cost = cost
+            memory.loop_class = layer.weight_class
+        memory.last_parameter_cost = layer.second_cost if layer.second_elements else layer.weight_cost
 
-    Elsewhere the backward pass holds more; here it does not where it only runs for later layers, or for no other block.  The mask
-    tells rows that are masked as a whole (``_safe_softmax`` in ``aten/src/ATen/native/transformers/attention.cpp``).
+
+def _meet_softmax(job: JobNumbers, memory: StepMemory, layer: Layer, source: Layer) -> None:
+    """The forward pass of a softmax: scores, weights, and the math kernel's mask.
+
+    Elsewhere the backward pass holds more.  Here it does not if it only runs for later layers, or for no other block.  The mask
+    marks rows that are masked as a whole (``_safe_softmax`` in ``aten/src/ATen/native/transformers/attention.cpp``).
     """
-    mask_place = _block_class(mask_bytes)
-    in_all = 0.0
+    memory.attention_matrix_bytes += layer.output_bytes
+    memory.moment = _NO_CLASS[:]
+    memory.moment[source.output_class] += source.output_cost
+    if not layer.is_output_kept:
+        memory.moment[layer.output_class] += layer.output_cost
+    if job.is_math_attention:
+        _add(memory.moment, layer.elements, 1.0)
+    total = 0.0
     for c in range(_CLASSES):
-        moment = notes[_STANDING + c] + notes[_COPIES + c]
-        if is_inside:
-            moment += notes[_BLOCK_KEPT + c]
-        if c == place:
-            moment += amount
-        if c == before_place:
-            moment += before_amount
-        if c == mask_place:
-            moment += _cost(mask_bytes, mask_place)
-        notes[_FULLEST_FROZEN + c] = max(notes[_FULLEST_FROZEN + c], moment)
-        in_all += moment
-    return in_all
+        moment = memory.moment[c] + memory.standing[c] + memory.weight_copies[c]
+        if layer.is_recomputed:
+            moment += memory.recomputed[c]
+        memory.forward_peak[c] = max(memory.forward_peak[c], moment)
+        total += moment
+    memory.forward_total = max(memory.forward_total, total)
 
 
-def _walk(
-    answers: Amounts,
-    answer: int,
-    jobs: Numbers,
-    job: int,
-    roles: Codes,
-    activations: Numbers,
-    parameters: Numbers,
-    stored: int,
-    tied: int,
-    chain: Places,
-    notes: Amounts,
-) -> None:
-    """Every tensor of each layer, which of them stay for the backward pass, and the fullest moment of that."""
-    batch_size = jobs[job + _BATCH]
-    weight_bytes = jobs[job + _WEIGHT_BYTES]
-    copy_bytes = jobs[job + _COPY_BYTES]
-    created = jobs[job + _CREATED]
-    is_autocast = jobs[job + _AUTOCAST] > 0.0
-    is_checkpointed = jobs[job + _CHECKPOINTED] > 0.0
-    previous_elements = jobs[job + _INPUT_ELEMENTS]
-    previous_total = jobs[job + _INPUT_BYTES]
-    previous_bytes = previous_total / previous_elements
-    before_amount = matrices = largest_output = largest_weight = largest_convolution = blocks = total = 0.0
-    fullest = fullest_frozen = shared_elements = shared_bytes = stepped = 0.0
-    loop = jobs[job + _LOOP]
-    before_place = highest = 0  # the highest class of any tensor that there is up to here: beyond it all are nothing
-    if stored:  # what the model gives has a name in the training loop
-        note = _LAYER_NOTES + (stored - 1) * _NOTE_WIDTH
-        total = activations[chain[2 * stored - 1]] * batch_size * notes[note + _OWN]
-        place = _block_class(total)
-        notes[_NAMED + place] = _cost(total, place)
-        if not notes[note + _IS_NEEDED] or not _RULES[chain[2 * stored - 2] * _RULE_WIDTH + _SAVES_OUTPUT]:
-            notes[_STANDING + place] += notes[_NAMED + place]  # else it is kept anyway
-            highest = place
-    # A tied weight has its gradient from the start of the backward pass on, and another for a moment at the end of it.
-    tied_place = 0
-    tied_amount = 0.0
-    if tied >= 0:
-        count = parameters[chain[2 * tied + 1]]
-        if notes[_LAYER_NOTES + tied * _NOTE_WIDTH + _IS_NEEDED]:
-            tied_place = _block_class(count * weight_bytes)
-            tied_amount = created * _cost(count * weight_bytes, tied_place)
-            notes[_STANDING + tied_place] += tied_amount
-            highest = max(highest, tied_place)
-    for at in range(stored):
-        note = _LAYER_NOTES + at * _NOTE_WIDTH
-        kind, layer = chain[2 * at], chain[2 * at + 1]
-        role = roles[layer]
-        rule = kind * _RULE_WIDTH
-        group = _GROUP_OF_KIND[kind]
-        own_bytes = notes[note + _OWN]
-        taken_bytes = notes[note + _TAKEN]
-        is_needed = notes[note + _IS_NEEDED] > 0.0
-        is_inside = is_checkpointed and (role & _IN_BLOCK) > 0
-        elements = activations[layer] * batch_size
-        count = parameters[layer]
-        total = elements * own_bytes
-        place = _block_class(total)
-        amount = _cost(total, place)
-        kept_by = answer + _GROUP_PLACE + group
-        highest = max(highest, place)
-        if is_inside and role & _BLOCK_BEGIN:
-            for c in range(_CLASSES):
-                notes[_BLOCK_KEPT + c] = 0.0
+def _meet_loss(job: JobNumbers, memory: StepMemory, layers: list[Layer], last: Layer) -> None:
+    """The loss: all that the forward pass keeps, and the tensors of a cross-entropy of the logits.
 
-        # What it leaves for the backward pass; its output where it needs that itself, or the next layer its input.
-        is_saved = is_needed and _RULES[rule + _SAVES_OUTPUT] > 0.0
-        ends_block = is_inside
-        if at + 1 < stored:
-            following = chain[2 * at + 2] * _RULE_WIDTH
-            beyond = roles[chain[2 * at + 3]]
-            ends_block = is_inside and ((beyond & _BLOCK_BEGIN) > 0 or not beyond & _IN_BLOCK)
-            if not is_saved and notes[note + _NOTE_WIDTH + _IS_NEEDED] and not role & _PASSED_ON:
-                is_saved = _RULES[following + _SAVES_INPUT] > 0.0 and notes[note + _NOTE_WIDTH + _TAKEN] == own_bytes
-        notes[note + _IS_KEPT] = 1.0 if is_saved else 0.0
-        if is_saved:
-            _keep(answers, kept_by, total, 1.0, is_inside, notes)
-        if kind == _LINEAR and not role & _SIBLING:
-            shared_elements = previous_elements
-            shared_bytes = previous_bytes
-        second = _RULES[rule + _SECOND_SHARE] * count
-        if _RULES[rule + _HAS_BIAS]:
-            second = activations[layer] / jobs[job + _POSITIONS]
-            if count <= second:
-                second = 0.0
-        if is_needed:
-            if _RULES[rule + _SAVES_INPUT] and taken_bytes != previous_bytes and not role & _CONSTANT:
-                highest = max(highest, _keep(answers, kept_by, previous_elements * taken_bytes, 1.0, is_inside, notes))
-            if role & _SIBLING and taken_bytes != shared_bytes:
-                highest = max(highest, _keep(answers, kept_by, shared_elements * taken_bytes, 1.0, is_inside, notes))
-            if _RULES[rule + _MASK_BYTES]:
-                highest = max(highest, _keep(answers, kept_by, elements * _RULES[rule + _MASK_BYTES], 1.0, is_inside, notes))
-            if kind == _MULTIPLY and not count and elements > previous_elements and not role & _CONSTANT:
-                source = at - 1  # what is weighed by channel; the weights are the layer before
-                nearest = max(at - _WEIGHING_REACH, -1)
-                while source > nearest and activations[chain[2 * source + 1]] != activations[layer]:
-                    source -= 1
-                if source == nearest or not notes[_LAYER_NOTES + source * _NOTE_WIDTH + _IS_KEPT]:
-                    _keep(answers, kept_by, total, 1.0, is_inside, notes)
-            if _RULES[rule + _STATISTICS] and second:
-                _keep(answers, kept_by, second * weight_bytes, _RULES[rule + _STATISTICS], is_inside, notes)
-
-        if tied >= 0 and at + 1 == stored and copy_bytes:
-            copy_place = _block_class(parameters[chain[2 * tied + 1]] * copy_bytes)
-            notes[_COPIES + copy_place] += _cost(parameters[chain[2 * tied + 1]] * copy_bytes, copy_place)
-            highest = max(highest, copy_place)
-
-        # Its parameters: the main tensor, and a bias or the shift of a norm.
-        main_place = second_place = 0
-        main_amount = second_amount = 0.0
-        if count:
-            main_place = _block_class((count - second) * weight_bytes)
-            main_amount = _cost((count - second) * weight_bytes, main_place)
-            second_place = _block_class(second * weight_bytes)
-            second_amount = _cost(second * weight_bytes, second_place)
-            highest = max(highest, main_place, second_place)
-            if _RULES[rule + _IS_CAST] and copy_bytes:
-                copy_place = _block_class((count - second) * copy_bytes)
-                notes[_COPIES + copy_place] += _cost((count - second) * copy_bytes, copy_place)
-            notes[_WEIGHTS + main_place] += main_amount
-            notes[_WEIGHTS + second_place] += second_amount
-            largest_weight = max(largest_weight, count)
-        if ends_block:
-            blocks += 1.0
-            if is_needed and at + 1 < stored:  # the last output stands by its name
-                notes[_STANDING + place] += amount
-
-        # The moment of its backward pass: gradients of later layers are there, unless they are from the start; so what it holds
-        # is noted less the gradients of all layers, which are not known yet.
-        moment_total = 0.0
-        copies_place = 0
-        copies_amount = 0.0
-        if group == _CONVOLUTION and not role & _DEPTHWISE:
-            copies = _layout_copies(previous_elements, elements, count, taken_bytes, at == 0, jobs[job + _CHANNELS_LAST] > 0.0)
-            copies_place = _block_class(copies)
-            copies_amount = _cost(copies, copies_place)
-            highest = max(highest, copies_place)
-        extra = 0.0
-        cast_place = mask_place = 0
-        cast_amount = mask_amount = 0.0
-        if not is_needed:  # it has a forward pass alone: with a cast copy of its input, and a mask, which go at once
-            if taken_bytes != previous_bytes:
-                cast_place = _block_class(previous_elements * taken_bytes)
-                cast_amount = _cost(previous_elements * taken_bytes, cast_place)
-            if _RULES[rule + _MASK_BYTES]:
-                mask_place = _block_class(elements * _RULES[rule + _MASK_BYTES])
-                mask_amount = _cost(elements * _RULES[rule + _MASK_BYTES], mask_place)
-            highest = max(highest, cast_place, mask_place)
+    Autocast keeps log-probabilities in half precision, a copy in fp32, and its gradient.
+    """
+    trained = loss = 0.0
+    if len(layers):
+        memory.logits_bytes = last.elements * (_FULL if job.is_autocast else last.element_bytes)
+        if job.is_autocast and last.element_bytes < _FULL:
+            _add(memory.standing, memory.logits_bytes, _LOSS - 1.0)
+            memory.standing[last.output_class] += last.output_cost
         else:
-            is_product = kind == _MULTIPLY and not role & _CONSTANT
-            if is_product or kind == _SOFTMAX:  # a gradient for each factor; output times gradient, which its kernel wants first
-                extra = 1.0
-            elif _RULES[rule + _IS_ATTENTION]:  # three, and their sums in fp32 (``flash_attn/flash_api.cpp``, ``dq_accum``)
-                extra = 2.0 + (_FULL / own_bytes if own_bytes < _FULL else 0.0)
-        for c in range(highest + 1):
-            moment = 0.0
-            if is_needed:
-                moment = notes[_STANDING + c] + notes[_COPIES + c] - created * notes[_TRAINED + c]
-                if is_inside:
-                    moment += notes[_BLOCK_KEPT + c]
-                if not created:
-                    if c == main_place:
-                        moment += main_amount
-                    if c == second_place:
-                        moment += second_amount
-            if c == place:
-                moment += amount
-                moment += extra * amount
-            if c == before_place:
-                moment += before_amount
-            if c == cast_place:
-                moment += cast_amount
-            if c == mask_place:
-                moment += mask_amount
-            if c == copies_place:
-                moment += copies_amount
-            moment_total += moment
-            if is_needed:
-                notes[_FULLEST + c] = max(notes[_FULLEST + c], moment)
-            else:
-                notes[_FULLEST_FROZEN + c] = max(notes[_FULLEST_FROZEN + c], moment)
-        if is_needed:
-            fullest = max(fullest, moment_total)
-            notes[_TRAINED + main_place] += main_amount
-            notes[_TRAINED + second_place] += second_amount
-            if group == _CONVOLUTION:
-                notes[_FILTERS + main_place] += jobs[job + _FILTER_STATE] * main_amount
-            if count and loop:
-                looped = (loop - 1.0) * main_amount + stepped
-                if looped > notes[_LOOPED]:
-                    notes[_LOOPED] = looped
-                    notes[_LOOPED + 1] = main_place
-                stepped = second_amount if second else main_amount
-        else:
-            fullest_frozen = max(fullest_frozen, moment_total)
-
-        if kind == _SOFTMAX:
-            matrices += total
-            mask = elements if jobs[job + _MATH] > 0.0 else 0.0
-            moment_total = _softmax_moment(
-                place, 0.0 if is_saved else amount, before_place, before_amount, mask, is_inside, notes
-            )
-            fullest_frozen = max(fullest_frozen, moment_total)
-        if group == _CONVOLUTION:
-            largest_convolution = max(largest_convolution, total + previous_total)
-        largest_output = max(largest_output, total)
-        previous_elements, previous_bytes, previous_total = elements, own_bytes, total
-        before_place, before_amount = place, amount
-
-    notes[_STANDING + tied_place] -= tied_amount
-    trained_total = 0.0
+            _add(memory.standing, memory.logits_bytes, _LOSS)
     for c in range(_CLASSES):
-        trained_total += notes[_TRAINED + c]
-        moment = notes[_FULLEST + c] + created * notes[_TRAINED + c]
-        notes[_FULLEST + c] = max(moment, notes[_FULLEST_FROZEN + c])
-        notes[_STANDING + c] += notes[_COPIES + c]  # from here on what is there at the loss
-    logits = 0.0
-    if stored:
-        logits = previous_elements * (_FULL if is_autocast else previous_bytes)
-        place = _block_class(logits)
-        if is_autocast and previous_bytes < _FULL:  # log-probabilities in half precision, a copy in fp32, and its gradient
-            notes[_STANDING + place] += (_LOSS - 1.0) * _cost(logits, place)
-            notes[_STANDING + before_place] += before_amount
-        else:
-            notes[_STANDING + place] += _LOSS * _cost(logits, place)
-    sums = answer + _SUM_PLACE
-    answers[sums + 2] = max(fullest + created * trained_total, fullest_frozen)
-    answers[sums + 5] = matrices
-    answers[sums + 6] = logits
-    answers[sums + 7] = largest_convolution
-    answers[sums + 8] = blocks
-    answers[sums + 9] = largest_output
-    answers[sums + 10] = largest_weight * weight_bytes
+        trained += memory.trained[c]
+        memory.standing[c] += memory.weight_copies[c]
+        loss += memory.standing[c]
+        memory.backward_peak[c] += job.new_gradients * memory.trained[c]
+        memory.backward_peak[c] = max(memory.backward_peak[c], memory.forward_peak[c], memory.standing[c])
+    memory.loss_total = loss
+    memory.backward_total = max(memory.backward_total + job.new_gradients * trained, memory.forward_total, loss)
 
 
-def _finish(
-    answers: Amounts, answer: int, jobs: Numbers, job: int, stored: int, blas_workspace_bytes: float, notes: Amounts
-) -> None:
-    """The peak of each block class, what the step takes of larger ones, and whole segments."""
-    created, state = jobs[job + _CREATED], jobs[job + _STATE]
-    resident_total = loss_total = step_total = 0.0
-    input_place = _block_class(jobs[job + _INPUT_BYTES])
+def _find_peaks(job: JobNumbers, memory: StepMemory, has_layers: bool) -> None:
+    """The peak of each block class: what stays from step to step, and the most that is on top of it, or the optimizer's step.
+
+    What the step needs beyond the backward pass in a class comes out of what larger classes have free by then, except in the
+    smallest class, which has a pool of its own; the rest is new.
+    """
+    if has_layers:
+        _add(memory.resident, job.input_bytes, 1.0)
+    from_start = job.state_copies + 1.0 - job.new_gradients
     for c in range(_CLASSES):
-        trained, loss = notes[_TRAINED + c], notes[_STANDING + c]
-        resident = notes[_WEIGHTS + c] + (state + 1.0 - created) * trained + notes[_FILTERS + c]
-        if c == input_place and stored:
-            resident += _cost(jobs[job + _INPUT_BYTES], input_place)
-        step = resident + notes[_NAMED + c] + (created + jobs[job + _TEMPORARY]) * trained
-        if c == notes[_LOOPED + 1]:
-            step += notes[_LOOPED]
-        notes[_STEP + c] = step
-        notes[_PEAK + c] = resident + max(notes[_FULLEST + c], loss)
-        resident_total += resident
-        loss_total += loss
-        step_total += step
-    # What the step needs beyond the backward pass in a class comes out of what larger classes have free by then, but for the
-    # smallest, which has a pool of its own; the rest is new.
+        resident = memory.weights[c] + from_start * memory.trained[c] + memory.filter_state[c] + memory.resident[c]
+        memory.resident[c] = resident
+        memory.step[c] = resident + memory.named_output[c] + (job.new_gradients + job.temporary_copies) * memory.trained[c]
+        if c == memory.loop_class:
+            memory.step[c] += memory.loop_cost
+        memory.peak[c] = resident + memory.backward_peak[c]
     beyond = new = 0.0
     for c in range(_CLASSES - 1, 0, -1):
-        beyond += notes[_STEP + c] - notes[_PEAK + c]
-        notes[_PEAK + c] += max(beyond, new) - new
+        beyond += memory.step[c] - memory.peak[c]
+        memory.peak[c] += max(beyond, new) - new
         new = max(beyond, new)
-    notes[_PEAK] = max(notes[_PEAK], notes[_STEP])
-    for c in range(_CLASSES):
-        size = min(c, _LARGEST_SIZE)
-        answers[answer + _WEIGHT_PLACE + size] += notes[_WEIGHTS + c]
-        answers[answer + _KEPT_PLACE + size] += notes[_KEPT + c]
-        answers[answer + _PEAK_PLACE + size] += notes[_PEAK + c]
-    sums = answer + _SUM_PLACE
-    backward = max(answers[sums + 2], loss_total)
-    answers[sums] = resident_total
-    answers[sums + 1] = loss_total
-    answers[sums + 2] = backward
-    answers[sums + 3] = step_total
-    answers[sums + 4] = max(resident_total + backward, step_total)
+    memory.peak[0] = max(memory.peak[0], memory.step[0])
 
+
+def _write_columns(
+    features: MutableNumbers, begin: int, job: JobNumbers, memory: StepMemory, blas_workspace_bytes: float
+) -> None:
+    """Writes the columns :data:`gpumemnet.features.vector.LAYER_COLUMNS` of one job, in their order, from ``begin`` on."""
+    weights, kept, peak = _NO_SIZE[:], _NO_SIZE[:], _NO_SIZE[:]
+    resident = step = 0.0
+    for c in range(_CLASSES):
+        size = min(c, _SIZES - 1)
+        weights[size] += memory.weights[c]
+        kept[size] += memory.kept[c]
+        peak[size] += memory.peak[c]
+        resident += memory.resident[c]
+        step += memory.step[c]
     # Workspaces below 10 MiB lie among the medium tensors, larger ones in segments of their own.
     own = _HANDLES * blas_workspace_bytes
     pooled = 0.0
     if blas_workspace_bytes < _MEDIUM_LIMIT:
         pooled, own = own, 0.0
-    peak = answer + _PEAK_PLACE
-    small = answers[peak] + _CUBLASLT
-    medium = answers[peak + 1] + pooled
-    small_bytes = -(-small // _SMALL_SEGMENT) * _SMALL_SEGMENT
+    small = peak[0] + _CUBLASLT
+    medium = peak[1] + pooled
+    small_segments = -(-small // _SMALL_SEGMENT) * _SMALL_SEGMENT
     medium_count = -(-medium // _MEDIUM_SEGMENT)
-    spare = max(medium_count + (-(notes[_STEP + 1] + pooled) // _MEDIUM_SEGMENT), 0.0)
-    answers[sums + 11] = small_bytes + medium_count * _MEDIUM_SEGMENT + answers[peak + 2] + answers[peak + 3] + own
-    answers[sums + 12] = small_bytes - small
-    answers[sums + 13] = medium_count * _MEDIUM_SEGMENT - medium
-    answers[sums + 14] = spare
-    answers[sums + 15] = min(spare, (1.0 + state) * answers[answer + _WEIGHT_PLACE + 2] / _TYPICAL)
+    medium_segments = medium_count * _MEDIUM_SEGMENT
+    spare_count = max(medium_count + (-(memory.step[1] + pooled) // _MEDIUM_SEGMENT), 0.0)
+    large_state = (1.0 + job.state_copies) * weights[2] / _TYPICAL
+    head = [1.0, memory.layer_count]
+    sums = [
+        resident,
+        memory.loss_total,
+        memory.backward_total,
+        step,
+        max(resident + memory.backward_total, step),
+        memory.attention_matrix_bytes,
+        memory.logits_bytes,
+        memory.largest_convolution_bytes,
+        memory.block_count,
+        memory.largest_output_bytes,
+        memory.largest_parameters * job.weight_bytes,
+        small_segments + medium_segments + peak[2] + peak[3] + own,
+        small_segments - small,
+        medium_segments - medium,
+        spare_count,
+        min(spare_count, large_state),
+    ]
+    begin = _write(features, begin, head, 2)
+    begin = _write(features, begin, memory.group_counts, _GROUPS)
+    begin = _write(features, begin, weights, _SIZES)
+    begin = _write(features, begin, kept, _SIZES)
+    begin = _write(features, begin, peak, _SIZES)
+    begin = _write(features, begin, memory.kept_by_group, _GROUPS)
+    _write(features, begin, sums, 16)
+
+
+def _write(features: MutableNumbers, begin: int, numbers: list[float], count: int) -> int:
+    """Writes ``count`` numbers from ``begin`` on; returns where they end."""
+    for at in range(count):
+        features[begin + at] = numbers[at]
+    return begin + count

@@ -7,10 +7,7 @@ that names ``result`` keeps its output, and dropout and max-pooling keep a mask 
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, NamedTuple
 
 from gpumemnet.job.layers import KINDS, LAYER_GROUPS
 from gpumemnet.physics.autocast import CAST_KINDS, LOWERED_KINDS, RAISED_INPUT_KINDS, RAISED_KINDS
@@ -54,39 +51,57 @@ LOSS_TENSORS: Final = 3
 Source: ``aten/src/ATen/native/LossNLL.cpp``.  An element has :attr:`gpumemnet.physics.element_types.ElementBytes.uncast` bytes.
 """
 
-KIND_RULES: Final[NDArray[np.float64]] = np.array(
-    [
-        (
-            kind in ALIASES,
-            kind in SAVES_INPUT,
-            kind in SAVES_OUTPUT,
-            MASK_BYTES.get(kind, 0),
-            2 * (kind in SAVES_STATISTICS),
-            0.5 * (kind in LAYER_GROUPS["norm"] and kind != "rms_norm"),
-            kind in LAYER_GROUPS["linear"],
-            kind in CAST_KINDS,
-            HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_KINDS else 0,
-            HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_INPUT_KINDS else 0,
-        )
-        for kind in KINDS
-    ],
-    dtype=np.float64,
-)
-"""The rules as a table, one row per kind code; shape ``[len(KINDS), 10]``.
 
-Columns: is an alias; saves its input; saves its output; mask bytes per output element; statistics of half the parameters' size;
-share of the parameters that is a second tensor (the shift of a norm); has a bias as wide as its output (linear layers);
-weights are cast by autocast; bytes per element of the output under autocast, and of the input as the kernel takes it (0: as what
-comes in).
-"""
+class KindRule(NamedTuple):
+    """What a layer of one kind keeps and how autocast treats it.
 
-_OF_A_KIND_OF_THEIR_OWN: Final = frozenset({"softmax", "log_softmax", "glu", "swiglu", "prelu", "identity", "activation"})
+    Attributes:
+        is_alias: its output shares the storage of its input.
+        saves_input, saves_output: it keeps its input or its output for the backward pass.
+        mask_bytes: bytes per output element of a mask, of indices or of noise that it keeps.
+        statistics: how many tensors of the size of half its parameters it keeps.
+        second_share: share of its parameters that is a second tensor (the shift of a norm).
+        has_bias: it has a bias as wide as its output (linear layers).
+        is_cast: autocast casts its weights.
+        autocast_output_bytes: bytes per element of its output under autocast; 0: the same as its input.
+        autocast_input_bytes: bytes per element of its input as its kernel reads it under autocast; 0: as it comes.
+    """
+
+    is_alias: bool
+    saves_input: bool
+    saves_output: bool
+    mask_bytes: int
+    statistics: int
+    second_share: float
+    has_bias: bool
+    is_cast: bool
+    autocast_output_bytes: int
+    autocast_input_bytes: int
+
+
+KIND_RULES: Final[dict[str, KindRule]] = {
+    kind: KindRule(
+        is_alias=kind in ALIASES,
+        saves_input=kind in SAVES_INPUT,
+        saves_output=kind in SAVES_OUTPUT,
+        mask_bytes=MASK_BYTES.get(kind, 0),
+        statistics=2 if kind in SAVES_STATISTICS else 0,
+        second_share=0.5 if kind in LAYER_GROUPS["norm"] and kind != "rms_norm" else 0.0,
+        has_bias=kind in LAYER_GROUPS["linear"],
+        is_cast=kind in CAST_KINDS,
+        autocast_output_bytes=HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_KINDS else 0,
+        autocast_input_bytes=HALF_BYTES if kind in LOWERED_KINDS else FULL_BYTES if kind in RAISED_INPUT_KINDS else 0,
+    )
+    for kind in KINDS
+}
+"""Layer kind → its rule, in the order of :data:`gpumemnet.job.layers.KINDS`."""
+
+_SPECIAL_ACTIVATIONS: Final = frozenset({"softmax", "log_softmax", "glu", "swiglu", "prelu", "identity", "activation"})
 """Activations that normalise, halve their input, have parameters, or are of no known function."""
-PLAIN_ACTIVATIONS: Final = frozenset(LAYER_GROUPS["activation"]) - _OF_A_KIND_OF_THEIR_OWN
-_RULES_OF_KIND: Final = {kind: tuple(rules) for kind, rules in zip(KINDS, KIND_RULES.tolist(), strict=True)}
+PLAIN_ACTIVATIONS: Final = frozenset(LAYER_GROUPS["activation"]) - _SPECIAL_ACTIVATIONS
 
 
 def alike(kinds: Set[str]) -> frozenset[str]:
     """Activations that keep the same tensors, in the same types, as one of ``kinds``; no estimator here distinguishes them."""
-    known = {_RULES_OF_KIND[kind] for kind in PLAIN_ACTIVATIONS & kinds}
-    return frozenset(kind for kind in PLAIN_ACTIVATIONS if _RULES_OF_KIND[kind] in known)
+    known = {KIND_RULES[kind] for kind in PLAIN_ACTIVATIONS & kinds}
+    return frozenset(kind for kind in PLAIN_ACTIVATIONS if KIND_RULES[kind] in known)

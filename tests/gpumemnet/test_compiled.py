@@ -23,15 +23,15 @@ from gpumemnet.features.vector import feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import KINDS, Layer
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.physics import closed_form, layer_roles
+from gpumemnet.physics import closed_form, layer_records, layer_roles
 from gpumemnet.predict import bin_shares
 from gpumemnet.units import GIB
 from tests.jobs import jobs, small_job
 
 PACKAGE = Path(gpumemnet.__file__).parent
 WORKSPACE = 8_519_680
-COMPILED = [closed_form, layer_roles, totals, bin_shares]
-ANSWERS = closed_form.ANSWER_WIDTH
+COMPILED = [closed_form, layer_records, layer_roles, totals, bin_shares]
+COLUMNS = closed_form.COLUMNS
 
 compiled = pytest.mark.skipif(
     not closed_form.IS_COMPILED, reason="the package was installed without a C compiler at hand: see CONTRIBUTING.md"
@@ -54,13 +54,12 @@ def as_it_stands(name: str, others: Mapping[str, ModuleType] = MappingProxyType(
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
     """The features by the closed form as it stands."""
-    roles = as_it_stands("physics/layer_roles")
-    form = as_it_stands("physics/closed_form", {"physics/layer_roles": roles})
-    assert not form.IS_COMPILED
-    assert not roles.IS_COMPILED
-    totals = as_it_stands("features/totals")
-    assert not totals.IS_COMPILED
-    return as_it_stands("features/vector", {"physics/closed_form": form, "features/totals": totals})
+    modules: dict[str, ModuleType] = {}
+    for name in ("physics/layer_records", "physics/layer_roles", "physics/closed_form", "features/totals"):
+        modules[name] = as_it_stands(name, modules)
+        assert not modules[name].IS_COMPILED
+    modules["features/option_numbers"] = as_it_stands("features/option_numbers", modules)
+    return as_it_stands("features/vector", modules)
 
 
 @compiled
@@ -99,22 +98,30 @@ def test_both_forms_agree_on_long_lists_and_many_jobs(plain: ModuleType) -> None
     np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), plain.feature_matrix(table, WORKSPACE))
 
 
+def job_numbers() -> closed_form.JobNumbers:
+    """Every number and every option is 1."""
+    numbers = closed_form.JobNumbers()
+    for name in closed_form.JobNumbers.__slots__:
+        setattr(numbers, name, 1)
+    return numbers
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [
-        *({"answers": np.zeros(ANSWERS - 1)}, {"jobs": np.ones(14)}, {"activations": np.ones(2)}, {"parameters": np.ones(2)}),
+        *({"features": np.zeros(COLUMNS - 1)}, {"jobs": []}, {"activations": np.ones(2)}, {"parameters": np.ones(2)}),
         *({"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}, {"kinds": np.zeros(2, dtype=np.int64)}),
-        *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4), "jobs": np.ones(60)}),
-        *({"width": ANSWERS - 1}, {"width": 2**62}, {"width": -(10**7), "begin": -(10**8)}, {"begin": 1}, {"begin": -1}),
+        *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4), "jobs": [job_numbers()] * 4}),
+        *({"width": COLUMNS - 1}, {"width": 2**62}, {"width": -(10**7), "begin": -(10**8)}, {"begin": 1}, {"begin": -1}),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
-    """The compiled form does not look where it writes: it has to look before."""
-    given = {
-        "answers": np.zeros(ANSWERS),
-        "width": ANSWERS,
+    """The compiled form does not check where it writes, so all lengths and codes are checked before."""
+    given: dict[str, Any] = {
+        "features": np.zeros(COLUMNS),
+        "width": COLUMNS,
         "begin": 0,
-        "jobs": np.ones(len(closed_form.JOB_COLUMNS)),
+        "jobs": [job_numbers()],
         "counts": np.array([3]),
         "kinds": np.zeros(3, dtype=np.int64),
         "activations": np.ones(3),
@@ -122,53 +129,37 @@ def test_numbers_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
         "blas_workspace_bytes": 0.0,
     }
     closed_form.fill_columns(*given.values())
-    assert given["answers"][:2].tolist() == [1.0, 3.0]
+    assert given["features"][:2].tolist() == [1.0, 3.0]
     given |= spoilt
     with pytest.raises(ValueError, match=r"layers|jobs|code"):
         closed_form.fill_columns(*given.values())
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        *({"roles": np.zeros(2, dtype=np.int64)}, {"kinds": np.array([0, len(KINDS), 0])}, {"kinds": np.array([0, -1, 0])}),
-        *({"counts": np.array([4])}, {"counts": np.array([-1])}, {"counts": np.array([2**62] * 4)}),
-        *({"activations": np.ones(2)}, {"parameters": np.ones(2)}),
-    ],
-)
-def test_layers_that_do_not_fit_have_no_roles(spoilt: dict[str, Any]) -> None:
-    given = {
-        "roles": np.zeros(3, dtype=np.int64),
-        "counts": np.array([3]),
-        "kinds": np.zeros(3, dtype=np.int64),
-        "activations": np.ones(3),
-        "parameters": np.ones(3),
-    }
-    layer_roles.fill_roles(*given.values())
-    assert given["roles"].any()
-    given |= spoilt
-    with pytest.raises(ValueError, match=r"layers|code"):
-        layer_roles.fill_roles(*given.values())
+def option_numbers() -> totals.OptionNumbers:
+    """Every number and every option is 1."""
+    numbers = totals.OptionNumbers()
+    for name in totals.OptionNumbers.__slots__:
+        setattr(numbers, name, [1.0] * totals.FLAGS if name == "flags" else 1)
+    return numbers
 
 
 @pytest.mark.parametrize(
     "spoilt",
     [
-        *({"features": np.zeros(2 * totals.TOTALS - 1)}, {"width": totals.TOTALS - 1}, {"job_columns": np.zeros(33)}),
+        *({"features": np.zeros(2 * totals.TOTALS - 1)}, {"width": totals.TOTALS - 1}, {"options": []}),
         *({"numbers": np.ones(17)}, {"codes": np.array([0, 1])}, {"codes": np.array([-1, 0])}, {"codes": np.zeros(3, np.int64)}),
     ],
 )
 def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
-    given = {
+    given: dict[str, Any] = {
         "features": np.zeros(2 * totals.TOTALS),
         "width": totals.TOTALS,
-        "job_columns": np.zeros(2 * len(closed_form.JOB_COLUMNS)),
         "numbers": np.ones(18),
         "codes": np.array([0, 0]),
-        "options": np.ones(29),
+        "options": [option_numbers()],
     }
-    totals.fill_totals(*given.values())
-    assert given["features"].any()
+    assert len(totals.fill_totals(*given.values())) == 2
+    assert given["features"].all()
     given |= spoilt
     with pytest.raises(ValueError, match=r"jobs|option set"):
         totals.fill_totals(*given.values())

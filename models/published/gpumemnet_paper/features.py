@@ -17,7 +17,7 @@ from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import LAYER_GROUPS
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS, TrainingJob
-from gpumemnet.physics.closed_form import GROUPS
+from gpumemnet.physics.layer_records import LAYER_KINDS
 
 COUNTED_KINDS: Final[dict[str, tuple[str, ...]]] = {
     "linear": LAYER_GROUPS["linear"],
@@ -76,7 +76,7 @@ def paper_sequences(jobs: Sequence[TrainingJob]) -> tuple[NDArray[np.float64], N
     """
     _require_layers(jobs)
     table = JobTable.from_jobs(jobs)
-    counts, groups = table.layer_counts, np.array(GROUPS)[table.known_kinds]
+    counts, groups = table.layer_counts, np.array([kind.group for kind in LAYER_KINDS])[table.known_kinds]
     mask = np.arange(counts.max(initial=0)) < counts[:, None]
     sequences = np.zeros((*mask.shape, SEQUENCE_WIDTH))
     sequences[mask] = np.column_stack((groups, np.log1p(table.layer_activations), np.log1p(table.layer_parameters)))

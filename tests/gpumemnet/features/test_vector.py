@@ -49,6 +49,17 @@ def test_attention_weights_of_one_job_are_nothing_to_the_next() -> None:
         np.testing.assert_array_equal(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0], row)
 
 
+def test_identities_are_counted_and_take_no_memory() -> None:
+    rotation = ("multiply", "other", "concatenate", "multiply", "add")
+    kinds = ("linear", *rotation, "attention", "add", "linear", "relu", "linear", "add")
+    plain = tuple(Layer(kind, 64, 4160 if kind == "linear" else 0) for kind in kinds)
+    padded = tuple(each for layer in plain for each in (layer, Layer("identity", 64)))
+    options = {"precision": "amp_fp16", "checkpointing": "every_block"}
+    rows = feature_matrix(JobTable.from_jobs([small_job(layers=layers, **options) for layers in (plain, padded)]), WORKSPACE)
+    differ = {FEATURE_NAMES[column] for column in range(TOTALS, len(FEATURE_NAMES)) if rows[0, column] != rows[1, column]}
+    assert differ == {"layer_count", "activation_count"}
+
+
 @given(jobs())
 def test_totals_only_leaves_the_layer_columns_empty(job: TrainingJob) -> None:
     full, bare = (

@@ -1,0 +1,23 @@
+# The types with which Cython compiles layer_records.py.
+cimport cython
+
+@cython.final
+cdef class LayerKind:
+    cdef public Py_ssize_t group
+    cdef public double mask_bytes, statistics, second_share, autocast_output_bytes, autocast_input_bytes
+    cdef public bint is_alias, saves_input, saves_output, has_bias, is_cast, is_attention, is_embedding, is_convolution, is_norm
+    cdef public bint is_add, is_concatenate, is_conv2d, is_dropout, is_linear, is_matmul, is_multiply, is_rms_norm, is_softmax
+    cdef public bint computes_attention, reads_scores, reads_projections, starts_block
+
+@cython.final
+@cython.no_gc  # it refers to a kind, which refers to nothing
+@cython.freelist(256)
+cdef class Layer:
+    cdef public LayerKind kind
+    cdef public double activations, parameters
+    cdef public bint is_constant_product, is_inner_sum, is_passed_on, begins_block, is_in_block, is_decomposed_norm
+    cdef public bint is_sibling, is_depthwise, is_recomputed, has_backward, is_output_kept
+    cdef public double element_bytes, input_element_bytes, elements, output_bytes, output_cost
+    cdef public double weight_cost, second_cost, second_elements
+    cdef public Py_ssize_t output_class, weight_class, second_class
+    cpdef void describe(self, LayerKind kind, double activations, double parameters) noexcept
