@@ -1,4 +1,6 @@
-"""What batch prediction costs: ``python benchmarks/batch.py [--rows 10000000] [--layered-rows 500000] [--engines local,ray]``.
+"""Measures the cost of batch prediction.
+
+    python benchmarks/batch.py [--rows 10000000] [--layered-rows 500000] [--engines local,ray]
 
 Writes files of random jobs within the shipped models' support, answers them with ``gpumemnet predict --out`` as a user would, and
 prints a Markdown table: rows a second from the start of the command to its end, the same with the start left out, and the largest
@@ -39,7 +41,7 @@ class Run:
     all_mib: float = 0.0
 
 
-def words(generator: np.random.Generator, choices: list[str], count: int) -> pa.Array:
+def random_choice(generator: np.random.Generator, choices: list[str], count: int) -> pa.Array:
     return pa.array(np.array(choices)[generator.integers(0, len(choices), count)])
 
 
@@ -52,8 +54,8 @@ def totals(generator: np.random.Generator, first: int, count: int) -> pa.Table:
             "family": pa.array(["mlp"] * count),
             "batch_size": pa.array(generator.integers(4, 1000, count)),
             "input_elements": pa.array(generator.integers(64, 4096, count)),
-            "optimizer": words(generator, ["adam", "adamw", "sgd"], count),
-            "precision": words(generator, ["fp32", "amp_bf16"], count),
+            "optimizer": random_choice(generator, ["adam", "adamw", "sgd"], count),
+            "precision": random_choice(generator, ["fp32", "amp_bf16"], count),
             "total_activations": spread(5e2, 5e4),
             "total_parameters": spread(1e5, 1e8),
         }
@@ -96,11 +98,11 @@ def measure(jobs: Path, out: Path, engine: str, workers: int, python: str) -> Ru
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     watcher = threading.Thread(target=watch, args=(process.pid, run))
     watcher.start()
-    _, said = process.communicate()
+    _, errors = process.communicate()
     run.seconds = time.perf_counter() - begin
     watcher.join()
     if process.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{said}")
+        sys.exit(f"{' '.join(command)} failed:\n{errors}")
     return run
 
 
@@ -109,9 +111,9 @@ def watch(pid: int, run: Run) -> None:
     try:
         parent = psutil.Process(pid)
         while True:
-            family = [parent, *parent.children(recursive=True)]
+            processes = [parent, *parent.children(recursive=True)]
             sizes = []
-            for process in family:
+            for process in processes:
                 try:
                     sizes.append((process.pid, process.memory_info().rss / 2**20))
                     times = process.cpu_times()
@@ -120,8 +122,8 @@ def watch(pid: int, run: Run) -> None:
                     continue
             if not parent.is_running() or parent.status() == psutil.STATUS_ZOMBIE:
                 break
-            run.parent_mib = max(run.parent_mib, next((size for one, size in sizes if one == pid), 0.0))
-            run.worker_mib = max([run.worker_mib, *(size for one, size in sizes if one != pid)])
+            run.parent_mib = max(run.parent_mib, next((size for process_id, size in sizes if process_id == pid), 0.0))
+            run.worker_mib = max([run.worker_mib, *(size for process_id, size in sizes if process_id != pid)])
             run.all_mib = max(run.all_mib, sum(size for _, size in sizes))
             time.sleep(POLL_SECONDS)
     except psutil.NoSuchProcess:
@@ -130,7 +132,7 @@ def watch(pid: int, run: Run) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000, help="jobs with totals only")
     parser.add_argument("--layered-rows", type=int, default=500_000, help=f"jobs of {LAYERS} layers")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))

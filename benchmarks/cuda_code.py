@@ -1,10 +1,9 @@
-"""The trace against PyTorch's own CUDA code, job by job: what is asked of the allocator, what it gives, and what it reserves.
+"""Compares traces with PyTorch's own CUDA code, job by job: requested, allocated and reserved bytes.
 
 ``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--keep FILE.json]`` needs a CUDA build of PyTorch, gcc and the toolkit's
-headers, and no GPU: a campaign of each family runs on the null GPU of ``tests/dataset_builder/measure/null_gpu``, which counts
-memory
-and runs no kernel, and every job of it is traced.  Libraries are no part of it: cuDNN and cuBLAS ask for no memory there, so the
-trace leaves out the workspaces of convolutions.  Jobs whose memory depends on computed values are not comparable, and those that
+headers, but no GPU. A campaign of each family runs on the null GPU of ``tests/dataset_builder/measure/null_gpu``, which counts
+memory and runs no kernel, and every job of it is traced.  Libraries are left out: cuDNN and cuBLAS allocate no memory there,
+so the trace omits the workspaces of convolutions.  Jobs whose memory depends on computed values are not comparable.  Jobs that
 call Triton kernels (Adafactor with convolutions, torch 2.13) end in an error and are left out.
 """
 
@@ -50,27 +49,27 @@ Peaks = tuple[int, int, int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=100, help="of each family")
-    parser.add_argument("--seed", type=int, default=0, help="of the campaigns")
+    parser.add_argument("--jobs", type=int, default=100, help="number of jobs of each family")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the campaigns")
     parser.add_argument(
         "--families", nargs="+", choices=FAMILIES, default=list(FAMILIES[:3]), help="zoo needs torchvision and others"
     )
     parser.add_argument("--keep", type=Path, help="file for the jobs and their peaks on CUDA's code")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     import torch
 
     table = Table("family", "jobs", *(f"{peak}: equal" for peak in PEAKS), "reserved: within 1 %", "furthest below", "above")
     kept: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for family in given.families:
-            rows = campaign(Path(folder), family, given.jobs, given.seed)
+        for family in arguments.families:
+            rows = campaign(Path(folder), family, arguments.jobs, arguments.seed)
             pairs = list(compared(rows))
             table.add_row(family, str(len(pairs)), *_figures(pairs))
             kept += [{**_job(row), **dict(zip(PEAKS, real, strict=True))} for row, real, _ in pairs]
     Console(width=130).print(table)
-    if given.keep:
+    if arguments.keep:
         lines = ",\n".join(json.dumps(job, separators=(",", ":")) for job in kept)
-        given.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n{lines}\n]}}\n')
+        arguments.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n{lines}\n]}}\n')
 
 
 def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measurement]:
@@ -98,8 +97,8 @@ def compared(rows: list[Measurement]) -> Iterator[tuple[Measurement, Peaks, Peak
 def traced(row: Measurement) -> Peaks | None:
     """Return the peaks of the trace of ``row``; ``None`` if it cannot be traced."""
     try:
-        one = subject(row, device_profile(GPU))
-        return peaks_of(one.network, one.inputs, one.options, one.platform)
+        traced_subject = subject(row, device_profile(GPU))
+        return peaks_of(traced_subject.network, traced_subject.inputs, traced_subject.options, traced_subject.platform)
     except GpumemnetError:
         return None
 

@@ -2,14 +2,14 @@
 
     python benchmarks/http_latency.py [--connections 32] [--rounds 3] [--mlserver .mlserver/bin/python]
 
-The server has one core and the load comes from another.  The service runs as it would in earnest: keys are checked, every
-request is logged and counted, every prediction is stored.  The peers stand in front of the same models and do none of this:
-FastAPI's usual way, the request read and the answer checked by pydantic, once as ``async def`` and once as ``def`` (in a thread
-pool), and MLServer with a runtime that asks the same predictor.  MLServer needs an environment of its own:
+The server has one core and the load comes from another.  The service runs as in production: it checks keys, logs and counts every
+request, and stores every prediction.  The peers serve the same models and do none of this.  They are FastAPI with pydantic models
+for request and answer, once as ``async def`` and once as ``def`` (in a thread pool), and MLServer with a runtime that calls the
+same predictor.  MLServer needs an environment of its own:
 
     python -m venv .mlserver && .mlserver/bin/pip install mlserver==1.7.1 onnxruntime==1.31.1 uvloop==0.21.0
 
-All take turns in every round; the table shows the median over the rounds.
+Each round measures every server once; the table shows the median over the rounds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from http_load import Request, run_load
 from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[1]
-START_SECONDS = 60
+START_SECONDS = 300
 BATCH_JOBS = 1000
 FAMILY = "mlp"
 KEY = "a-key-for-the-benchmark-and-nothing-else"
@@ -44,11 +44,11 @@ KEY = "a-key-for-the-benchmark-and-nothing-else"
 class Figures:
     """Measurements of one server in one round; times are in milliseconds, except CPU time."""
 
-    alone_p50: float
-    alone_p99: float
+    single_p50: float
+    single_p99: float
     per_second: float
-    together_p50: float
-    together_p99: float
+    parallel_p50: float
+    parallel_p99: float
     cpu_microseconds: float
     resident_mib: float
 
@@ -125,16 +125,16 @@ def running(candidate: Candidate, core: int) -> Iterator[tuple[int, psutil.Proce
 def measure(port: int, process: psutil.Process, request: Request, connections: int, requests: int) -> Figures:
     """Measure one server for one round."""
     run_load(port, request, 1, 300)
-    alone, _ = run_load(port, request, 1, requests // 4)
+    single, _ = run_load(port, request, 1, requests // 4)
     before = _cpu_seconds(process)
-    together, elapsed = run_load(port, request, connections, requests)
+    parallel, elapsed = run_load(port, request, connections, requests)
     return Figures(
-        alone_p50=percentile(alone, 50) * 1e3,
-        alone_p99=percentile(alone, 99) * 1e3,
-        per_second=len(together) / elapsed,
-        together_p50=percentile(together, 50) * 1e3,
-        together_p99=percentile(together, 99) * 1e3,
-        cpu_microseconds=(_cpu_seconds(process) - before) / len(together) * 1e6,
+        single_p50=percentile(single, 50) * 1e3,
+        single_p99=percentile(single, 99) * 1e3,
+        per_second=len(parallel) / elapsed,
+        parallel_p50=percentile(parallel, 50) * 1e3,
+        parallel_p99=percentile(parallel, 99) * 1e3,
+        cpu_microseconds=(_cpu_seconds(process) - before) / len(parallel) * 1e6,
         resident_mib=sum(one.memory_info().rss for one in _with_children(process)) / 2**20,
     )
 
@@ -208,8 +208,8 @@ def main() -> None:
     for name, figures in rounds.items():
         median = {entry: statistics.median(getattr(figure, entry) for figure in figures) for entry in Figures.__slots__}
         print(
-            f"| {name} | {median['alone_p50']:.2f} / {median['alone_p99']:.2f} | {median['per_second']:,.0f} "
-            f"| {median['together_p50']:.1f} / {median['together_p99']:.1f} | {median['cpu_microseconds']:.0f} "
+            f"| {name} | {median['single_p50']:.2f} / {median['single_p99']:.2f} | {median['per_second']:,.0f} "
+            f"| {median['parallel_p50']:.1f} / {median['parallel_p99']:.1f} | {median['cpu_microseconds']:.0f} "
             f"| {median['resident_mib']:.0f} |"
         )
     print(f"\nA job of {len(EXAMPLE_JOBS[FAMILY]['layers'])} layers.")
@@ -219,7 +219,7 @@ def main() -> None:
     if arguments.mlserver is None:
         print("MLServer was not measured: see --help.")
     if server_core == load_core:
-        print("There is one core only: server and load shared it.")
+        print("There is only one core, which server and load shared.")
 
 
 if __name__ == "__main__":

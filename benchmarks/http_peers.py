@@ -35,7 +35,7 @@ class JobModel(BaseModel):
     sequence_length: int | None = None
 
 
-class Question(BaseModel):
+class PredictBody(BaseModel):
     """The body of a request."""
 
     job: JobModel
@@ -51,7 +51,7 @@ class BinModel(BaseModel):
     probability: float
 
 
-class Answer(BaseModel):
+class AnswerBody(BaseModel):
     """The body of an answer."""
 
     bin: BinModel
@@ -72,10 +72,10 @@ def main(kind: str, port: int) -> None:
     predictor = Predictor.default()
     app = FastAPI()
 
-    def predict(question: Question) -> Answer:
-        estimate = predictor.predict(job_from_dict(question.job.model_dump()), coverage=question.coverage)
+    def predict(body: PredictBody) -> AnswerBody:
+        estimate = predictor.predict(job_from_dict(body.job.model_dump()), coverage=body.coverage)
         lower_bytes, upper_bytes = estimate.bin_bounds_bytes
-        return Answer(
+        return AnswerBody(
             bin=BinModel(
                 index=estimate.bin_index,
                 lower_mib=lower_bytes // MIB,
@@ -97,8 +97,8 @@ def main(kind: str, port: int) -> None:
     if kind == "async":
 
         @app.post("/v1/predict")
-        async def predict_on_the_loop(question: Question) -> Answer:
-            return predict(question)
+        async def predict_on_the_loop(body: PredictBody) -> AnswerBody:
+            return predict(body)
     else:
         app.post("/v1/predict")(predict)
 

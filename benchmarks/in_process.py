@@ -101,7 +101,7 @@ def milliseconds(run: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def of_fresh_process(code: str, job: TrainingJob) -> float:
+def run_in_fresh_process(code: str, job: TrainingJob) -> float:
     """Run ``code`` in a new interpreter with the job's JSON; return the number that it prints."""
     ended = subprocess.run([sys.executable, "-c", code], input=job_to_json(job), capture_output=True, text=True, check=True)
     return float(ended.stdout)
@@ -158,7 +158,7 @@ def main() -> None:
         median, p99 = microseconds(lambda job, encoder=encoder: predictor.predict(job, encoder=encoder), deep)
         print(f"{f'one transformer of {len(deep[0].layers)} layers, {encoder}-based':44}{median:12.0f}{p99:12.0f}")
     print(f"{'':44}{'median ms':>12}")
-    for name, act in (
+    for name, action in (
         ("1,000 different MLP jobs in one call", lambda: list_all(jobs[:1000])),
         ("  of which: feature vectors", lambda: feature_matrix(JobTable.from_jobs(jobs[:1000]), workspace)),
         ("1,000 transformers, MLP-based", lambda: list_all(deep * 2)),
@@ -166,20 +166,20 @@ def main() -> None:
         ("ten calls of 100 MLP jobs", lambda: [list_all(jobs[at : at + 100]) for at in range(0, 1000, 100)]),
         ("hundred calls of 10 MLP jobs", lambda: [list_all(jobs[at : at + 10]) for at in range(0, 1000, 10)]),
     ):
-        print(f"{name:44}{milliseconds(act):12.1f}")
+        print(f"{name:44}{milliseconds(action):12.1f}")
     example = EXAMPLE_JOBS["mlp"]
     api = PredictionApi(predictor, max_jobs=1000)
-    text, one = json.dumps(example).encode(), json.dumps({"job": example}).encode()
+    text, request_body = json.dumps(example).encode(), json.dumps({"job": example}).encode()
     batch = json.dumps({"jobs": [example] * 1000}).encode()
-    for name, act in (
+    for name, action in (
         ("1,000 times: job of 5 layers from its JSON", lambda: [job_from_json(text) for _ in range(1000)]),
-        ("1,000 requests, bytes to bytes", lambda: [orjson.dumps(api.predict(one)) for _ in range(1000)]),
+        ("1,000 requests, bytes to bytes", lambda: [orjson.dumps(api.predict(request_body)) for _ in range(1000)]),
         ("one request of 1,000 jobs, bytes to bytes", lambda: orjson.dumps(api.predict_batch(batch))),
     ):
-        print(f"{name:44}{milliseconds(act):12.1f}")
-    cold = statistics.median(of_fresh_process(COLD, jobs[0]) for _ in range(5))
+        print(f"{name:44}{milliseconds(action):12.1f}")
+    cold = statistics.median(run_in_fresh_process(COLD, jobs[0]) for _ in range(5))
     print(f"{'import and first prediction, fresh process':44}{1e3 * cold:12.1f}")
-    print(f"{'memory with all bundles, after both encoders':44}{of_fresh_process(MEMORY, jobs[0]) / 1024:8.0f} MiB")
+    print(f"{'memory with all bundles, after both encoders':44}{run_in_fresh_process(MEMORY, jobs[0]) / 1024:8.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ DATASET = ROOT / "dataset_builder" / "datasets" / "published_mlp_a100.parquet"
 GPU = "A100"
 SOURCE = "nvidia_smi_device_1s"
 """How the published readings were taken."""
-FAMILIAR = 60
+JOBS_BEFORE_CHANGE = 60
 """Number of jobs that are reported with their original readings, before the driver changes."""
 RETRAINING_DUE = 10
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 SWAP_SECONDS = 30.0
 """Most seconds until the service uses a new release; it checks every second and tests a release before using it."""
 
@@ -63,7 +63,7 @@ class Job:
     """A job and its memory in bytes."""
 
     job: TrainingJob
-    takes_bytes: int
+    used_bytes: int
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ class Answers:
 
     Attributes:
         release: the release that predicted.
-        expected_mib, limit_mib, takes_mib: expected, safe and actual MiB of each job; no limit if the service gave none.
+        expected_mib, limit_mib, used_mib: expected, safe and actual MiB of each job; no limit if the service gave none.
     """
 
     release: str
     expected_mib: list[float]
     limit_mib: list[int | None]
-    takes_mib: list[float]
+    used_mib: list[float]
 
     @property
     def median_error_mib(self) -> float:
         """Return the median absolute error in MiB."""
-        return statistics.median(abs(said - took) for said, took in zip(self.expected_mib, self.takes_mib, strict=True))
+        return statistics.median(abs(expected - used) for expected, used in zip(self.expected_mib, self.used_mib, strict=True))
 
 
 def main() -> int:
@@ -91,72 +91,73 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shift-mib", type=int, default=-900, help="added to every reading by the other driver (%(default)s)")
     parser.add_argument("--jobs", type=int, default=400, help="jobs reported under the other driver (%(default)s)")
-    parser.add_argument("--new", type=int, default=200, help="new jobs to be judged on (%(default)s)")
-    parser.add_argument("--alone", action="store_true", help="learn from the reports alone: sooner done, and a poorer model")
-    parser.add_argument("--epochs", type=int, help="of the training; its plan's own unless given")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw and of the training (%(default)s)")
-    given = parser.parse_args()
+    parser.add_argument("--new", type=int, default=200, help="new jobs for testing (%(default)s)")
+    parser.add_argument("--alone", action="store_true", help="train on the reports alone: faster, but a worse model")
+    parser.add_argument("--epochs", type=int, help="epochs of the training; the plan decides unless given")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draw and of the training (%(default)s)")
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service is stopped too
     start = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="learning-loop-") as folder:
-            before, after = loop(given, Path(folder))
+            before, after = loop(arguments, Path(folder))
     except StepFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    print(f"\n{given.new} new jobs, {given.shift_mib:+,} MiB on every reading:\n")
+    print(f"\n{arguments.new} new jobs, {arguments.shift_mib:+,} MiB on every reading:\n")
     print(table(before, after))
     print(f"\n{time.monotonic() - start:.0f} s in all")
     return 0
 
 
-def loop(given: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]:
+def loop(arguments: argparse.Namespace, folder: Path) -> tuple[Answers, Answers]:
     """Run every step; return the predictions for the new jobs before and after the retraining."""
-    familiar, moved, new = draw(given)
+    before_change, after_change, new = draw(arguments)
     registry, database = folder / "registry", f"sqlite:///{folder / 'observations.db'}"
     with service(folder, registry, database) as url, Client(url, timeout_seconds=30) as client:
-        say(f"the service on {url} answers from {release_of(url)}")
-        report(client, familiar)
+        print_step(f"the service on {url} answers from {release_of(url)}")
+        report(client, before_change)
         export = exported(database, folder / "familiar.parquet")
-        said = command(0, "-m", "gpumemnet", "drift", export, "--registry", registry)
-        say(f"{len(familiar)} jobs reported as they were read; drift: {said.splitlines()[-1]}")
+        output = command(0, "-m", "gpumemnet", "drift", export, "--registry", registry)
+        print_step(f"{len(before_change)} jobs reported with their original readings; drift: {output.splitlines()[-1]}")
 
         since = datetime.now(UTC).isoformat()
-        within = report(client, moved)
-        say(f"{len(moved)} jobs reported with {given.shift_mib:+,} MiB: {within} within their limit")
+        within_limit = report(client, after_change)
+        print_step(f"{len(after_change)} jobs reported with {arguments.shift_mib:+,} MiB: {within_limit} within their limit")
         export = exported(database, folder / "site.parquet", "--since", since)
-        said = command(RETRAINING_DUE, "-m", "gpumemnet", "drift", export, "--registry", registry, "--json")
-        say(f"drift: {'; '.join(cause['sentence'] for cause in json.loads(said)['causes'])}")
+        output = command(RETRAINING_DUE, "-m", "gpumemnet", "drift", export, "--registry", registry, "--json")
+        print_step(f"drift: {'; '.join(cause['sentence'] for cause in json.loads(output)['causes'])}")
 
         before = ask(client, new)
-        retrain = ["-m", "gpumemnet", "retrain", "--registry", registry, "--work", folder / "work", "--seed", given.seed]
-        retrain += ["--without-committed", "--observations", export, *([] if given.alone else ["--dataset", DATASET])]
-        retrain += ["--epochs", given.epochs] if given.epochs else []
-        begun = time.monotonic()
-        said, release, seconds = retrained(retrain, folder, registry, url)
-        say(f"retrained in {time.monotonic() - begun:.0f} s: {said}")
-        say(f"the running service answers from {release}, {seconds:.1f} s after it became champion")
+        retrain_command = ["-m", "gpumemnet", "retrain", "--registry", registry, "--work", folder / "work"]
+        retrain_command += ["--seed", arguments.seed]
+        retrain_command += ["--without-committed", "--observations", export, *([] if arguments.alone else ["--dataset", DATASET])]
+        retrain_command += ["--epochs", arguments.epochs] if arguments.epochs else []
+        started = time.monotonic()
+        output, release, seconds = retrain(retrain_command, folder, registry, url)
+        print_step(f"retrained in {time.monotonic() - started:.0f} s: {output}")
+        print_step(f"the running service answers from {release}, {seconds:.1f} s after it became champion")
         after = ask(client, new)
     if after.release != release:
-        raise StepFailedError(f"the service names {release}, and answers from {after.release}")
+        raise StepFailedError(f"the service should answer from {release}, but answers from {after.release}")
     if after.median_error_mib >= before.median_error_mib:
-        raise StepFailedError(f"the new release errs no less:\n{table(before, after)}")
+        raise StepFailedError(f"the new release has no smaller error:\n{table(before, after)}")
     return before, after
 
 
-def draw(given: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
+def draw(arguments: argparse.Namespace) -> tuple[list[Job], list[Job], list[Job]]:
     """Draw jobs with original readings, jobs with the second driver, and new jobs; all architectures differ."""
     rows = [row for row in read_dataset(DATASET) if row.label_bytes is not None]
-    random.Random(given.seed).shuffle(rows)
-    new = [row for row in rows if is_held_out(row.architecture_key)][-given.new :]
+    random.Random(arguments.seed).shuffle(rows)
+    new = [row for row in rows if is_held_out(row.architecture_key)][-arguments.new :]
     keys = {row.architecture_key for row in new}
-    others = [row for row in rows if row.architecture_key not in keys][: FAMILIAR + given.jobs]
-    if len(new) < given.new or len(others) < FAMILIAR + given.jobs:
+    others = [row for row in rows if row.architecture_key not in keys][: JOBS_BEFORE_CHANGE + arguments.jobs]
+    if len(new) < arguments.new or len(others) < JOBS_BEFORE_CHANGE + arguments.jobs:
         raise StepFailedError(f"{DATASET} holds too few jobs: {len(new)} new ones and {len(others)} others")
     # drop the traced peaks, which a site rarely has: with them the formula would predict instead of the model
     jobs = [Job(replace(row.job, traced_peak_bytes=None), row.label_bytes or 0) for row in (*others, *new)]
-    familiar, changed = jobs[:FAMILIAR], [replace(job, takes_bytes=job.takes_bytes + given.shift_mib * MIB) for job in jobs]
-    return familiar, changed[FAMILIAR : -given.new], changed[-given.new :]
+    changed = [replace(job, used_bytes=job.used_bytes + arguments.shift_mib * MIB) for job in jobs]
+    return jobs[:JOBS_BEFORE_CHANGE], changed[JOBS_BEFORE_CHANGE : -arguments.new], changed[-arguments.new :]
 
 
 @contextmanager
@@ -185,30 +186,30 @@ def environment() -> dict[str, str]:
 
 def command(code: int, *arguments: object) -> str:
     """Run a command of the project, which must exit with ``code``; return its standard output."""
-    line = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment(), cwd=ROOT)
+    command_line = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, env=environment(), cwd=ROOT)
     if done.returncode != code:
-        ran = " ".join(map(str, arguments))
-        raise StepFailedError(f"'{ran}' ended with {done.returncode} instead of {code}:\n{done.stdout}{done.stderr}")
+        shown = " ".join(map(str, arguments))
+        raise StepFailedError(f"'{shown}' ended with {done.returncode} instead of {code}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
-def retrained(arguments: Sequence[object], folder: Path, registry: Path, url: str) -> tuple[str, str, float]:
+def retrain(arguments: Sequence[object], folder: Path, registry: Path, url: str) -> tuple[str, str, float]:
     """Retrain, and meanwhile query which release the service uses.
 
     Returns:
         The output of the command, the release that the service loaded, and the seconds from promotion to that moment.
     """
     old, log = release_of(url), folder / "retrain.log"
-    ended: float | None = None
+    ended_at: float | None = None
     with log.open("wb") as stream:
-        line = [sys.executable, *map(str, arguments)]
-        process = subprocess.Popen(line, stdout=stream, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT)
+        command_line = [sys.executable, *map(str, arguments)]
+        process = subprocess.Popen(command_line, stdout=stream, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT)
     try:
         while (release := release_of(url)) == old:
-            if ended is None and process.poll() is not None:
-                ended = time.monotonic()
-            if ended is not None and (process.returncode or time.monotonic() - ended > SWAP_SECONDS):
+            if ended_at is None and process.poll() is not None:
+                ended_at = time.monotonic()
+            if ended_at is not None and (process.returncode or time.monotonic() - ended_at > SWAP_SECONDS):
                 break
             time.sleep(0.05)
         seen = time.time()
@@ -221,8 +222,8 @@ def retrained(arguments: Sequence[object], folder: Path, registry: Path, url: st
         raise StepFailedError(f"the retraining ended with {process.returncode} instead of 0:\n{log.read_text()}{reasons}")
     if release == old:
         raise StepFailedError(f"the service still answers from {old} {SWAP_SECONDS:.0f} s after the retraining")
-    said = next((line for line in log.read_text().splitlines() if release in line), "")
-    return said, release, seen - (registry / "aliases.json").stat().st_mtime
+    output = next((line for line in log.read_text().splitlines() if release in line), "")
+    return output, release, seen - (registry / "aliases.json").stat().st_mtime
 
 
 def exported(database: str, out: Path, *more: str) -> Path:
@@ -233,17 +234,17 @@ def exported(database: str, out: Path, *more: str) -> Path:
 
 def report(client: Client, jobs: Sequence[Job]) -> int:
     """Request a prediction for every job and report its memory; return how many stayed within their limit."""
-    within = 0
-    for one in jobs:
-        predicted = client.predict(one.job, gpu=GPU)
+    within_limit = 0
+    for job in jobs:
+        predicted = client.predict(job.job, gpu=GPU)
         client.observe(
             prediction_id=predicted.prediction_id,
-            peak_bytes=one.takes_bytes,
+            peak_bytes=job.used_bytes,
             source=SOURCE,
             idempotency_key=predicted.prediction_id,
         )
-        within += predicted.limit_mib is not None and one.takes_bytes <= predicted.limit_mib * MIB
-    return within
+        within_limit += predicted.limit_mib is not None and job.used_bytes <= predicted.limit_mib * MIB
+    return within_limit
 
 
 def ask(client: Client, jobs: Sequence[Job]) -> Answers:
@@ -256,7 +257,7 @@ def ask(client: Client, jobs: Sequence[Job]) -> Answers:
         release=releases.pop(),
         expected_mib=[one.expected_bytes / MIB for one in predicted],
         limit_mib=[one.limit_mib for one in predicted],
-        takes_mib=[one.takes_bytes / MIB for one in jobs],
+        used_mib=[one.used_bytes / MIB for one in jobs],
     )
 
 
@@ -277,21 +278,21 @@ def table(before: Answers, after: Answers) -> str:
 
 def figures(answers: Answers) -> dict[str, str]:
     """Return the rows of the table: name → figure."""
-    took = list(zip(answers.expected_mib, answers.limit_mib, answers.takes_mib, strict=True))
-    percent = statistics.median(abs(said - takes) / takes for said, _, takes in took)
-    limited = [(limit, takes) for _, limit, takes in took if limit is not None]
-    above = sum(takes > limit for limit, takes in limited)
+    rows = list(zip(answers.expected_mib, answers.limit_mib, answers.used_mib, strict=True))
+    percent = statistics.median(abs(expected - used) / used for expected, _, used in rows)
+    limited = [(limit, used) for _, limit, used in rows if limit is not None]
+    above = sum(used > limit for limit, used in limited)
     return {
         "release": answers.release,
         "median error": f"{answers.median_error_mib:,.1f} MiB, {percent:.2%}",
-        "took more than expected": f"{sum(takes > said for said, _, takes in took) / len(took):.0%}",
+        "took more than expected": f"{sum(used > expected for expected, _, used in rows) / len(rows):.0%}",
         "took more than the limit (1% promised)": f"{above} of {len(limited)}",
         "limits above what the jobs take, in sum": f"{sum(limit for limit, _ in limited) / sum(t for _, t in limited) - 1:.1%}",
-        "jobs without a limit": f"{len(took) - len(limited)}",
+        "jobs without a limit": f"{len(rows) - len(limited)}",
     }
 
 
-def say(sentence: str) -> None:
+def print_step(sentence: str) -> None:
     """Print the result of a step without buffering."""
     print(f"* {sentence}", flush=True)
 

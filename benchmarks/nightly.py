@@ -1,4 +1,6 @@
-"""Runs what takes too long for every change, and says what broke: ``python benchmarks/nightly.py [--only NAME ...] [--list]``.
+"""Runs the checks that take too long for every change, and reports failures.
+
+    python benchmarks/nightly.py [--only NAME ...] [--list]
 
 Each step is a command of its own whose output goes to ``nightly/STEP.log``; the report goes to ``nightly/report``.  Steps run one
 after the other, as most of them measure time, and all of them run even if one fails.  Prints a table and ends with 1 when a step
@@ -49,7 +51,7 @@ STEPS = (
     Step(
         "documents",
         ("-m", "pytest", "tests/docs"),
-        "the figures of the documents, those too whose commands take minutes",
+        "the figures in the documents, including those whose commands take minutes",
         {"GPUMEMNET_NIGHTLY": "1"},
     ),
     Step("chaos", ("benchmarks/chaos.py", "--seconds", "1800"), "half an hour of load while models and workers change"),
@@ -84,23 +86,23 @@ def run(step: Step) -> tuple[int, float]:
 
 def table(results: Mapping[str, tuple[int, float]], steps: tuple[Step, ...]) -> Table:
     """Return a table of the steps with what each checks and, if it has run, its result."""
-    shown = Table("step", "what", "minutes", "outcome")
+    result_table = Table("step", "what", "minutes", "outcome")
     for step in steps:
         status, seconds = results.get(step.name, (None, 0.0))
         outcome = {None: "", 0: "passed"}.get(status, f"failed ({status}): see nightly/{step.name}.log")
-        shown.add_row(step.name, step.what, "" if status is None else f"{seconds / 60:.1f}", outcome)
-    return shown
+        result_table.add_row(step.name, step.what, "" if status is None else f"{seconds / 60:.1f}", outcome)
+    return result_table
 
 
 def main() -> int:
     """Run the selected steps; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="NAME", help="run these steps alone")
+    parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="NAME", help="run only these steps")
     parser.add_argument("--list", action="store_true", help="show the steps and run none")
-    asked = parser.parse_args()
-    steps = tuple(step for step in STEPS if not asked.only or step.name in asked.only)
+    arguments = parser.parse_args()
+    steps = tuple(step for step in STEPS if not arguments.only or step.name in arguments.only)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    if asked.list:
+    if arguments.list:
         console.print(table({}, steps))
         return 0
     OUT.mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""The prediction of one of several replicas from its layer list, against the trace of that replica, job by job.
+"""Compares predictions for one of several replicas with traces of that replica, job by job.
 
-``python benchmarks/replicas.py [--jobs 60] [--seed 11]``: jobs of the builder's recipes, of architectures that the traced models
-have not learnt from, are traced alone and as one of eight ranks of PyTorch's own ``DistributedDataParallel``, and predicted both
-ways by those models.  NCCL's buffers are no part of it: nobody traces those.
+``python benchmarks/replicas.py [--jobs 60] [--seed 11]``: jobs of the builder's recipes, of architectures that the traced
+models were not trained on, are traced alone and as one of eight ranks of PyTorch's ``DistributedDataParallel``. The models
+predict both.  NCCL's buffers are left out, because the trace does not see them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ DATASETS = ROOT / "dataset_builder" / "datasets"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=60, help="of each family")
-    parser.add_argument("--seed", type=int, default=11, help="of the recipes' samples")
-    given = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=60, help="number of jobs of each family")
+    parser.add_argument("--seed", type=int, default=11, help="seed of the recipes' samples")
+    arguments = parser.parse_args()
     predictor = Predictor(bundle for bundle in shipped_bundles() if bundle.card.document["training_data"]["provenance"] == TRACED)
     table = Table("family", "jobs", "answer", "median error", "95th percentile", "too low by > 1 %", "above the limit")
     for family in FAMILIES:
-        learnt = {architecture_key(row.job) for row in read_dataset(DATASETS / f"traced_{family}_h200.parquet")}
-        rows = [both_ways(job, planned) for job, planned in jobs_of(family, given.jobs, given.seed, learnt)]
+        trained_on = {architecture_key(row.job) for row in read_dataset(DATASETS / f"traced_{family}_h200.parquet")}
+        rows = [
+            trace_alone_and_as_replica(job, planned)
+            for job, planned in jobs_of(family, arguments.jobs, arguments.seed, trained_on)
+        ]
         jobs, alone, rank = zip(*(row for row in rows if row is not None), strict=True)
         of_alone, of_rank = (amounts(predictor, [replace(job, ranks=ranks) for job in jobs]) for ranks in (1, RANKS))
         of_rank -= [[communicator_bytes((RANKS,))], [communicator_bound_bytes((RANKS,))]]
@@ -62,15 +65,15 @@ def main() -> None:
     Console(width=140).print(table)
 
 
-def jobs_of(family: str, count: int, seed: int, learnt: set[str]) -> Iterator[tuple[TrainingJob, PlannedJob]]:
-    """Yield jobs of the recipe whose architectures are not in ``learnt``, those of the training data."""
+def jobs_of(family: str, count: int, seed: int, trained_on: set[str]) -> Iterator[tuple[TrainingJob, PlannedJob]]:
+    """Yield jobs of the recipe whose architectures are not in ``trained_on``."""
     for planned in sample_jobs(load_recipe(family), count, seed, MOST_BYTES):
         job = training_job(planned)
-        if architecture_key(job) not in learnt:
+        if architecture_key(job) not in trained_on:
             yield job, planned
 
 
-def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, int] | None:
+def trace_alone_and_as_replica(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, int] | None:
     """Return the job with its bytes alone and as a replica; ``None`` if it cannot be traced."""
     device = device_profile(GPU)
     labels = []
@@ -88,7 +91,9 @@ def both_ways(job: TrainingJob, planned: PlannedJob) -> tuple[TrainingJob, int, 
 def amounts(predictor: Predictor, jobs: list[TrainingJob]) -> np.ndarray:
     """Return expected and safe bytes, shape ``[2, B]``; NaN where there are none."""
     estimates = predictor.predict_many(jobs, gpu=GPU)
-    return np.array([[one.expected_bytes for one in estimates], [one.safe_bytes or np.nan for one in estimates]])
+    return np.array(
+        [[estimate.expected_bytes for estimate in estimates], [estimate.safe_bytes or np.nan for estimate in estimates]]
+    )
 
 
 def figures(label: np.ndarray, expected: np.ndarray, limit: np.ndarray) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Whether the gate of retraining lets worse models through, or keeps better ones out: ``python benchmarks/retrain_gate.py``.
+"""Measures how often the gate of retraining errs: ``python benchmarks/retrain_gate.py``.
 
 Each run is seeded.  It has a champion that was trained on few of the published MLP readings, a file of further readings, and 600
 held-out readings.  Twenty runs corrupt the further readings: a wrong unit, swapped columns, a missing family, a shifted context.
@@ -46,30 +46,30 @@ BASE, NEW, UNSEEN = 150, 500, 600
 EPOCHS = 20
 MB_FOR_MIB = 1000**2 / 1024**2
 FIGURES = ("error", "above safe", "waste")
-GENUINE = ("more readings", "site's observations")
-POISONS = ("units", "swapped columns", "family missing", "shifted context")
+VALID = ("more readings", "site's observations")
+CORRUPTIONS = ("units", "swapped columns", "family missing", "shifted context")
 
 
 def relabelled(one: Measurement, label_bytes: float) -> Measurement:
     return replace(one, peak_device_bytes=max(1, round(label_bytes)))
 
 
-def poisoned(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measurement]:
+def corrupted(kind: str, rows: Sequence[Measurement], seed: int) -> list[Measurement]:
     """Return the further readings of one run, with all rows or every second row corrupted, depending on the seed."""
     variant = seed % 5
     step = 1 if variant in (0, 3) else 2
     if kind == "family missing":
         return read_dataset(DATASETS / "published_transformer_a100.parquet") + list(rows[: 3 * (variant % 2)])
     out = list(rows)
-    for at in range(0, len(rows), step):
-        one, label = rows[at], float(rows[at].label_bytes or 0)
+    for index in range(0, len(rows), step):
+        one, label = rows[index], float(rows[index].label_bytes or 0)
         if kind == "units":
             factor = (MB_FOR_MIB, MB_FOR_MIB, 1000 / 1024, 1 / 1024, 1 / MB_FOR_MIB)[variant]
-            out[at] = relabelled(one, label * factor)
+            out[index] = relabelled(one, label * factor)
         elif kind == "swapped columns":
-            out[at] = swapped(one, rows[(at + 1) % len(rows)], variant)
+            out[index] = swapped(one, rows[(index + 1) % len(rows)], variant)
         else:
-            out[at] = relabelled(one, label + (-900, 500, -300, 900, 200)[variant] * MIB)
+            out[index] = relabelled(one, label + (-900, 500, -300, 900, 200)[variant] * MIB)
     return out
 
 
@@ -88,8 +88,8 @@ def swapped(one: Measurement, other: Measurement, variant: int) -> Measurement:
 def observed(rows: Sequence[Measurement], shift_bytes: int) -> list[Measurement]:
     """Return the readings as observations of a site with a different driver, one per hour."""
     found = []
-    for at, one in enumerate(rows):
-        options = json.dumps({"observation": str(at), "observed_at": 1.76e9 + 3600.0 * at})
+    for index, one in enumerate(rows):
+        options = json.dumps({"observation": str(index), "observed_at": 1.76e9 + 3600.0 * index})
         label = float(one.label_bytes or 0) + shift_bytes
         row = replace(relabelled(one, label), provenance=OBSERVED, recipe="observations", architecture="{}", options=options)
         found.append(replace(row, job=replace(row.job, traced_peak_bytes=None)))
@@ -119,10 +119,12 @@ def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[flo
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     with np.errstate(over="ignore"):  # predictions of a rejected candidate may be extreme
-        found = Predictor(bundles).predict_many(jobs, gpu="A100", encoder="mlp")
-    answers = np.stack((found.expected_bytes.astype(np.float64), np.ma.filled(found.safe_bytes.astype(np.float64), 2.0**60)))
-    lost = losses(labels, answers)
-    return float(lost["error"].mean()), int(lost["above safe"].sum()), float(lost["waste"].mean())
+        predictions = Predictor(bundles).predict_many(jobs, gpu="A100", encoder="mlp")
+    answers = np.stack(
+        (predictions.expected_bytes.astype(np.float64), np.ma.filled(predictions.safe_bytes.astype(np.float64), 2.0**60))
+    )
+    loss = losses(labels, answers)
+    return float(loss["error"].mean()), int(loss["above safe"].sum()), float(loss["waste"].mean())
 
 
 def is_worse(before: tuple[float, int, float], after: tuple[float, int, float], count: int) -> bool:
@@ -133,8 +135,8 @@ def is_worse(before: tuple[float, int, float], after: tuple[float, int, float], 
 def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) -> Run:
     start, cpu_start = time.monotonic(), time.process_time()
     order = np.random.default_rng([seed, len(kind)]).permutation(len(published))
-    picked = [published[at] for at in order[: BASE + NEW + UNSEEN]]
-    base, new, unseen = picked[:BASE], picked[BASE : BASE + NEW], picked[BASE + NEW :]
+    drawn = [published[index] for index in order[: BASE + NEW + UNSEEN]]
+    base, new, unseen = drawn[:BASE], drawn[BASE : BASE + NEW], drawn[BASE + NEW :]
     shift = 0
     observations: tuple[Path, ...] = ()
     datasets = [folder / "base.parquet", folder / "new.parquet"]
@@ -145,7 +147,7 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         observations = (folder / "new.parquet",)
         unseen = [relabelled(one, float(one.label_bytes or 0) + shift) for one in unseen]
     else:
-        write_dataset(datasets[1], new if kind == "more readings" else poisoned(kind, new, seed))
+        write_dataset(datasets[1], new if kind == "more readings" else corrupted(kind, new, seed))
     if kind == "family missing":
         datasets.pop(0)
     registry = first_champion(folder, folder / "base.parquet", seed)
@@ -158,18 +160,18 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
         epochs=EPOCHS,
     )
     outcome = retrain(request)
-    first, now = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
+    first, champion_bundles = mlps(registry, "first"), mlps(registry, registry.aliases().champion)
     # the bundles that the gate judged: the candidate replaces the champion, whether promoted or not
     trained = [track for track in outcome.document["tracks"] if track["bundle"] and track["family"] == "mlp"]
     candidates = [load_bundle(request.work / track["folder"]) for track in trained]
-    before, after, offered = (figures(bundles, unseen) for bundles in (first, now, [*first, *candidates[-1:]]))
+    before, after, offered = (figures(bundles, unseen) for bundles in (first, champion_bundles, [*first, *candidates[-1:]]))
     tracks = outcome.document["tracks"]
     reasons = [f"{track['track']}: {reason}" for track in reversed(tracks) for reason in track["reasons"]]
     reasons += [refused["reason"] for refused in outcome.document["refused"]]
     return {
         "kind": kind,
         "seed": seed,
-        "promoted": {one.sha256 for one in first} != {one.sha256 for one in now},
+        "promoted": {one.sha256 for one in first} != {one.sha256 for one in champion_bundles},
         "promotions": [track["track"] for track in tracks if track["promote"]],
         "exit_code": outcome.exit_code,
         "worse": is_worse(before, after, UNSEEN),
@@ -193,31 +195,32 @@ def settings() -> dict[str, object]:
     return {"rows": [BASE, NEW, UNSEEN], "epochs": EPOCHS, "data": data[:12], "code": code[:12]}
 
 
-def finished(path: Path, under: dict[str, object]) -> dict[tuple[str, int], Run]:
+def read_finished_runs(path: Path, current: dict[str, object]) -> dict[tuple[str, int], Run]:
     """Return the runs in ``path`` with these settings; incomplete lines of a killed run are skipped."""
     runs: dict[tuple[str, int], Run] = {}
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
         try:
-            one = json.loads(line)
+            result = json.loads(line)
         except ValueError:
             continue
-        if one["settings"] == under:
-            runs[one["kind"], one["seed"]] = one
+        if result["settings"] == current:
+            runs[result["kind"], result["seed"]] = result
     return runs
 
 
-def sentence(one: Run) -> str:
-    changes = [f"{name} {one[name][0]:.2%} -> {one[name][1]:.2%}" for name in FIGURES]
-    said = "promoted" if one["promoted"] else "kept out"
-    said += ", WORSE" if one["promoted"] and one["worse"] else ""
-    said += ", though better" if one["offered_better"] and not one["promoted"] else ""
-    return f"{one['kind']} {one['seed']}: {said}; {', '.join(changes)}; {one['cpu_seconds']:.0f} s of CPU; {one['reason']}"
+def describe_run(result: Run) -> str:
+    changes = [f"{name} {result[name][0]:.2%} -> {result[name][1]:.2%}" for name in FIGURES]
+    outcome = "promoted" if result["promoted"] else "not promoted"
+    outcome += ", WORSE" if result["promoted"] and result["worse"] else ""
+    outcome += ", though better" if result["offered_better"] and not result["promoted"] else ""
+    seconds = f"{result['cpu_seconds']:.0f} s of CPU"
+    return f"{result['kind']} {result['seed']}: {outcome}; {', '.join(changes)}; {seconds}; {result['reason']}"
 
 
 def table(runs: Iterable[Run]) -> str:
     by_kind: dict[str, list[Run]] = {}
-    for one in runs:
-        by_kind.setdefault(one["kind"], []).append(one)
+    for result in runs:
+        by_kind.setdefault(result["kind"], []).append(result)
     headings = (
         "new data",
         "runs",
@@ -228,39 +231,41 @@ def table(runs: Iterable[Run]) -> str:
     )
     lines = [f"| {' | '.join(headings)} |", f"| --- |{' ---: |' * (len(headings) - 1)}"]
     for kind, group in by_kind.items():
-        promoted = sum(bool(one["promoted"]) for one in group)
-        worse = sum(bool(one["promoted"] and one["worse"]) for one in group)
-        means = [" → ".join(f"{np.mean([one[name][side] for one in group]):.2%}" for side in (0, 1)) for name in FIGURES]
-        better = sum(bool(one["offered_better"]) for one in group)
+        promoted = sum(bool(result["promoted"]) for result in group)
+        worse = sum(bool(result["promoted"] and result["worse"]) for result in group)
+        means = [" → ".join(f"{np.mean([result[name][side] for result in group]):.2%}" for side in (0, 1)) for name in FIGURES]
+        better = sum(bool(result["offered_better"]) for result in group)
         lines.append(f"| {kind} | {len(group)} | {better} | {promoted} | {worse} | {' | '.join(means)} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each poison; twice as many of each genuine kind")
-    parser.add_argument("--kinds", nargs="*", default=[*POISONS, *GENUINE], choices=[*POISONS, *GENUINE])
-    parser.add_argument("--out", type=Path, default=Path("runs/retrain_gate.jsonl"), help="where each run's figures are added")
-    given = parser.parse_args()
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each corruption; twice as many of each valid kind")
+    parser.add_argument("--kinds", nargs="*", default=[*CORRUPTIONS, *VALID], choices=[*CORRUPTIONS, *VALID])
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/retrain_gate.jsonl"), help="file to which each run appends its figures"
+    )
+    arguments = parser.parse_args()
     published = [one for one in read_dataset(PUBLISHED) if one.status == "ok"]
-    under = settings()
-    done = finished(given.out, under)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
+    current = settings()
+    results = read_finished_runs(arguments.out, current)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     # run all kinds for each seed in turn, so that partial results cover every kind
-    wanted = [
+    planned = [
         (kind, seed)
-        for turn in range(given.seeds)
-        for kind in given.kinds
-        for seed in ((turn,) if kind in POISONS else (2 * turn, 2 * turn + 1))
+        for turn in range(arguments.seeds)
+        for kind in arguments.kinds
+        for seed in ((turn,) if kind in CORRUPTIONS else (2 * turn, 2 * turn + 1))
     ]
-    for at, (kind, seed) in enumerate(wanted, start=1):
-        if (kind, seed) not in done:
+    for index, (kind, seed) in enumerate(planned, start=1):
+        if (kind, seed) not in results:
             with tempfile.TemporaryDirectory() as folder:
-                done[kind, seed] = run(Path(folder), kind, seed, published) | {"settings": under}
-            with given.out.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(done[kind, seed]) + "\n")
-        print(f"{at} of {len(wanted)}: {sentence(done[kind, seed])}", file=sys.stderr, flush=True)
-    print(table(done[one] for one in sorted(wanted, key=lambda one: given.kinds.index(one[0]))))
+                results[kind, seed] = run(Path(folder), kind, seed, published) | {"settings": current}
+            with arguments.out.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(results[kind, seed]) + "\n")
+        print(f"{index} of {len(planned)}: {describe_run(results[kind, seed])}", file=sys.stderr, flush=True)
+    print(table(results[one] for one in sorted(planned, key=lambda one: arguments.kinds.index(one[0]))))
     return 0
 
 

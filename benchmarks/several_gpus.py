@@ -1,9 +1,9 @@
-"""The trace of one of several GPUs against PyTorch's own data parallelism, job by job.
+"""Compares traces of one of several GPUs with PyTorch's own data parallelism, job by job.
 
 ``python benchmarks/several_gpus.py [--jobs 30] [--seed 0] [--keep FILE.json]`` needs what ``benchmarks/cuda_code.py`` needs.
-Jobs of the builder's recipes train on the null GPU as one rank among several that do not exist: ``DistributedDataParallel`` and
-``fully_shard`` run as they are, on PyTorch's fake process group, whose collectives are over at once (DDP on gloo with one rank,
-because the fake one has no results).  NCCL's own buffers are no part of it.
+Jobs of the builder's recipes train on the null GPU as one rank; the other ranks do not exist. ``DistributedDataParallel`` and
+``fully_shard`` run unmodified on PyTorch's fake process group, whose collectives finish at once (DDP on gloo with one rank,
+because the fake group returns no results). NCCL's own buffers are left out.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ from gpumemnet.tracing.parallel.rank import gathered_in  # noqa: E402
 from gpumemnet.tracing.step import AUTOCAST  # noqa: E402
 
 FAMILIES = ("mlp", "cnn", "transformer")
-WAYS = (("ddp", 8), ("fsdp", 8), ("fsdp_zero2", 4), ("ddp", 2), ("fsdp", 6), ("fsdp", 64))
+PARALLEL_FORMS = (("ddp", 8), ("fsdp", 8), ("fsdp_zero2", 4), ("ddp", 2), ("fsdp", 6), ("fsdp", 64))
 MOST_BYTES = 40 * 2**30
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=30, help="of each family")
-    parser.add_argument("--seed", type=int, default=0, help="of the recipes' samples")
+    parser.add_argument("--jobs", type=int, default=30, help="number of jobs of each family")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the recipes' samples")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--keep", type=Path, help="file for the jobs and their peaks on CUDA's code")
     parser.add_argument("--train", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.train:
-        print(json.dumps(trained(json.loads(given.train))), flush=True)
+    arguments = parser.parse_args()
+    if arguments.train:
+        print(json.dumps(trained(json.loads(arguments.train))), flush=True)
         os._exit(0)  # threads of the process group may still be running
     shares = (*(f"{peak}: equal" for peak in PEAKS), "reserved: within 1 %")
     table = Table("way", "family", "jobs", "refused by both", "by one", *shares, "furthest below", "above")
-    asked = [job for family in given.families for job in sampled(family, given.jobs, given.seed)]
-    found = list(compared(asked))
-    for way in ("ddp", "fsdp", "fsdp_zero2"):
-        for family in given.families:
-            pairs = [(real, mine) for job, real, mine in found if (job["parallel"], job["family"]) == (way, family)]
-            table.add_row(way, family, *figures(pairs))
+    jobs = [job for family in arguments.families for job in sampled(family, arguments.jobs, arguments.seed)]
+    results = list(compared(jobs))
+    for form in ("ddp", "fsdp", "fsdp_zero2"):
+        for family in arguments.families:
+            pairs = [(real, peaks) for job, real, peaks in results if (job["parallel"], job["family"]) == (form, family)]
+            table.add_row(form, family, *figures(pairs))
     Console(width=140).print(table)
-    if given.keep:
+    if arguments.keep:
         kept = [
-            json.dumps({**job, **dict(zip(PEAKS, real, strict=True))}, separators=(",", ":")) for job, real, _ in found if real
+            json.dumps({**job, **dict(zip(PEAKS, real, strict=True))}, separators=(",", ":")) for job, real, _ in results if real
         ]
-        given.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n' + ",\n".join(kept) + "\n]}\n")
+        arguments.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n' + ",\n".join(kept) + "\n]}\n")
 
 
 def sampled(family: str, jobs: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield jobs of a recipe, each with a form of data parallelism."""
     planned = sample_jobs(load_recipe(family), jobs, seed, MOST_BYTES)
-    for job, (parallel, ranks) in zip(planned, cycle(WAYS), strict=False):
+    for job, (parallel, ranks) in zip(planned, cycle(PARALLEL_FORMS), strict=False):
         options = job.options
         if parallel != "ddp":  # sharding supports neither a gradient scaler nor weights in the NHWC format
             precision = "amp_bf16" if options.precision == "amp_fp16" else options.precision
@@ -101,23 +101,23 @@ def compared(jobs: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Peaks
                 command, env=os.environ | environment(Path(folder), card=f"card{id(job)}"), capture_output=True, text=True
             )
             if done.returncode:
-                tell(job, f"PyTorch: {(done.stderr.strip().splitlines() or [f'ended with {done.returncode}'])[-1]}")
+                log(job, f"PyTorch: {(done.stderr.strip().splitlines() or [f'ended with {done.returncode}'])[-1]}")
                 return None
             requested, allocated, reserved = json.loads(done.stdout.splitlines()[-1])
             return requested, allocated, reserved
 
         for job, real in zip(jobs, pool.map(run, jobs), strict=True):
-            mine = None
+            peaks = None
             try:
-                mine = traced(job)
+                peaks = traced(job)
             except GpumemnetError as error:
-                tell(job, f"trace: {error}")
-            if real and mine and mine != real:
-                tell(job, ", ".join(f"{peak} {a:,} {b:,}" for peak, a, b in zip(PEAKS, real, mine, strict=True)))
-            yield job, real, mine
+                log(job, f"trace: {error}")
+            if real and peaks and peaks != real:
+                log(job, ", ".join(f"{peak} {a:,} {b:,}" for peak, a, b in zip(PEAKS, real, peaks, strict=True)))
+            yield job, real, peaks
 
 
-def tell(job: dict[str, Any], what: str) -> None:
+def log(job: dict[str, Any], what: str) -> None:
     options = {name: value for name, value in job["options"].items() if value not in ("none", "default", False, 0.0)}
     print(f"{job['family']} {job['parallel']} {job['ranks']} {options}: {what[:300]}", file=sys.stderr, flush=True)
 
@@ -153,10 +153,10 @@ def trained(job: dict[str, Any]) -> Peaks:
         gathered[0] = gathered_in(network, parallel, AUTOCAST.get(planned.options.precision))
         return sharded(network, gathered[0], None if parallel == "fsdp" else False)
 
-    def around(options: Any, device: torch.device) -> AbstractContextManager[object]:
+    def autocast_unless_sharded(options: Any, device: torch.device) -> AbstractContextManager[object]:
         return autocast(options, device) if gathered[0] is None else nullcontext()
 
-    with patch.object(training, "build_network", spread), patch.object(training, "_autocast", around):
+    with patch.object(training, "build_network", spread), patch.object(training, "_autocast", autocast_unless_sharded):
         training.train(planned, torch.device("cuda", 0), 0, lambda phase: torch.cuda.memory_reserved())
     requested, allocated, reserved = peaks()
     return requested, allocated, reserved
@@ -172,15 +172,15 @@ def sharded(network: nn.Module, gathered: torch.dtype | None, reshard: bool | No
     return network
 
 
-def figures(found: list[tuple[Peaks | None, Peaks | None]]) -> list[str]:
-    pairs = [(real, mine) for real, mine in found if real and mine]
-    both = sum(real is None and mine is None for real, mine in found)
-    counts = [str(len(pairs)), str(both), str(len(found) - len(pairs) - both)]
+def figures(results: list[tuple[Peaks | None, Peaks | None]]) -> list[str]:
+    pairs = [(real, traced_bytes) for real, traced_bytes in results if real and traced_bytes]
+    both = sum(real is None and traced_bytes is None for real, traced_bytes in results)
+    counts = [str(len(pairs)), str(both), str(len(results) - len(pairs) - both)]
     if not pairs:
         return counts
-    real, mine = (np.array([pair[column] for pair in pairs], dtype=float) for column in (0, 1))
-    error = (mine - real)[:, 2] / real[:, 2]
-    shares = [f"{share:.1%}" for share in (*(real == mine).mean(axis=0), np.mean(abs(error) <= 0.01))]
+    real, traced_bytes = (np.array([pair[column] for pair in pairs], dtype=float) for column in (0, 1))
+    error = (traced_bytes - real)[:, 2] / real[:, 2]
+    shares = [f"{share:.1%}" for share in (*(real == traced_bytes).mean(axis=0), np.mean(abs(error) <= 0.01))]
     return [*counts, *shares, f"{min(0.0, error.min()):.1%}", f"{max(0.0, error.max()):.1%}"]
 
 

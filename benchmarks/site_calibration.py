@@ -1,4 +1,4 @@
-"""What calibration to a site is worth, and what drift is noticed: simulated sites from the published readings of 3,000 MLPs.
+"""Measures calibration and drift tests on simulated sites, made from the published readings of 3,000 MLPs.
 
 A simulated site adds 900 MiB to those readings, as a newer driver would.  Some rows calibrate the model, and 500 others test it.
 Every figure is a mean over the seeds.  Run it as ``python benchmarks/site_calibration.py``; it takes two minutes.
@@ -29,7 +29,7 @@ DATASET: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "p
 MODEL: Final = "mlp-a100-published"
 SHIFT_MIB: Final = -900
 COVERAGES: Final = (0.9, 0.95, 0.99)
-JUDGED: Final = 500
+TEST_JOBS: Final = 500
 
 
 def main() -> int:
@@ -46,18 +46,20 @@ def main() -> int:
 
 def calibration_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) -> None:
     """Print error, coverage and unused memory by number of calibration jobs; 0 is the shipped bundle."""
-    say("| jobs | median error | took more than expected | " + " | ".join(f"within {level:.0%}" for level in COVERAGES) + " |")
-    say("|---|---|---|" + "---|" * len(COVERAGES))
+    print_line(
+        "| jobs | median error | took more than expected | " + " | ".join(f"within {level:.0%}" for level in COVERAGES) + " |"
+    )
+    print_line("|---|---|---|" + "---|" * len(COVERAGES))
     for count in (0, 20, 50, 100, 300):
         figures = []
         for seed in range(seeds if count else 1):
-            drawn = [shifted(row, SHIFT_MIB) for row in random.Random(seed).sample(list(rows), count + JUDGED)]
-            model = Predictor(calibrated(drawn[JUDGED:], bundles) if count else bundles)
-            figures.append(judged(model, drawn[:JUDGED]))
+            drawn = [shifted(row, SHIFT_MIB) for row in random.Random(seed).sample(list(rows), count + TEST_JOBS)]
+            model = Predictor(calibrated(drawn[TEST_JOBS:], bundles) if count else bundles)
+            figures.append(evaluate(model, drawn[:TEST_JOBS]))
         means = np.mean(figures, axis=0)
         bounds = [f"{share:.1%}, {over:+.1%} memory" for share, over in zip(means[3::2], means[4::2], strict=True)]
-        say(f"| {count} | {means[0]:,.1f} MiB, {means[1]:.2f} % | {means[2]:.0%} | " + " | ".join(bounds) + " |")
-    say("")
+        print_line(f"| {count} | {means[0]:,.1f} MiB, {means[1]:.2f} % | {means[2]:.0%} | " + " | ".join(bounds) + " |")
+    print_line("")
 
 
 def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundle]:
@@ -71,20 +73,20 @@ def calibrated(rows: Sequence[SiteRow], bundles: Sequence[Bundle]) -> list[Bundl
         ]
 
 
-def judged(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
+def evaluate(predictor: Predictor, rows: Sequence[SiteRow]) -> list[float]:
     """Return the figures of one predictor on ``rows``.
 
     They are the median error in MiB and in per cent, and the share of jobs that took more than expected.  For each coverage, the
     share of jobs within the bound and the unused memory follow.
     """
-    took = np.array([row.label_bytes for row in rows], dtype=float)
+    labels = np.array([row.label_bytes for row in rows], dtype=float)
     jobs = [row.job for row in rows]
     expected = np.array([one.expected_bytes for one in predictor.predict_many(jobs)], dtype=float)
-    errors = np.abs(expected - took)
-    figures = [float(np.median(errors)) / MIB, float(np.median(errors / took)) * 100, float(np.mean(expected < took))]
+    errors = np.abs(expected - labels)
+    figures = [float(np.median(errors)) / MIB, float(np.median(errors / labels)) * 100, float(np.mean(expected < labels))]
     for coverage in COVERAGES:
         safe = np.array([one.safe_bytes for one in predictor.predict_many(jobs, coverage=coverage)], dtype=float)
-        figures += [float(np.mean(took <= safe)), float(safe.sum() / took.sum() - 1)]
+        figures += [float(np.mean(labels <= safe)), float(safe.sum() / labels.sum() - 1)]
     return figures
 
 
@@ -104,17 +106,17 @@ def drift_table(rows: Sequence[SiteRow], bundles: Sequence[Bundle], seeds: int) 
         ),
     }
     counts = (50, 100, 200)
-    say("| drifted | " + " | ".join(f"found among {count} jobs" for count in counts) + " |")
-    say("|---|" + "---|" * len(counts))
+    print_line("| drifted | " + " | ".join(f"found among {count} jobs" for count in counts) + " |")
+    print_line("|---|" + "---|" * len(counts))
     for name, change in cases.items():
         shares = []
         for count in counts:
-            found = 0
+            drifts = 0
             for seed in range(seeds):
-                some = random.Random(seed).choices(list(rows), k=count)
-                found += find_drift([change(row, at) for at, row in enumerate(some)], predictor, reference).is_drift
-            shares.append(f"{found} of {seeds}")
-        say(f"| {name} | " + " | ".join(shares) + " |")
+                sample = random.Random(seed).choices(list(rows), k=count)
+                drifts += find_drift([change(row, at) for at, row in enumerate(sample)], predictor, reference).is_drift
+            shares.append(f"{drifts} of {seeds}")
+        print_line(f"| {name} | " + " | ".join(shares) + " |")
 
 
 def shifted(row: SiteRow, shift_mib: int) -> SiteRow:
@@ -122,7 +124,7 @@ def shifted(row: SiteRow, shift_mib: int) -> SiteRow:
     return replace(row, label_bytes=(row.label_bytes or 0) + shift_mib * MIB)
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -138,7 +138,7 @@ def _collect(folder: Path, out: Path) -> None:
 
     rows = list(read_journal(folder))
     if any(row.provenance == "stand_in" for row in rows):
-        print(f"{len(rows):,} rows of a rehearsal: they stay in {folder}, and no dataset is written")
+        print(f"{len(rows):,} rows of a rehearsal stay in {folder}; they are no measurements, so no dataset is written")
         return
     print(f"{write_dataset(out, rows):,} measurements written to {out}")
 
@@ -160,7 +160,7 @@ def merge(
         print(conflict, file=sys.stderr)
     print(
         f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.exact:,} were there already, {merged.repeats:,} "
-        f"repeated a job, {len(merged.conflicts):,} contradicted another; {merged.histories:,} histories came along, "
+        f"repeated a job, {len(merged.conflicts):,} contradicted another; {merged.histories:,} histories were copied, "
         f"{merged.lost_histories:,} were not found"
     )
 

@@ -7,13 +7,13 @@ Contradicting rows are an error unless the caller states which to keep.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.measurement import STATUSES, Measurement, identity
 from gpumemnet.errors import DatasetError
@@ -56,15 +56,15 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What a merge did.
+    """The result of a merge.
 
     Attributes:
         read, written: rows of the sources, and of the result.
         exact: rows left out because they were there already, in every field.
-        repeats: rows left out because the same job was measured again and they tell nothing else.
+        repeats: rows left out because the same job was measured again and they add nothing.
         conflicts: contradictions that ``keep`` settled.
-        histories: recorded allocator histories that came along.
-        lost_histories: rows whose recorded history did not lie beside their dataset; they name none any more.
+        histories: recorded allocator histories that were copied.
+        lost_histories: rows whose recorded history was not found beside their dataset; they no longer name one.
     """
 
     read: int
@@ -114,20 +114,20 @@ def merge_datasets(sources: Sequence[Path], out: Path, keep: Keep | None = None)
         distinct = _distinct(group)
         exact += len(group) - len(distinct)
         best = min(distinct, key=_rank)
-        against = [row for row in distinct if _contradicts(best.measurement, row.measurement)]
-        conflicts += [Conflict(best, row) for row in against]
-        first = next(row for row in distinct if row is best or row in against)
+        contradicting = [row for row in distinct if _contradicts(best.measurement, row.measurement)]
+        conflicts += [Conflict(best, row) for row in contradicting]
+        first = next(row for row in distinct if row is best or row in contradicting)
         kept.update(id(row) for row in (distinct if keep is Keep.ALL else [first]))
     if conflicts and keep is None:
         raise ConflictError(conflicts)
     histories = _Histories(out.parent)
-    written = write_dataset(out, (histories.carry(row) for row in rows if id(row) in kept))
+    written = write_dataset(out, (histories.copy(row) for row in rows if id(row) in kept))
     repeats = len(rows) - exact - written - (len(conflicts) if keep is Keep.FIRST else 0)
     return Merged(len(rows), written, exact, repeats, tuple(conflicts), histories.carried, histories.lost)
 
 
 def _distinct(group: Iterable[Row]) -> list[Row]:
-    """Rows without those that equal an earlier one in all but the place of their history; one that has a history stays."""
+    """The rows, without those that differ from an earlier one in their history only; a row with a history is preferred."""
     distinct: list[Row] = []
     seen: list[Measurement] = []
     for row in group:
@@ -147,7 +147,7 @@ def _rank(row: Row) -> tuple[int, int]:
 
 
 def _contradicts(best: Measurement, other: Measurement) -> bool:
-    """Whether ``other``, which tells no more than ``best``, cannot be true beside it."""
+    """Whether ``other``, which is no more informative than ``best``, contradicts it."""
     label = best.label_bytes
     if label is None:
         return False
@@ -171,7 +171,7 @@ class _Histories:
         self.lost = 0
         self._folder = folder
 
-    def carry(self, row: Row) -> Measurement:
+    def copy(self, row: Row) -> Measurement:
         """The row's measurement, naming its history at its new place."""
         one = row.measurement
         if one.history is None:
@@ -193,13 +193,8 @@ class _Histories:
     def _write(self, target: Path, data: bytes) -> None:
         if target.exists():
             return
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             target.parent.mkdir(exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
+            replace_file(target, data)
         except OSError as error:
             raise DatasetError(f"{target} cannot be written: {error.strerror}") from None

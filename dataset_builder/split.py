@@ -1,4 +1,4 @@
-"""Splits a dataset by architecture, never by row: rows of one network that differ only in batch size would leak the answer.
+"""Splits a dataset by architecture, never by row: rows of one network that differ only in batch size would leak the label.
 
 A fold is a hash of the architecture's key and a seed, so it never changes when rows are added, on whatever host they were
 measured.  Real models (recipe ``zoo``) test how estimators generalise and belong to no fold.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 
@@ -27,7 +27,7 @@ class Split:
 
     Attributes:
         folds: number of folds.
-        seed: of the hash.
+        seed: seed of the hash.
         fold_of: ``architecture_key`` → fold, from 0.
         test_only: keys of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no fold.
     """
@@ -53,8 +53,8 @@ def split_by_architecture(measurements: Iterable[Measurement], folds: int, seed:
 
     Args:
         measurements: rows of a dataset.
-        folds: how many, at least 2.
-        seed: another seed is another split.
+        folds: number of folds, at least 2.
+        seed: seed of the hash.
 
     Raises:
         DatasetError: when there are fewer than two folds.
@@ -63,8 +63,8 @@ def split_by_architecture(measurements: Iterable[Measurement], folds: int, seed:
         raise DatasetError(f"a split needs at least 2 folds, not {folds}")
     keys: set[str] = set()
     test_only: set[str] = set()
-    for one in measurements:
-        (test_only if one.recipe in TEST_ONLY_RECIPES else keys).add(one.architecture_key)
+    for measurement in measurements:
+        (test_only if measurement.recipe in TEST_ONLY_RECIPES else keys).add(measurement.architecture_key)
     return Split(folds, seed, {key: fold_of(key, folds, seed) for key in keys - test_only}, frozenset(test_only))
 
 
@@ -80,9 +80,7 @@ def write_split(split: Split, path: Path) -> None:
     Raises:
         DatasetError: when it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(json.dumps(split.to_dict(), indent=1) + "\n", "utf-8")
-        partial.replace(path)
+        replace_file(path, (json.dumps(split.to_dict(), indent=1) + "\n").encode())
     except OSError as error:
         raise DatasetError(f"{path} cannot be written: {error.strerror}") from None

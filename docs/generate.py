@@ -1,8 +1,8 @@
-"""Builds the parts of the documentation that have a source elsewhere, so that no copy of them can grow stale.
+"""Builds the parts of the documentation that have a source elsewhere, so that no copy of them can become outdated.
 
 MkDocs calls this file as a hook (``mkdocs.yml``).  The reference of the command line comes from the commands themselves, that of
-REST from the service's OpenAPI document, the settings and the feature columns from their Python tables, and the guides of the
-schedulers from the README files beside their code.
+REST from the service's OpenAPI document, the settings and the feature columns from their Python tables.  The guides of the
+schedulers come from the README files beside their code, and the page for contributors from ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 OPENAPI: Final = ROOT / "tests/service/api/openapi_snapshot.json"
 
 READMES: Final = {
+    "contributing/index.md": "CONTRIBUTING.md",
     "how-to/deploy.md": "deploy/README.md",
     "how-to/integrations.md": "integrations/README.md",
     "how-to/slurm.md": "integrations/slurm/README.md",

@@ -5,7 +5,7 @@ The published estimators and the evaluation both use this one type, so neither i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,3 +35,16 @@ class Answers:
     bins: dict[str, NDArray[np.int64]]
     probabilities: Array | None = None
     bounds_bytes: Mapping[float, Array] = field(default_factory=dict)
+
+
+def concatenated(parts: Sequence[Answers]) -> Answers:
+    """Concatenate the answers of several folds; coverages and probabilities that some folds lack are left out."""
+    levels = set.intersection(*(set(part.bounds_bytes) for part in parts))
+    probabilities = [part.probabilities for part in parts]
+    return Answers(
+        np.concatenate([part.expected_bytes for part in parts]),
+        np.concatenate([part.safe_bytes for part in parts]),
+        {name: np.concatenate([part.bins[name] for part in parts]) for name in parts[0].bins},
+        None if any(part is None for part in probabilities) else np.concatenate([p for p in probabilities if p is not None]),
+        {level: np.concatenate([part.bounds_bytes[level] for part in parts]) for level in sorted(levels)},
+    )

@@ -57,7 +57,7 @@ def train(
         ),
     ] = None,
     family: Annotated[
-        str | None, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}; mlp unless given. The common one has them all.")
+        str | None, typer.Option("--family", help=f"One of {', '.join(FAMILIES)}; mlp unless given. Not with --encoder common.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the model; the folder's name unless given.")] = None,
     version: Annotated[str, typer.Option("--model-version", help="Version of the model.")] = "1",
@@ -67,12 +67,14 @@ def train(
     encoder: Annotated[str, typer.Option(metavar="|".join(ENCODERS), help="Classifier to train.")] = "mlp",
     plan_file: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Plan that gpumemnet search has found; the project's own unless given."),
+        typer.Option("--plan", metavar="FILE", help="Plan file of gpumemnet search; the default plan unless given."),
     ] = None,
     traces: Annotated[
         list[Path] | None,
         typer.Option(
-            "--traces", metavar="FILE", help="Measured rows with traced peaks, for jobs that send one; else the dataset's."
+            "--traces",
+            metavar="FILE",
+            help="Measured rows with traced peaks, which calibrate jobs that send one; the dataset's unless given.",
         ),
     ] = None,
     seed: Seed = 0,
@@ -146,16 +148,14 @@ def evaluate(
 @app.command()
 def report(
     out: Annotated[Path, typer.Option("--out", help="Folder for report.md, report.json and the pictures.")] = Path("report"),
-    datasets: Annotated[
-        Path, typer.Option("--datasets", help="Folder of Parquet datasets; all that it holds are used.")
-    ] = DATASETS,
+    datasets: Annotated[Path, typer.Option("--datasets", help="Folder of Parquet datasets, all of which are used.")] = DATASETS,
     seed: Seed = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Few rows, folds and epochs: shows that all of it runs, and nothing else.")
+        bool, typer.Option("--smoke", help="Few rows, folds and epochs: checks that the report runs; its figures say nothing.")
     ] = False,
     common: Annotated[
-        bool, typer.Option("--common", help="Only the model for all families beside the families' own, on the traced labels.")
+        bool, typer.Option("--common", help="Only the common model beside the families' own, on the traced labels.")
     ] = False,
 ) -> None:
     """Evaluate every estimator on every dataset, with tables and pictures."""
@@ -179,29 +179,30 @@ def retrain(
     ] = None,
     dataset: Annotated[
         list[Path] | None,
-        typer.Option("--dataset", metavar="FILE", help="Parquet dataset to learn from, beside the committed ones."),
+        typer.Option("--dataset", metavar="FILE", help="Parquet dataset to train on, in addition to the committed ones."),
     ] = None,
     observations: Annotated[
         list[Path] | None,
         typer.Option("--observations", metavar="FILE", help="Observations, as gpumemnet observations export writes them."),
     ] = None,
     committed: Annotated[
-        bool, typer.Option("--committed/--without-committed", help="Whether to learn from the datasets of the repository.")
+        bool, typer.Option("--committed/--without-committed", help="Whether to train on the datasets of the repository.")
     ] = True,
-    work: Annotated[Path, typer.Option("--work", help="Folder of reports and of finished steps.")] = Path("runs/retrain"),
+    work: Annotated[Path, typer.Option("--work", help="Folder for reports and finished steps.")] = Path("runs/retrain"),
     encoder: Annotated[
         list[str] | None,
-        typer.Option(metavar="mlp|transformer", help="Classifier to train, once for each; mlp unless given."),
+        typer.Option(metavar="mlp|transformer", help="Classifier to train, may be given twice; mlp unless given."),
     ] = None,
     seed: Seed = 0,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes; the plans' own unless given.")
+        int | None,
+        typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs; the plans decide unless given."),
     ] = None,
     plan: Annotated[
         list[Path] | None,
-        typer.Option("--plan", metavar="FILE", help="Plan that gpumemnet search has found; the project's own unless given."),
+        typer.Option("--plan", metavar="FILE", help="Plan file of gpumemnet search; the default plan unless given."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, and leave the registry alone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and judge, but do not change the registry.")] = False,
     challenger: Annotated[bool, typer.Option("--challenger", help="Make a better release challenger, not champion.")] = False,
     tracking: Annotated[
         str | None, typer.Option("--tracking", metavar="mlflow", help="Log the run and register the release in MLflow, too.")
@@ -228,7 +229,7 @@ def retrain(
     if registry is None and not dry_run:
         raise InvalidRequestError("name the registry's folder with --registry, or try it with --dry-run", "registry")
     chosen = tuple(dict.fromkeys(encoder or ["mlp"]))
-    if unknown := [one for one in chosen if one not in RETRAINED]:
+    if unknown := [name for name in chosen if name not in RETRAINED]:
         raise InvalidRequestError(f"must be of {', '.join(RETRAINED)}, not '{unknown[0]}'", "encoder")
     files = (*(sorted(COMMITTED.glob("*.parquet")) if committed else ()), *(dataset or ()))
     if not files and not observations:
@@ -250,8 +251,8 @@ def retrain(
         with _progress("retraining") as progress:
             outcome = run_retraining(request, progress)
     except (OSError, RetrainingError) as error:
-        said = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) and error.filename else str(error)
-        typer.echo(f"error: {said}: the champion is as it was; run it again to go on", err=True)
+        reason = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) and error.filename else str(error)
+        typer.echo(f"error: {reason}: the champion is unchanged; run the same command again to continue", err=True)
         raise typer.Exit(FAILED) from None
     if as_json:
         typer.echo(json.dumps(outcome.document, indent=2))
@@ -264,9 +265,12 @@ def retrain(
 @app.command()
 def search(
     out: Annotated[Path, typer.Option("--out", help="JSON file of the plan that is found.")],
-    trials: Annotated[int, typer.Option("--trials", min=1, max=10_000, help="Plans to try, with those of earlier runs.")],
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, max=10_000, help="Number of plans to try, including those of earlier runs.")
+    ],
     storage: Annotated[
-        str, typer.Option("--storage", metavar="URL", help="SQLite file of the trials; the same again goes on where it was.")
+        str,
+        typer.Option("--storage", metavar="URL", help="SQLite file of the trials; the same command resumes the search in it."),
     ] = "sqlite:///search.db",
     family: Family = "mlp",
     encoder: Annotated[str, typer.Option(metavar="mlp|transformer", help="Classifier to train.")] = "mlp",
@@ -289,18 +293,20 @@ def search(
         raise InvalidRequestError(f"must be {' or '.join(engines)}, not {engine}", "engine")
     if not dataset.is_file():
         raise DatasetError(f"{dataset} does not exist: measure one with gpumemnet build measure")
-    from .search.engines import engine as engine_called
-    from .search.judging import question
-    from .search.run import report, search
+    from .search.engines import open_engine
+    from .search.objective import load_task
+    from .search.run import search, search_report
     from .training.plan_file import document_of
 
-    asked = question(dataset, family, encoder, folds, seed)
+    task = load_task(dataset, family, encoder, folds, seed)
     with _progress("searching") as progress:
-        found = search(asked, trials, storage, lambda: engine_called(engine, asked, workers), epochs, progress)
-    document = document_of(family, encoder, found.plan, report(asked, found, epochs))
+        result = search(task, trials, storage, lambda: open_engine(engine, task, workers), epochs, progress)
+    document = document_of(family, encoder, result.plan, search_report(task, result, epochs))
     write_atomically(out, json.dumps(document, indent=2) + "\n")
-    counts = ", ".join(f"{count} {state}" for state, count in found.trials.items() if count)
-    typer.echo(f"{out}: the best of {sum(found.trials.values())} trials ({counts}); not yet judged: retrain with --plan {out}")
+    counts = ", ".join(f"{count} {state}" for state, count in result.trials.items() if count)
+    typer.echo(
+        f"{out}: the best of {sum(result.trials.values())} trials ({counts}); not yet judged: run gpumemnet retrain --plan {out}"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -309,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tracking_store(tracking: str | None, uri: str | None, model: str, work: Path) -> str | None:
-    """The address of the MLflow store, refused before any work is done if it cannot be one; ``None`` where none is asked for."""
+    """The address of the MLflow store, checked before any work starts; ``None`` if there is none."""
     if tracking is None:
         return None
     if tracking != "mlflow":
@@ -331,7 +337,7 @@ def _track(request: Request, outcome: Outcome, uri: str, model: str) -> None:
     try:
         typer.echo(f"tracking: {track(request, outcome, uri, model)}", err=True)
     except (OSError, GpumemnetError) as error:
-        typer.echo(f"warning: not tracked: {error}: what was decided stands, and the next run logs it", err=True)
+        typer.echo(f"warning: not tracked: {error}: the decision is unchanged, and the next run logs it", err=True)
 
 
 def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
@@ -340,7 +346,7 @@ def _found_plan(path: Path, family: str, encoder: str) -> FoundPlan:
     found = read_plan(path)
     if (found.family, found.encoder) != (family, encoder):
         raise InvalidRequestError(
-            f"{path} is for {found.family} jobs and the encoder {found.encoder}, and {family} and {encoder} are asked for", "plan"
+            f"{path} is for {found.family} jobs and the encoder {found.encoder}, not for {family} jobs and {encoder}", "plan"
         )
     return found
 
@@ -351,11 +357,12 @@ def _found_plans(paths: list[Path]) -> tuple[FoundPlan, ...]:
     from .training.plan_file import read_plan
 
     plans = tuple(map(read_plan, paths))
-    for number, one in enumerate(plans):
-        for other in plans[:number]:
-            if (one.family, one.encoder) == (other.family, other.encoder):
+    for number, plan in enumerate(plans):
+        for earlier in plans[:number]:
+            if (plan.family, plan.encoder) == (earlier.family, earlier.encoder):
                 raise InvalidRequestError(
-                    f"{other.name} and {one.name} are both for {one.family} jobs and the encoder {one.encoder}: give one", "plan"
+                    f"{earlier.name} and {plan.name} are both for {plan.family} jobs and the encoder {plan.encoder}: give one",
+                    "plan",
                 )
     return plans
 
@@ -421,20 +428,20 @@ def _split_errors(dataset: Path) -> Iterator[None]:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on standard error; where that is no terminal, a line for each thing that is done."""
+    """A progress bar on standard error, or a line for each step if that is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     if not sys.stderr.isatty():
-        said: list[str] = []
+        shown: list[str] = []
 
-        def say(what: str, share: float) -> None:
-            if what not in said[-1:]:
-                said.append(what)
-                typer.echo(f"{share:4.0%} {what}", err=True)
+        def show_line(step: str, share: float) -> None:
+            if step not in shown[-1:]:
+                shown.append(step)
+                typer.echo(f"{share:4.0%} {step}", err=True)
 
-        yield say
+        yield show_line
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=1.0)
-        yield lambda what, share: progress.update(task, description=what, completed=share)
+        yield lambda step, share: progress.update(task, description=step, completed=share)

@@ -1,4 +1,4 @@
-"""The shipped models behind MLServer: the peer of benchmarks/http_latency.py.  Runs in an environment of MLServer's own."""
+"""Serves the shipped models with MLServer, for benchmarks/http_latency.py.  It runs in an environment of its own."""
 
 import numpy as np
 from mlserver import MLModel
@@ -10,7 +10,7 @@ from gpumemnet.predict.predictor import Predictor
 
 
 class Runtime(MLModel):
-    """Answers jobs from the same predictor, in fewer words than the service: three numbers and the probabilities."""
+    """Answers jobs from the same predictor, with fewer fields than the service: three numbers and the probabilities."""
 
     async def load(self) -> bool:
         """Load the bundles of the package."""

@@ -36,31 +36,31 @@ def write_card(dataset: Path, out: Path) -> list[Path]:
     if not measurements:
         raise DatasetError(f"{dataset} has no rows to describe")
     families = by_family(measurements)
-    sampled = {family: kept for family, rows in families.items() if (kept := text.sampled_rows(rows))}
+    sampled = {family: sampled_rows for family, rows in families.items() if (sampled_rows := text.sampled_rows(rows))}
     spreads = {family: coverage.spreads(rows) for family, rows in sampled.items()}
-    told = {family: rows for family, rows in families.items() if any(one.status in ("ok", "oom") for one in rows)}
-    labelled = {family: rows for family, rows in families.items() if any(one.label_bytes for one in rows)}
+    with_outcome = {family: rows for family, rows in families.items() if any(row.status in ("ok", "oom") for row in rows)}
+    labelled = {family: rows for family, rows in families.items() if any(row.label_bytes for row in rows)}
     pictures: dict[str, Figure | None] = {
-        "labels": figures.label_figure(told) if told else None,
+        "labels": figures.label_figure(with_outcome) if with_outcome else None,
         "growth": figures.growth_figure(labelled) if labelled else None,
         "context": figures.context_figure(labelled),
         **{f"coverage_{family}": figures.coverage_figure(family, each) for family, each in spreads.items() if each},
         **{f"map_{family}": figures.map_figure(family, rows) for family, rows in labelled.items()},
     }
-    drawn = {name: figure for name, figure in pictures.items() if figure is not None}
+    figures_by_name = {name: figure for name, figure in pictures.items() if figure is not None}
     digest = hashlib.sha256(dataset.read_bytes()).hexdigest()
-    page = text.card_text(dataset.name, digest, families, spreads, set(drawn))
+    page = text.card_text(dataset.name, digest, families, spreads, set(figures_by_name))
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name, figure in drawn.items():
+        for name, figure in figures_by_name.items():
             figure.savefig(out / f"{name}.png", dpi=_DPI, metadata={"Software": None})
         (out / CARD_NAME).write_text(page, "utf-8")
     except OSError as error:
         raise DatasetError(f"{out} cannot be written: {error.strerror}") from None
-    return [out / CARD_NAME, *(out / f"{name}.png" for name in drawn)]
+    return [out / CARD_NAME, *(out / f"{name}.png" for name in figures_by_name)]
 
 
 def by_family(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
     """Groups the rows by family, in the order of :data:`~gpumemnet.job.training_job.FAMILIES`; leaves out empty families."""
-    families = {family: [one for one in measurements if one.job.family == family] for family in FAMILIES}
+    families = {family: [measurement for measurement in measurements if measurement.job.family == family] for family in FAMILIES}
     return {family: rows for family, rows in families.items() if rows}

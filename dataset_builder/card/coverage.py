@@ -127,8 +127,8 @@ def _leaves(value: Any) -> Iterable[Any]:
 def spreads(measurements: Iterable[Measurement]) -> list[Spread]:
     """The spread of every feature that takes more than one value, ranges first, each kind in alphabetical order."""
     columns: dict[str, list[Any]] = {}
-    for one in measurements:
-        for name, value in feature_values(one).items():
+    for measurement in measurements:
+        for name, value in feature_values(measurement).items():
             columns.setdefault(name, []).append(value)
     found = [spread(name, values) for name, values in sorted(columns.items()) if len(set(values)) > 1]
     return sorted(found, key=lambda each: not each.is_range)
@@ -147,12 +147,12 @@ def spread(feature: str, values: Sequence[Any]) -> Spread:
 
 
 def _choices(feature: str, values: Sequence[Any]) -> Spread:
-    common = Counter(map(_word, values)).most_common()
+    common = Counter(map(_value_text, values)).most_common()
     shares = tuple(count / len(values) for _, count in common)
     return Spread(feature, len(values), None, None, shares, tuple(name for name, _ in common), CHOICE_LIMIT / len(common))
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -170,11 +170,11 @@ def _range(feature: str, values: Sequence[float]) -> Spread:
         knots = scale(np.stack([numbers, numbers + 1], axis=1).ravel())
         below = np.concatenate([[0.0], np.repeat(np.cumsum(counts), 2)[:-1]])
         edges = np.linspace(knots[0], knots[-1], TENTHS + 1)
-        held = np.diff(np.interp(edges, knots, below))
+        counts_by_tenth = np.diff(np.interp(edges, knots, below))
     else:
-        held = np.histogram(scale(column), bins=TENTHS)[0].astype(np.float64)
+        counts_by_tenth = np.histogram(scale(column), bins=TENTHS)[0].astype(np.float64)
     names = tuple(f"tenth {tenth}" for tenth in range(1, TENTHS + 1))
-    return Spread(feature, len(values), low, high, tuple((held / len(values)).tolist()), names, TENTH_LIMIT)
+    return Spread(feature, len(values), low, high, tuple((counts_by_tenth / len(values)).tolist()), names, TENTH_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)

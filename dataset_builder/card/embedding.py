@@ -64,23 +64,23 @@ def tsne(points: Matrix, seed: int, perplexity: float = PERPLEXITY) -> Matrix:
     count = len(points)
     if count < 4:
         return start
-    near = _affinities(_squared_distances(points), min(perplexity, (count - 1) / 3))
-    place = start / max(float(start[:, 0].std()), 1e-12) * 1e-4
-    place += np.random.default_rng(seed).normal(scale=1e-6, size=place.shape)
+    affinities = _affinities(_squared_distances(points), min(perplexity, (count - 1) / 3))
+    position = start / max(float(start[:, 0].std()), 1e-12) * 1e-4
+    position += np.random.default_rng(seed).normal(scale=1e-6, size=position.shape)
     rate = max(count / _EXAGGERATION / 4, 50.0)
-    velocity, gains = np.zeros_like(place), np.ones_like(place)
-    for turn in range(_ROUNDS):
-        closeness = 1.0 / (1.0 + _squared_distances(place))
+    velocity, gains = np.zeros_like(position), np.ones_like(position)
+    for step in range(_ROUNDS):
+        closeness = 1.0 / (1.0 + _squared_distances(position))
         np.fill_diagonal(closeness, 0.0)
-        pull = near * _EXAGGERATION if turn < _EXAGGERATED_ROUNDS else near
-        force = (pull - closeness / closeness.sum()) * closeness
-        gradient = 4.0 * (force.sum(axis=1)[:, None] * place - force @ place)
+        attraction = affinities * _EXAGGERATION if step < _EXAGGERATED_ROUNDS else affinities
+        force = (attraction - closeness / closeness.sum()) * closeness
+        gradient = 4.0 * (force.sum(axis=1)[:, None] * position - force @ position)
         same = np.sign(gradient) == np.sign(velocity)
         gains = np.maximum(np.where(same, gains * 0.8, gains + 0.2), 0.01)
-        velocity = (0.5 if turn < _EXAGGERATED_ROUNDS else 0.8) * velocity - rate * gains * gradient
-        place = place + velocity
-        place -= place.mean(axis=0)
-    return place
+        velocity = (0.5 if step < _EXAGGERATED_ROUNDS else 0.8) * velocity - rate * gains * gradient
+        position = position + velocity
+        position -= position.mean(axis=0)
+    return position
 
 
 def _squared_distances(points: Matrix) -> Matrix:

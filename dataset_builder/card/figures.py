@@ -38,11 +38,11 @@ _MOST_BARS: Final = 12
 def label_figure(families: Families) -> Figure:
     """Labels of every family by quarter octaves; jobs that ran out of memory are at the memory that they had."""
     figure, panels = _stack(families, 2.3)
-    amounts = [amount for rows in families.values() for one in rows if (amount := one.label_bytes or _bound(one))]
+    amounts = [amount for rows in families.values() for row in rows if (amount := row.label_bytes or _bound(row))]
     bins = np.arange(np.floor(np.log2(min(amounts))), np.ceil(np.log2(max(amounts)) + 0.01) + 0.125, 0.25)
     for axes, (family, rows) in zip(panels, families.items(), strict=True):
-        labels = [np.log2(one.label_bytes) for one in rows if one.label_bytes]
-        bounds = [np.log2(_bound(one)) for one in rows if _bound(one)]
+        labels = [np.log2(row.label_bytes) for row in rows if row.label_bytes]
+        bounds = [np.log2(_bound(row)) for row in rows if _bound(row)]
         kinds = [(labels, COLOURS[family], "", "label"), (bounds, OOM_COLOUR, "////", "out of memory: more than this")]
         below = np.zeros(len(bins) - 1)
         for values, colour, hatch, name in kinds:
@@ -100,31 +100,31 @@ def _draw_choices(axes: Axes, choices: Sequence[Spread], colour: str, longest: f
     names = [f"{each.feature}\n{each.fullest}: {max(each.cells):.0%}, {len(each.cells)} values" for each in choices]
     axes.set_yticks(range(len(choices)), names, fontsize=8)
     axes.set(ylim=(len(choices) - 0.4, -0.6), xlim=(0, longest))
-    axes.set(title=f"commonest choice (limit {CHOICE_LIMIT:g}, dashed)", xlabel="times its even share")
+    axes.set(title=f"most frequent choice (limit {CHOICE_LIMIT:g}, dashed)", xlabel="times its even share")
 
 
 def growth_figure(families: Families) -> Figure:
     """Left: labels against the weights' bytes.  Right: the smallest jobs, whose labels rise in steps of allocator segments."""
     figure = _figure(13.0, 3.6 * len(families))
     grid = figure.subplots(len(families), 2, squeeze=False)
-    for (left, right), (family, everything) in zip(grid, families.items(), strict=True):
-        rows = [one for one in _thinned(everything) if one.label_bytes]
-        weights = [training_state_bytes(one)[0] for one in rows]
+    for (left, right), (family, family_rows) in zip(grid, families.items(), strict=True):
+        rows = [row for row in _thinned(family_rows) if row.label_bytes]
+        weights = [training_state_bytes(row)[0] for row in rows]
         left.scatter(
-            weights, [one.label_bytes for one in rows], s=6, alpha=0.5, color=COLOURS[family], linewidth=0, rasterized=True
+            weights, [row.label_bytes for row in rows], s=6, alpha=0.5, color=COLOURS[family], linewidth=0, rasterized=True
         )
         left.set_xscale("log", base=2)
         left.set_yscale("log", base=2)
         left.set(title=f"{family}: label against weights", xlabel="bytes of the weights", ylabel="label")
         _log_memory(left.xaxis, left.get_xlim())
         _log_memory(left.yaxis, left.get_ylim())
-        reserved = all(one.peak_reserved_bytes is not None for one in rows)
-        sizes = np.array([_tensor_bytes(one) for one in rows]) / MIB
+        reserved = all(row.peak_reserved_bytes is not None for row in rows)
+        sizes = np.array([_tensor_bytes(row) for row in rows]) / MIB
         limit = max(
             _ZOOM_BYTES / MIB, float(np.partition(sizes, min(_ZOOM_ROWS, len(sizes)) - 1)[min(_ZOOM_ROWS, len(sizes)) - 1])
         )
-        near = [(size, one) for size, one in zip(sizes, rows, strict=True) if size <= limit]
-        amounts = [((one.peak_reserved_bytes if reserved else one.label_bytes) or 0) / MIB for _, one in near]
+        near = [(size, row) for size, row in zip(sizes, rows, strict=True) if size <= limit]
+        amounts = [((row.peak_reserved_bytes if reserved else row.label_bytes) or 0) / MIB for _, row in near]
         right.scatter([size for size, _ in near], amounts, s=6, alpha=0.6, color=COLOURS[family], linewidth=0, rasterized=True)
         if amounts:
             low, high = min(amounts), float(np.quantile(amounts, 0.95))
@@ -138,7 +138,7 @@ def growth_figure(families: Families) -> Figure:
 
 def context_figure(families: Families) -> Figure | None:
     """Context bytes of every family, or ``None`` when no row states them."""
-    known = {family: [one.context_bytes / MIB for one in rows if one.context_bytes] for family, rows in families.items()}
+    known = {family: [row.context_bytes / MIB for row in rows if row.context_bytes] for family, rows in families.items()}
     known = {family: values for family, values in known.items() if values}
     if not known:
         return None
@@ -157,15 +157,15 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
     from matplotlib import colormaps
     from matplotlib.lines import Line2D
 
-    chosen = [one for one in rows if one.status in ("ok", "oom")]
+    chosen = [row for row in rows if row.status in ("ok", "oom")]
     if len(chosen) > MAP_ROWS:
         picked = np.random.default_rng(seed).choice(len(chosen), MAP_ROWS, replace=False)
         chosen = [chosen[index] for index in sorted(picked)]
-    labels = np.array([one.label_bytes or 0 for one in chosen], dtype=np.float64)
+    labels = np.array([row.label_bytes or 0 for row in chosen], dtype=np.float64)
     fits = labels > 0
     edges = map_edges(labels[fits]) if fits.any() else np.array([GIB, 2.0 * GIB])
     bins = np.digitize(labels[fits], edges) - 1
-    points = standardised_features([one.job for one in chosen])
+    points = standardised_features([row.job for row in chosen])
     components, shares = principal_components(points)
     figure = _figure(13.0, 5.4)
     titles = (f"{family}: principal components ({shares.sum():.0%} of the variance)", f"{family}: t-SNE")
@@ -200,15 +200,15 @@ def map_edges(label_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
     return edges
 
 
-def _bound(one: Measurement) -> int:
+def _bound(row: Measurement) -> int:
     """Lower bound of the memory of a job that ran out of memory; 0 for all others."""
-    return one.capacity_bytes if one.status == "oom" else 0
+    return row.capacity_bytes if row.status == "oom" else 0
 
 
-def _tensor_bytes(one: Measurement) -> int:
-    job = one.job
+def _tensor_bytes(row: Measurement) -> int:
+    job = row.job
     assert job.total_activations is not None
-    return training_state_bytes(one)[1] + job.total_activations * job.batch_size * ELEMENT_BYTES[job.precision].activation
+    return training_state_bytes(row)[1] + job.total_activations * job.batch_size * ELEMENT_BYTES[job.precision].activation
 
 
 def _thinned(rows: Sequence[Measurement]) -> Sequence[Measurement]:

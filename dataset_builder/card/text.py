@@ -49,11 +49,11 @@ def card_text(name: str, digest: str, families: Families, spreads: Mapping[str, 
     parts = [
         f"# Data card of {name}",
         f"Written by `python -m dataset_builder card {name}` from the file with SHA-256 `{digest}`.",
-        "## What it holds",
-        _what(rows, families),
+        "## Contents",
+        _contents(rows, families),
         _counts(families),
         "## How it was measured",
-        _how(rows),
+        _method(rows),
         _stacks(rows),
         "## Labels",
         _labels(families, pictures),
@@ -77,7 +77,7 @@ def card_text(name: str, digest: str, families: Families, spreads: Mapping[str, 
 
 def sampled_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Rows whose features were chosen by a sampler: all except the real models of test-only recipes."""
-    return [one for one in rows if one.recipe not in TEST_ONLY_RECIPES]
+    return [row for row in rows if row.recipe not in TEST_ONLY_RECIPES]
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -86,54 +86,54 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _what(rows: Sequence[Measurement], families: Families) -> str:
-    architectures = len({one.architecture_key for one in rows})
+def _contents(rows: Sequence[Measurement], families: Families) -> str:
+    architectures = len({row.architecture_key for row in rows})
     return (
         f"{len(rows):,} training jobs of {len(families)} {'family' if len(families) == 1 else 'families'} and {architectures:,} "
-        "architectures, each run once on a GPU: what a scheduler could have known of it, and the memory that it took. "
-        "A job that ran out of memory is kept with what it had (`capacity_bytes`): its label lies above that. "
-        f"{sum(one.history is not None for one in rows):,} rows name a recorded history of the caching allocator."
+        "architectures, each run once on a GPU. A row holds what a scheduler could know of the job, and the memory that it took. "
+        "A job that ran out of memory has no label; it needed more than its `capacity_bytes`. "
+        f"{sum(row.history is not None for row in rows):,} rows name a recorded history of the caching allocator."
     )
 
 
 def _counts(families: Families) -> str:
     lines = []
-    for family, everything in families.items():
-        for recipe in sorted({one.recipe for one in everything}):
-            rows = [one for one in everything if one.recipe == recipe]
-            statuses = Counter(one.status for one in rows)
-            architectures = len({one.architecture_key for one in rows})
+    for family, family_rows in families.items():
+        for recipe in sorted({row.recipe for row in family_rows}):
+            rows = [row for row in family_rows if row.recipe == recipe]
+            statuses = Counter(row.status for row in rows)
+            architectures = len({row.architecture_key for row in rows})
             lines.append([family, recipe, *(f"{statuses[each]:,}" for each in STATUSES), f"{len(rows):,}", f"{architectures:,}"])
-    total = Counter(one.status for one in chain.from_iterable(families.values()))
+    total = Counter(row.status for row in chain.from_iterable(families.values()))
     lines.append(["all", "", *(f"{total[each]:,}" for each in STATUSES), f"{total.total():,}", ""])
     return table(["family", "recipe", *STATUSES, "rows", "architectures"], lines)
 
 
-def _how(rows: Sequence[Measurement]) -> str:
-    sources = Counter((one.label_source, one.protocol or "–") for one in rows)
-    told = [
+def _method(rows: Sequence[Measurement]) -> str:
+    sources = Counter((row.label_source, row.protocol or "–") for row in rows)
+    source_lines = [
         f"* {count:,} rows, label source `{source}`, protocol `{protocol}`: {_SOURCES[source]}"
         for (source, protocol), count in sorted(sources.items())
     ]
     labels = (
-        "The label is the peak of the process's memory as the driver sees it: CUDA context, libraries and all that the caching "
-        "allocator had reserved. Every job had a fresh process."
+        "The label is the peak of the process's memory as the driver sees it: CUDA context, libraries and everything that the "
+        "caching allocator had reserved. Every job ran in a fresh process."
     )
-    return "\n".join([labels, "", *told])
+    return "\n".join([labels, "", *source_lines])
 
 
 def _stacks(rows: Sequence[Measurement]) -> str:
     stacks = Counter(
         (
-            one.gpu,
-            one.driver or "–",
-            one.cuda or "–",
-            one.cudnn or "–",
-            one.torch or "–",
-            one.allocator_settings or "–",
-            one.provenance,
+            row.gpu,
+            row.driver or "–",
+            row.cuda or "–",
+            row.cudnn or "–",
+            row.torch or "–",
+            row.allocator_settings or "–",
+            row.provenance,
         )
-        for one in rows
+        for row in rows
     )
     heading = ["GPU", "driver", "CUDA", "cuDNN", "torch", "allocator settings", "provenance", "rows"]
     return table(heading, [[*stack, f"{count:,}"] for stack, count in sorted(stacks.items())])
@@ -141,13 +141,13 @@ def _stacks(rows: Sequence[Measurement]) -> str:
 
 def _labels(families: Families, pictures: Set[str]) -> str:
     parts = []
-    for family, everything in families.items():
-        for gpu in sorted({one.gpu for one in everything}):
-            rows = [one for one in everything if one.gpu == gpu]
-            labels = np.array([one.label_bytes for one in rows if one.label_bytes], dtype=np.int64)
+    for family, family_rows in families.items():
+        for gpu in sorted({row.gpu for row in family_rows}):
+            rows = [row for row in family_rows if row.gpu == gpu]
+            labels = np.array([row.label_bytes for row in rows if row.label_bytes], dtype=np.int64)
             if not len(labels):
                 continue
-            capacity = max(one.capacity_bytes for one in rows)
+            capacity = max(row.capacity_bytes for row in rows)
             octaves = label_octaves(labels, capacity)
             empty = empty_octaves(octaves, capacity)
             low, median, high = (format_bytes(each) for each in np.quantile(labels, (0.0, 0.5, 1.0)))
@@ -169,21 +169,21 @@ def _coverage(spreads: Mapping[str, Sequence[Spread]], pictures: Set[str]) -> st
         f"{CHOICE_LIMIT:g} times its even share. A list counts as its length and its largest number; a whole number is shared "
         "out evenly up to the next; a feature with one value only is left out, and so are real models of test-only recipes."
     ]
-    for family, each in spreads.items():
+    for family, family_spreads in spreads.items():
         lines = [
             [
-                one.feature,
-                f"{one.rows:,}",
-                one.ends if one.is_range else f"{len(one.cells)} choices",
-                one.fullest,
-                f"{max(one.cells):.1%}",
-                f"{one.limit:.1%}",
-                _MARKS[one.within],
+                spread.feature,
+                f"{spread.rows:,}",
+                spread.ends if spread.is_range else f"{len(spread.cells)} choices",
+                spread.fullest,
+                f"{max(spread.cells):.1%}",
+                f"{spread.limit:.1%}",
+                _MARKS[spread.within],
             ]
-            for one in each
+            for spread in family_spreads
         ]
-        above = sum(not one.within for one in each)
-        parts.append(f"**{family}**: {len(each)} features, {above} above their limit.")
+        above = sum(not spread.within for spread in family_spreads)
+        parts.append(f"**{family}**: {len(family_spreads)} features, {above} above their limit.")
         parts.append(table(["feature", "rows", "values", "fullest", "share", "limit", ""], lines))
         parts.append(_picture(f"coverage_{family}", f"coverage of every feature of {family}", pictures))
     return "\n\n".join(parts)
@@ -192,20 +192,20 @@ def _coverage(spreads: Mapping[str, Sequence[Spread]], pictures: Set[str]) -> st
 def _growth(pictures: Set[str]) -> str:
     if "growth" not in pictures:
         return "No row has a label."
-    words = (
-        "Memory grows in stairs, because the caching allocator takes whole segments of 2 and 20 MiB from the driver; the panels "
-        "on the right show the smallest jobs, where a stair is as high as the tensors."
+    text = (
+        "Memory grows in steps, because the caching allocator takes whole segments of 2 and 20 MiB from the driver. The panels "
+        "on the right show the smallest jobs, where a step is as high as the tensors."
     )
-    return f"{words}\n\n{_picture('growth', 'growth of memory', pictures)}"
+    return f"{text}\n\n{_picture('growth', 'growth of memory', pictures)}"
 
 
 def _context(families: Families, pictures: Set[str]) -> str:
     if "context" not in pictures:
-        return "No row tells its context bytes."
+        return "No row states its context bytes."
     lines = []
     for family, rows in families.items():
-        for gpu in sorted({one.gpu for one in rows}):
-            known = [one.context_bytes for one in rows if one.gpu == gpu and one.context_bytes]
+        for gpu in sorted({row.gpu for row in rows}):
+            known = [row.context_bytes for row in rows if row.gpu == gpu and row.context_bytes]
             if known:
                 quantiles = (format_bytes(each) for each in np.quantile(known, (0.0, 0.05, 0.5, 0.95, 1.0)))
                 lines.append([family, gpu, f"{len(known):,}", *quantiles])
@@ -214,12 +214,12 @@ def _context(families: Families, pictures: Set[str]) -> str:
 
 
 def _maps(families: Families, pictures: Set[str]) -> str:
-    drawn = [_picture(f"map_{family}", f"maps of {family}", pictures) for family in families]
-    words = (
+    links = [_picture(f"map_{family}", f"maps of {family}", pictures) for family in families]
+    text = (
         f"The feature vectors of at most {MAP_ROWS:,} rows of each family in two dimensions: principal components, and t-SNE "
         "(van der Maaten & Hinton, 2008), coloured by label."
     )
-    return "\n\n".join([words, *drawn]) if any(drawn) else "No row has a label."
+    return "\n\n".join([text, *links]) if any(links) else "No row has a label."
 
 
 def _findings(rows: Sequence[Measurement]) -> str:
@@ -230,7 +230,7 @@ def _findings(rows: Sequence[Measurement]) -> str:
 
 
 def _credit(rows: Sequence[Measurement]) -> str:
-    provenances = Counter(one.provenance for one in rows)
+    provenances = Counter(row.provenance for row in rows)
     parts = []
     if provenances["measured"]:
         parts.append(f"* {provenances['measured']:,} measured rows: the licence of the project that ships this file.")
@@ -245,34 +245,34 @@ def _credit(rows: Sequence[Measurement]) -> str:
 
 
 def _limits(rows: Sequence[Measurement], families: Families, spreads: Mapping[str, Sequence[Spread]]) -> str:
-    gpus = sorted({one.gpu for one in rows})
+    gpus = sorted({row.gpu for row in rows})
     limits = []
     if len(gpus) == 1:
         limits.append(f"One GPU model, {gpus[0]}: context bytes and workspaces of others differ.")
-    stacks = {(one.driver, one.cuda, one.torch) for one in rows}
+    stacks = {(row.driver, row.cuda, row.torch) for row in rows}
     if (None, None, None) in stacks:
         limits.append("The software stack of some rows is not known.")
     elif len(stacks) == 1:
         limits.append("One software stack: another driver or torch moves the context, and sometimes the allocator.")
-    if any(one.label_source == "nvidia_smi_device_1s" for one in rows):
+    if any(row.label_source == "nvidia_smi_device_1s" for row in rows):
         limits.append(
             "Labels read once a second from the whole device miss short peaks, hold everything else on that device, "
-            "and do not part context from tensors."
+            "and do not separate context from tensors."
         )
-    if not any(one.status == "oom" for one in rows):
-        limits.append("No job ran out of memory: nothing here tells what lies above the largest label.")
+    if not any(row.status == "oom" for row in rows):
+        limits.append("No job ran out of memory: nothing is known about jobs above the largest label.")
     for family, members in families.items():
         for field in ("optimizer", "precision"):
-            used = {getattr(one.job, field) for one in members}
+            used = {getattr(row.job, field) for row in members}
             if len(used) == 1:
                 limits.append(f"{family}: one {field} only, `{used.pop()}`.")
     for family, each in spreads.items():
-        crowded = [one.feature for one in each if not one.within]
+        crowded = [spread.feature for spread in each if not spread.within]
         if crowded:
             limits.append(f"{family}: crowded features are {', '.join(crowded)}.")
-    failed = sum(one.status in ("timeout", "error") for one in rows)
+    failed = sum(row.status in ("timeout", "error") for row in rows)
     if failed:
-        limits.append(f"{failed:,} jobs timed out or failed: these rows tell nothing about memory.")
+        limits.append(f"{failed:,} jobs timed out or failed: these rows say nothing about memory.")
     limits.append("One process on one GPU: no data, tensor or pipeline parallelism, no `torch.compile`, no data loader.")
     return "\n".join(f"* {limit}" for limit in limits)
 

@@ -1,8 +1,8 @@
 """The estimates for each row: the trace, a trace without corrections, and lines through them.
 
-A line is fitted on the other folds by least squares, its bound is the ratio that covers 99 % of them; folds hold whole
-architectures.  "Raw FakeTensor" is the
-allocated peak of the run on plain meta tensors, which equals that of PyTorch's MemTracker under FakeTensorMode byte for byte.
+A line is fitted on the other folds by least squares.  Its bound is the ratio that covers 99 % of their rows.  A fold holds whole
+architectures.  "Raw FakeTensor" is the allocated peak of a run on meta tensors, which equals that of PyTorch's MemTracker under
+FakeTensorMode byte for byte.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRow:
-    """One measured row with what was traced of it, in bytes.
+    """One measured row and its traces, in bytes.
 
     Attributes:
         family, architecture_key, precision, optimizer, recipe: of the row.
@@ -69,9 +69,9 @@ class Estimates:
     """One estimator's answers, shape ``[B]`` each.
 
     Attributes:
-        name: of the estimator.
-        expected_bytes: its guess.
-        safe_bytes: its bound; NaN where it gives none.
+        name: name of the estimator.
+        expected_bytes: the expected memory.
+        safe_bytes: the bound; NaN where the estimator gives none.
     """
 
     name: str
@@ -90,15 +90,15 @@ def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
     timeline, device = recording.timeline, subject.platform.device
     memory = steady_memory(timeline, device)
     seconds = clock() - start
-    plain = replace(
+    plain_options = replace(
         subject.options,
         optimizer_implementation="for_loop",
         precision=_without_autocast(subject.options.precision),
         last_batch_size=None,
         forward_passes_first=0,
     )
-    raw = record(subject.network, subject.inputs, plain, subject.platform, corrected=False).timeline
-    tensors = [0 if storage.memory_class == "workspace" else storage.size_bytes for storage in raw.storages]
+    uncorrected = record(subject.network, subject.inputs, plain_options, subject.platform, corrected=False).timeline
+    tensors = [0 if storage.memory_class == "workspace" else storage.size_bytes for storage in uncorrected.storages]
     measurement, job = subject.measurement, subject.measurement.job
     assert measurement.label_bytes is not None
     element = ELEMENT_BYTES[job.precision]
@@ -112,7 +112,7 @@ def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
         measured_reserved_bytes=measurement.peak_reserved_bytes,
         reserved_bytes=memory.run.reserved_bytes,
         bound_bytes=memory.safe_bytes,
-        fake_tensor_bytes=peak_of(raw, tensors)[0],
+        fake_tensor_bytes=peak_of(uncorrected, tensors)[0],
         parameter_bytes=(job.total_parameters or 0) * element.weight,
         activation_bytes=(job.total_activations or 0) * job.batch_size * element.activation,
         seconds=seconds,
@@ -124,7 +124,7 @@ def estimates(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Estimate
     columns = {name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in _COLUMNS}
     folds = np.array([row.fold for row in rows])
     labels, ones = columns["label_bytes"], np.ones(len(rows))
-    outside = context(device)
+    gpu_context = context(device)
     reserved = columns["reserved_bytes"]
     return [
         _fitted("median of the other folds", labels, folds, lambda train: np.full(len(rows), np.median(labels[train]))),
@@ -136,7 +136,7 @@ def estimates(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Estimate
         ),
         Estimates("raw FakeTensor", columns["fake_tensor_bytes"], np.full(len(rows), np.nan)),
         _line("FakeTensor, affine", labels, folds, [columns["fake_tensor_bytes"], ones]),
-        Estimates("trace", reserved + outside.expected_bytes, columns["bound_bytes"]),
+        Estimates("trace", reserved + gpu_context.expected_bytes, columns["bound_bytes"]),
         _fitted(
             "trace, context of the other folds", labels, folds, lambda train: reserved + np.median((labels - reserved)[train])
         ),
@@ -161,14 +161,14 @@ def _fitted(name: str, labels: Array, folds: NDArray[np.int64], predict: Callabl
     """Answers for each fold from a fit on the others, with the ratio that covers 99 % of those others as the bound."""
     expected, safe = np.empty(len(labels)), np.empty(len(labels))
     for fold in range(FOLDS):
-        train, held = folds != fold, folds == fold
-        if not train.any() or not held.any():
+        train, held_out = folds != fold, folds == fold
+        if not train.any() or not held_out.any():
             train = np.ones(len(labels), dtype=bool) if not train.any() else train
         answers = predict(train)
-        expected[held] = answers[held]
+        expected[held_out] = answers[held_out]
         ratios = np.sort(labels[train] / np.maximum(answers[train], 1.0))
         rank = min(len(ratios) - 1, int(np.ceil(COVERAGE * (len(ratios) + 1))) - 1)
-        safe[held] = answers[held] * ratios[rank]
+        safe[held_out] = answers[held_out] * ratios[rank]
     return Estimates(name, expected, safe)
 
 

@@ -18,7 +18,7 @@ class Figures:
     """Errors of one estimator on one group of rows; shares are of rows, errors relative to the label.
 
     Attributes:
-        estimator, group, rows: what of, and how many.
+        estimator, group, rows: the estimator, the group and its number of rows.
         median_error, p95_error: absolute error.
         median_error_mib: in MiB.
         within_5_percent: share within 5 %.

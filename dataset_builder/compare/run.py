@@ -49,9 +49,9 @@ def chosen_rows(paths: Sequence[Path], count: int | None, seed: int) -> list[Mea
     drawn: list[Measurement] = []
     generator = np.random.default_rng(seed)
     for family in sorted({row.job.family for row in rows}):
-        of_family = [row for row in rows if row.job.family == family]
-        picks = generator.permutation(len(of_family))[:count]
-        drawn += [of_family[pick] for pick in sorted(picks)]
+        family_rows = [row for row in rows if row.job.family == family]
+        picks = generator.permutation(len(family_rows))[:count]
+        drawn += [family_rows[pick] for pick in sorted(picks)]
     return drawn
 
 
@@ -101,7 +101,7 @@ def compare(paths: Sequence[Path], count: int | None, seed: int, workers: int | 
 
 
 def all_figures(rows: Sequence[TracedRow], device: DeviceProfile) -> list[Figures]:
-    """Figures of every estimator by family, whose lines are fitted within it, and by precision; real models stand apart."""
+    """Figures of every estimator by family and by precision; lines are fitted within a family, and real models are a group."""
     found: list[Figures] = []
     for group in sorted({_group(row) for row in rows}):
         members = [row for row in rows if _group(row) == group]
@@ -128,12 +128,12 @@ def show(
     seconds = np.array([row.seconds for row in rows])
     for group in dict.fromkeys(entry.group for entry in table):
         entries = [entry for entry in table if entry.group == group]
-        drawn = Table(title=f"{group}: {entries[0].rows:,} measured rows on {device.name}", title_justify="left")
+        text_table = Table(title=f"{group}: {entries[0].rows:,} measured rows on {device.name}", title_justify="left")
         for heading in _HEADINGS:
-            drawn.add_column(heading, justify="left" if heading == "estimator" else "right")
+            text_table.add_column(heading, justify="left" if heading == "estimator" else "right")
         for entry in entries:
-            drawn.add_row(*_cells(entry))
-        console.print(drawn)
+            text_table.add_row(*_cells(entry))
+        console.print(text_table)
     console.print(f"one trace: median {np.median(seconds):.2f} s, slowest {seconds.max():.2f} s")
     if refused:
         console.print(f"{len(refused):,} rows could not be traced; the first: {refused[0]}", soft_wrap=True)

@@ -1,7 +1,7 @@
 """The families of networks that the builder measures, and the functions that each family provides.
 
 A family is one module with the functions that :class:`Family` lists.  A new family is a new module here, its entry in
-:func:`family`, and a recipe: nothing else in the builder knows what kind of network it measures.
+:func:`family`, and a recipe: no other module of the builder depends on the kind of network.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def run_campaign(
         meters: the GPUs.
         settings: how jobs are run.
         tally: is kept up to date; its budget ends the run.
-        show: called about five times a second.
+        show: called with the tally about fifty times a second.
 
     Raises:
         MeasurementError: when a GPU cannot be used, its readings cannot be trusted, or it is lost.
@@ -105,20 +105,20 @@ def run_campaign(
         (settings.folder / HISTORY_FOLDER).mkdir(parents=True, exist_ok=True)
     queue = deque(planned)
     pools = [Pool(server, meter, probe(server, meter), settings, count_and_record) for meter in meters]
-    last_admission, last_moment = _deadlines(tally)
-    while time.monotonic() < last_moment:
+    admit_until, abandon_at = _end_times(tally)
+    while time.monotonic() < abandon_at:
         for pool in pools:
             pool.kill_overdue()
-            if time.monotonic() < last_admission:
+            if time.monotonic() < admit_until:
                 pool.admit(queue)
         tally.running = sum(len(pool.running) for pool in pools)
         show(tally)
-        if not tally.running and (time.monotonic() >= last_admission or not (queue or any(pool.loners for pool in pools))):
+        if not tally.running and (time.monotonic() >= admit_until or not (queue or any(pool.solo_jobs for pool in pools))):
             return
-        _turn(server, pools)
+        _handle_events(server, pools)
 
 
-def _deadlines(tally: Tally) -> tuple[float, float]:
+def _end_times(tally: Tally) -> tuple[float, float]:
     """Time of the last start of a job, and time at which running jobs are abandoned, on the monotonic clock."""
     if tally.budget_seconds is None:
         return float("inf"), float("inf")
@@ -127,13 +127,13 @@ def _deadlines(tally: Tally) -> tuple[float, float]:
     return end - grace, end - grace / 3
 
 
-def _turn(server: ForkServer, pools: Sequence[Pool]) -> None:
+def _handle_events(server: ForkServer, pools: Sequence[Pool]) -> None:
     """Wait for events for at most one sampling period, then handle them."""
-    speaking = {each.end.fileno(): (pool, each) for pool in pools for each in pool.running if each.end.fileno() >= 0}
-    readable, _, _ = select.select([server.fileno(), *speaking], [], [], SAMPLE_SECONDS)
+    senders = {each.end.fileno(): (pool, each) for pool in pools for each in pool.running if each.end.fileno() >= 0}
+    readable, _, _ = select.select([server.fileno(), *senders], [], [], SAMPLE_SECONDS)
     for descriptor in readable:
-        if descriptor in speaking:
-            pool, running = speaking[descriptor]
+        if descriptor in senders:
+            pool, running = senders[descriptor]
             pool.receive(running)
     for pool in pools:
         if pool.running:

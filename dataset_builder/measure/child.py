@@ -1,4 +1,4 @@
-"""The measuring child: one fresh process that makes a CUDA context, trains one job and tells its parent about every phase.
+"""The measuring child: one fresh process that makes a CUDA context, trains one job and reports every phase to its parent.
 
 It reports the caching allocator's statistics and never reads NVML.  After each phase it waits until the parent has read NVML.
 """
@@ -67,9 +67,9 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
     try:
         stack = software_stack()
     except RuntimeError as error:  # PyTorch refuses a cuDNN that is not the one it was built for
-        _tell(end, {"event": "result", "status": "error", "reason": first_line(error), "allocator": allocator})
+        _send_and_wait(end, {"event": "result", "status": "error", "reason": first_line(error), "allocator": allocator})
         return
-    _tell(end, {"event": "started", "pids": process_ids(), "stack": stack})
+    _send_and_wait(end, {"event": "started", "pids": process_ids(), "stack": stack})
     try:
         outcome = _measure_on_gpu(request, end, allocator)
     except torch.OutOfMemoryError as error:
@@ -82,7 +82,7 @@ def measure(request: Mapping[str, Any], end: socket.socket) -> None:
         outcome = {"status": "error", "reason": f"{type(error).__name__}: {first_line(error)}"}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         note_statistics(torch.cuda.memory_stats(), allocator)
-    _tell(end, outcome | {"event": "result", "allocator": allocator})
+    _send_and_wait(end, outcome | {"event": "result", "allocator": allocator})
 
 
 def _measure_on_gpu(request: Mapping[str, Any], end: socket.socket, allocator: dict[str, int]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _measure_on_gpu(request: Mapping[str, Any], end: socket.socket, allocator: d
         note_statistics(statistics, allocator)
         phase = {reading: int(statistics.get(key, 0)) for reading, key in _PHASE_READINGS.items()}
         phases.append((name, time.time_ns() // 1000))
-        _tell(end, {"event": "phase", "name": name, **phase})
+        _send_and_wait(end, {"event": "phase", "name": name, **phase})
         torch.cuda.reset_peak_memory_stats(device)
         return phase["reserved_bytes"]
 
@@ -122,7 +122,7 @@ def _measure_on_gpu(request: Mapping[str, Any], end: socket.socket, allocator: d
     return {"status": "ok", "steps": steps}
 
 
-def _tell(end: socket.socket, message: Mapping[str, Any]) -> None:
+def _send_and_wait(end: socket.socket, message: Mapping[str, Any]) -> None:
     try:
         channel.send(end, message)
         answer = channel.receive(end)
@@ -155,14 +155,14 @@ def software_stack() -> dict[str, str | None]:
     }
 
 
-def note_statistics(statistics: Mapping[str, int], noted: dict[str, int]) -> None:
+def note_statistics(statistics: Mapping[str, int], totals: dict[str, int]) -> None:
     """Write the caching allocator's statistics to ``noted``, under the names of the dataset."""
     for key, name in _COUNTERS.items():
         if key in statistics:
-            noted[name] = int(statistics[key])
+            totals[name] = int(statistics[key])
     for key, name in _PEAKS.items():
         if key in statistics:
-            noted[name] = max(noted.get(name, 0), int(statistics[key]))
+            totals[name] = max(totals.get(name, 0), int(statistics[key]))
 
 
 def _write_history(path: Path, phases: list[tuple[str, int]]) -> None:

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.errors import MeasurementError
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION
 
 from . import channel
 from .fork_server import ForkServer
 from .nvml import Meter
-from .reading_probe import Trust, expect, probe, recognise, settle, wait_for_exit
+from .reading_probe import ReadingSource, expect, probe, recognise, settle, wait_for_exit
 
 CONTEXT_STAGES: Final = ("allocation", "matmul", "convolution", "attention", "training")
-"""Of :mod:`dataset_builder.measure.device_stages`; the last is what a training job's context is taken from."""
+"""Of :mod:`dataset_builder.measure.device_stages`; the profile's context is that of the last."""
 WORKSPACE_STAGES: Final = ("blas_workspaces", "convolution_workspaces")
 _PATIENCE_SECONDS: Final = 900.0
 """Benchmarking builds and times every algorithm of a hundred convolutions."""
@@ -29,12 +30,12 @@ _PATIENCE_SECONDS: Final = 900.0
 
 @dataclass(frozen=True, slots=True)
 class StageReading:
-    """One stage.
+    """The readings at the end of one stage.
 
     Attributes:
         process_bytes: memory of its process, by the driver.
-        reserved_bytes: of that, what the caching allocator had reserved.
-        found: what the stage itself tells.
+        reserved_bytes: the part that the caching allocator had reserved.
+        found: the stage's findings.
         stack: versions of the software.
     """
 
@@ -62,14 +63,14 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
     Raises:
         MeasurementError: when a stage cannot run, or the driver's readings cannot be trusted.
     """
-    trust = probe(server, meter)
-    readings = {stage: run_stage(server, meter, trust, stage) for stage in (*CONTEXT_STAGES, *WORKSPACE_STAGES)}
+    source = probe(server, meter)
+    readings = {stage: run_stage(server, meter, source, stage) for stage in (*CONTEXT_STAGES, *WORKSPACE_STAGES)}
     bare, trained = readings[CONTEXT_STAGES[0]], readings[CONTEXT_STAGES[-1]]
     blas = readings["blas_workspaces"].found
     if blas["forward_bytes"] < 1:
         raise MeasurementError("the allocator did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG")
     stack = {"driver": meter.gpu.driver, **bare.stack, "module_loading": bare.found["module_loading"]}
-    on = f"driver {stack['driver']}, CUDA {stack['cuda']}, cuDNN {stack['cudnn']}, torch {stack['torch']}"
+    software = f"driver {stack['driver']}, CUDA {stack['cuda']}, cuDNN {stack['cudnn']}, torch {stack['torch']}"
     return {
         "format": PROFILE_FORMAT,
         "version": PROFILE_VERSION,
@@ -80,14 +81,14 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
             "capacity_bytes": meter.gpu.total_bytes,
             "capacity_source": f"NVML, driver {meter.gpu.driver}",
             "context_bytes": trained.context_bytes,
-            "context_source": f"probe-device ({trust.label_source}) after training steps; {on}",
+            "context_source": f"probe-device ({source.label_source}) after training steps; {software}",
             "blas_workspace_bytes": blas["forward_bytes"],
-            "blas_workspace_source": f"probe-device, the allocator's growth with the first matrix product; {on}",
+            "blas_workspace_source": f"probe-device, the allocator's growth with the first matrix product; {software}",
             "compute_capability": bare.found["compute_capability"],
             "multiprocessors": bare.found["multiprocessors"],
         },
         "stack": stack,
-        "label_source": trust.label_source,
+        "label_source": source.label_source,
         "contexts": [
             {
                 "stage": stage,
@@ -102,7 +103,7 @@ def probe_device(server: ForkServer, meter: Meter) -> dict[str, Any]:
     }
 
 
-def run_stage(server: ForkServer, meter: Meter, trust: Trust, stage: str) -> StageReading:
+def run_stage(server: ForkServer, meter: Meter, source: ReadingSource, stage: str) -> StageReading:
     """Run one stage in a fresh process, and read the process's memory at its end.
 
     Raises:
@@ -115,11 +116,11 @@ def run_stage(server: ForkServer, meter: Meter, trust: Trust, stage: str) -> Sta
             started = expect(end, "started")
             before = set(meter.processes())
             channel.send(end, {"go": True})
-            expect(end, "phase")  # its context is there
-            known_as = recognise([int(each) for each in started["pids"]], set(meter.processes()) - before, trust.by_pid)
+            expect(end, "phase")  # the context exists
+            driver_pid = recognise([int(each) for each in started["pids"]], set(meter.processes()) - before, source.by_pid)
             channel.send(end, {"go": True})
             reached = expect(end, "phase", _PATIENCE_SECONDS)
-            process_bytes = _process_bytes(meter, trust, known_as, idle_bytes)
+            process_bytes = _process_bytes(meter, source, driver_pid, idle_bytes)
             channel.send(end, {"go": True})
             result = expect(end, "result")
             channel.send(end, {"go": True})
@@ -134,24 +135,22 @@ def run_stage(server: ForkServer, meter: Meter, trust: Trust, stage: str) -> Sta
     return StageReading(process_bytes, reserved_bytes, result["found"], started["stack"])
 
 
-def _process_bytes(meter: Meter, trust: Trust, known_as: int | None, idle_bytes: int) -> int | None:
-    if trust.one_at_a_time:
+def _process_bytes(meter: Meter, source: ReadingSource, driver_pid: int | None, idle_bytes: int) -> int | None:
+    if source.one_at_a_time:
         return meter.device().used_bytes - idle_bytes
-    if known_as is None:
+    if driver_pid is None:
         return None
-    listed = meter.processes().get(known_as)
-    return meter.accounted_peak(known_as) if listed is None else listed
+    listed = meter.processes().get(driver_pid)
+    return meter.accounted_peak(driver_pid) if listed is None else listed
 
 
 def write_profile(document: Mapping[str, Any], path: Path) -> None:
-    """Write a profile's document as JSON, whole or not at all.
+    """Write a profile's document as JSON, atomically.
 
     Raises:
         MeasurementError: when the file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(json.dumps(document, indent=1) + "\n")
-        partial.replace(path)
+        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
     except OSError as error:
         raise MeasurementError(f"{path} cannot be written: {error.strerror}") from None

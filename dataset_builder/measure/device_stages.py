@@ -1,7 +1,7 @@
-"""What a GPU is probed with: each stage runs in a process of its own, so that it shows the memory of its libraries alone.
+"""The stages of a GPU probe.  Each runs in a process of its own, so that it shows the memory of its libraries alone.
 
-The first stages only have the driver load their kernels, whose memory is outside the allocator; the workspaces are the
-allocator's own account of what cuBLAS and cuDNN took from it.
+The first stages make the driver load kernels, whose memory is outside the allocator.  The last two read from the allocator how
+much workspace cuBLAS and cuDNN allocated.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ SHAPES: Final = (
 
 
 def run_stage(name: str, device: torch.device) -> dict[str, Any]:
-    """Run a stage on ``device``; what it found, ready for JSON. Its tensors are gone when it returns.
+    """Run a stage on ``device``; return its findings, JSON-ready.  Its tensors are freed when it returns.
 
     Raises:
-        KeyError: there is no such stage.
-        RuntimeError: the GPU cannot run it.
+        KeyError: when there is no such stage.
+        RuntimeError: when the GPU cannot run it.
     """
     return STAGES[name](device)
 
@@ -114,7 +114,7 @@ def _blas_workspaces(device: torch.device) -> dict[str, Any]:
     square, product = torch.randn(256, 256, device=device), torch.empty(256, 256, device=device)
     bias = torch.randn(256, device=device)
     leaf = torch.randn(256, 256, device=device, requires_grad=True)
-    leaf.grad = torch.zeros_like(leaf)  # so that the backward pass leaves nothing new behind but its workspace
+    leaf.grad = torch.zeros_like(leaf)  # so that the backward pass allocates nothing else that stays
     found = {
         "forward_bytes": _growth(device, lambda: torch.mm(square, square, out=product)),
         "bias_epilogue_bytes": _growth(device, lambda: torch.addmm(bias, square, square, out=product)),
@@ -136,7 +136,7 @@ def _growth(device: torch.device, call: Callable[[], object]) -> int:
 def _convolution_workspaces(device: torch.device) -> dict[str, Any]:
     """The workspace of every operation of every shape, as the heuristics choose and as benchmarking tries.
 
-    What benchmarking has found is kept and used from then on, so it comes last.
+    cuDNN reuses the algorithms that benchmarking found, so benchmarking comes last.
     """
     return {
         "convolutions": [
@@ -156,29 +156,29 @@ def _workspaces(device: torch.device, shape: Shape, math: str, channels_last: bo
     torch.backends.cudnn.allow_tf32 = math == "tf32"
     torch.backends.cudnn.benchmark = benchmark
 
-    def fresh(*size: int) -> Tensor:
+    def random_tensor(*size: int) -> Tensor:
         return torch.randn(size, device=device, dtype=dtype).to(memory_format=layout)
 
-    result = (shape.image + 2 * shape.padding - shape.filter) // shape.stride + 1
-    images = fresh(shape.batch, shape.channels, shape.image, shape.image)
-    weight = fresh(shape.outputs, shape.channels // shape.groups, shape.filter, shape.filter)
-    gradient = fresh(shape.batch, shape.outputs, result, result)
-    how = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], False, [0, 0], shape.groups)
+    result_side = (shape.image + 2 * shape.padding - shape.filter) // shape.stride + 1
+    images = random_tensor(shape.batch, shape.channels, shape.image, shape.image)
+    weight = random_tensor(shape.outputs, shape.channels // shape.groups, shape.filter, shape.filter)
+    gradient = random_tensor(shape.batch, shape.outputs, result_side, result_side)
+    arguments = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], False, [0, 0], shape.groups)
     operations = {
-        "forward": lambda: _ATEN.convolution(images, weight, None, *how),
-        "backward_data": lambda: _ATEN.convolution_backward(gradient, images, weight, None, *how, [True, False, False]),
-        "backward_filter": lambda: _ATEN.convolution_backward(gradient, images, weight, None, *how, [False, True, False]),
+        "forward": lambda: _ATEN.convolution(images, weight, None, *arguments),
+        "backward_data": lambda: _ATEN.convolution_backward(gradient, images, weight, None, *arguments, [True, False, False]),
+        "backward_filter": lambda: _ATEN.convolution_backward(gradient, images, weight, None, *arguments, [False, True, False]),
     }
     for operation, call in operations.items():
         row = {"operation": operation, **asdict(shape), "math": math, "channels_last": channels_last, "benchmark": benchmark}
         try:
-            yield row | {"workspace_bytes": _passing(device, call)}
-        except RuntimeError as error:  # no kernel for it, or no memory: the other rows are good
+            yield row | {"workspace_bytes": _temporary_bytes(device, call)}
+        except RuntimeError as error:  # no kernel for it, or no memory: the other rows are still valid
             yield row | {"reason": first_line(error)}
 
 
-def _passing(device: torch.device, call: Callable[[], object]) -> int:
-    """Bytes that ``call`` held at its peak beside what it returns."""
+def _temporary_bytes(device: torch.device, call: Callable[[], object]) -> int:
+    """Peak bytes that ``call`` allocated, without its result."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     result = call()

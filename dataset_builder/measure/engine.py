@@ -1,4 +1,4 @@
-"""What an engine is: GPUs that measure planned jobs, those of this machine or of a cluster."""
+"""The interface of an engine: GPUs of this machine or of a cluster that measure planned jobs."""
 
 from __future__ import annotations
 

@@ -57,14 +57,14 @@ class ForkServer:
             MeasurementError: when it does not start.
         """
         self.provenance = "measured" if child == CHILD else "stand_in"
-        self._control, theirs = channel.channel_pair()
-        command = [sys.executable, "-m", __name__, str(theirs.fileno()), child]
+        self._control, child_end = channel.channel_pair()
+        command = [sys.executable, "-m", __name__, str(child_end.fileno()), child]
         environment = os.environ | _FORKABLE | {"PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path)}
         error = log if log is not None else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL, stdout=error, stderr=error
+            command, pass_fds=(child_end.fileno(),), env=environment, stdin=subprocess.DEVNULL, stdout=error, stderr=error
         )
-        theirs.close()
+        child_end.close()
         self._control.settimeout(_START_SECONDS)
         try:
             ready = channel.receive(self._control)
@@ -81,18 +81,18 @@ class ForkServer:
         Raises:
             MeasurementError: when the server is gone.
         """
-        ours, theirs = channel.channel_pair()
-        with theirs:
+        parent_end, child_end = channel.channel_pair()
+        with child_end:
             try:
-                socket.send_fds(self._control, [channel.encode({"start": request})], [theirs.fileno()])
+                socket.send_fds(self._control, [channel.encode({"start": request})], [child_end.fileno()])
             except OSError:
-                ours.close()
-                raise _gone() from None
-        answer = channel.receive(ours)  # the child's first packet is its process id
+                parent_end.close()
+                raise _server_died() from None
+        answer = channel.receive(parent_end)  # the child's first packet is its process id
         if answer is None:
-            ours.close()
-            raise _gone()
-        return int(answer["pid"]), ours
+            parent_end.close()
+            raise _server_died()
+        return int(answer["pid"]), parent_end
 
     def kill(self, pid: int) -> None:
         """Kill a child of the server; one that has ended is left alone."""
@@ -109,7 +109,7 @@ class ForkServer:
         while select.select([self._control], [], [], 0)[0]:
             message = channel.receive(self._control)
             if message is None:
-                raise _gone()
+                raise _server_died()
             ended[int(message["exited"])] = int(message["code"])
         return ended
 
@@ -127,8 +127,10 @@ class ForkServer:
             self._process.wait()
 
 
-def _gone() -> MeasurementError:
-    return MeasurementError("the fork server has died; every finished measurement is kept: run the same command again to go on")
+def _server_died() -> MeasurementError:
+    return MeasurementError(
+        "the fork server has died; every finished measurement is kept: run the same command again to continue"
+    )
 
 
 def serve(control: socket.socket, child: Child) -> None:

@@ -1,6 +1,6 @@
 """The campaign's folder: its plan, and the journal to which every finished measurement is appended at once.
 
-``kill -9`` at any moment loses no finished row: each is one line of JSON, flushed to the disk before the next job is judged
+``kill -9`` at any moment loses no finished row: each is one line of JSON, flushed to the disk before the next job counts as
 finished.  When the campaign resumes, an incomplete last line is cut off, and its job is measured again.
 """
 
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gpumemnet.data.atomic_files import replace_file
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError
 
@@ -88,7 +89,7 @@ class Journal:
                 os.fsync(self._descriptor)
         except DatasetError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._end)  # no torn line in the way of the next run
+                os.ftruncate(self._descriptor, self._end)  # no incomplete line for the next run
             raise
         self._end += len(line.encode())
         self.finished.add(key)
@@ -119,14 +120,9 @@ class Journal:
         Raises:
             DatasetError: when it cannot be written.
         """
-        partial = self.folder / f".{_PLAN}.partial"
         document = {"settings": asdict(settings), "planned": [each.to_dict() for each in planned]}
         with _writing(self.folder):
-            with partial.open("w", encoding="utf-8") as file:
-                json.dump(document, file, separators=(",", ":"))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.folder / _PLAN)
+            replace_file(self.folder / _PLAN, json.dumps(document, separators=(",", ":")).encode())
 
 
 def read_journal(folder: Path) -> Iterator[Measurement]:

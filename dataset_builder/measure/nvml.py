@@ -30,19 +30,17 @@ class Gpu:
         name: the driver's name.
         driver: the driver's version.
         total_bytes: its memory.
-        is_mig: whether it is a MIG instance.
     """
 
     uuid: str
     name: str
     driver: str
     total_bytes: int
-    is_mig: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One reading of a whole device; ``reserved_bytes`` is the driver's own share, where the driver tells it apart."""
+    """One reading of a whole device; ``reserved_bytes`` is the driver's own share, where the driver reports it."""
 
     total_bytes: int
     free_bytes: int
@@ -62,7 +60,7 @@ class Meter(Protocol):
         ...
 
     def processes(self) -> dict[int, int | None]:
-        """Process id → used bytes, ``None`` where the driver does not tell."""
+        """Process id → used bytes, ``None`` where the driver does not report it."""
         ...
 
     def accounted_peak(self, pid: int) -> int | None:
@@ -213,7 +211,7 @@ def _devices(nvml: Any, driver: str) -> Iterator[tuple[Any, Gpu, int]]:
         for each in [handle] if instances is None else instances:
             total = int(nvml.nvmlDeviceGetMemoryInfo(each).total)
             uuid, name = str(nvml.nvmlDeviceGetUUID(each)), str(nvml.nvmlDeviceGetName(each))
-            yield each, Gpu(uuid, name, driver, total, is_mig=instances is not None), index
+            yield each, Gpu(uuid, name, driver, total), index
 
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:

@@ -1,8 +1,7 @@
 """One GPU and the jobs that run side by side on it: admission, readings, deadlines and outcomes.
 
-A job enters when its estimated memory fits beside what is free and what its neighbours may still grow to.  Neighbours must not
-influence a label: a job that ran out of memory, out of time, or into the allocator's retries while it had neighbours is run again
-alone before it is judged.
+A job starts when its estimated memory fits into what is free, less what the running jobs may still take.  Neighbours must not
+influence a label: a job that ran out of memory or time, or made the allocator retry, while it had neighbours is run again alone.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from ..recipe.rough_estimate import rough_bytes
 from . import channel
 from .fork_server import ForkServer
 from .nvml import Meter
-from .reading_probe import Trust, recognise
+from .reading_probe import ReadingSource, recognise
 
 ADMISSION_MARGIN: Final = 1.25
 """Factor on the rough estimate of a job that is admitted."""
 HISTORY_FOLDER: Final = "history"
-_LONERS_BEFORE_DRAIN: Final = 4
+_SOLO_JOBS_BEFORE_DRAIN: Final = 4
 _SKIPS_BEFORE_DRAIN: Final = 64
 _LOOK_AHEAD: Final = 32
 _RELEASE_SECONDS: Final = 2.0
@@ -42,13 +41,13 @@ Record = Callable[[PlannedJob, Measurement], None]
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What every job of a campaign is run with.
+    """Settings that all jobs of a campaign share.
 
     Attributes:
-        recipe: name that stands in the rows.
-        seed: of weights and inputs.
-        workers: most jobs side by side on one GPU.
-        deadline_seconds: after which a job is killed.
+        recipe: name of the recipe, stored in each row.
+        seed: seed of weights and inputs.
+        workers: largest number of jobs at a time on one GPU.
+        deadline_seconds: seconds after which a job is killed.
         folder: the campaign's folder.
         with_history: keys of the jobs whose allocator history is recorded.
     """
@@ -71,7 +70,7 @@ class Running:
 
     planned: PlannedJob
     job: TrainingJob
-    need_bytes: int
+    admission_bytes: int
     pid: int
     end: socket.socket
     started: float
@@ -79,7 +78,7 @@ class Running:
     pids: list[int] = field(default_factory=list)
     stack: dict[str, Any] = field(default_factory=dict)
     before: set[int] = field(default_factory=set)
-    known_as: int | None = None
+    driver_pid: int | None = None
     phases: list[Phase] = field(default_factory=list)
     process_bytes: int | None = None
     peak_process_bytes: int | None = None
@@ -95,14 +94,14 @@ class Pool:
     Attributes:
         meter: the GPU's readings.
         running: the jobs on it now.
-        loners: jobs that have to run alone.
+        solo_jobs: jobs that have to run alone.
     """
 
-    def __init__(self, server: ForkServer, meter: Meter, trust: Trust, settings: RunSettings, record: Record) -> None:
+    def __init__(self, server: ForkServer, meter: Meter, source: ReadingSource, settings: RunSettings, record: Record) -> None:
         self.meter = meter
-        self.trust = trust
+        self.source = source
         self.running: list[Running] = []
-        self.loners: deque[PlannedJob] = deque()
+        self.solo_jobs: deque[PlannedJob] = deque()
         self._server = server
         self._settings = settings
         self._record = record
@@ -124,12 +123,12 @@ class Pool:
         """Start as many jobs of ``queue`` as fit."""
         if not self.running and not self._settle_idle():
             return
-        drain = len(self.loners) >= _LONERS_BEFORE_DRAIN or (self.loners and not queue)
-        if drain or any(each.planned in self.loners for each in self.running):
+        is_draining = len(self.solo_jobs) >= _SOLO_JOBS_BEFORE_DRAIN or (self.solo_jobs and not queue)
+        if is_draining or any(each.planned in self.solo_jobs for each in self.running):
             if not self.running:
-                self._start(self.loners[0])
+                self._start(self.solo_jobs[0])
             return
-        workers = 1 if self.trust.one_at_a_time else self._settings.workers
+        workers = 1 if self.source.one_at_a_time else self._settings.workers
         while queue and len(self.running) < workers:
             chosen = self._choose(queue)
             if chosen is None:
@@ -137,14 +136,14 @@ class Pool:
             self._start(chosen)
 
     def _choose(self, queue: deque[PlannedJob]) -> PlannedJob | None:
-        """The first job of the queue that fits; only the head once it has been passed over too often."""
+        """The first job of the queue that fits; only the first one after it was skipped too often."""
         if not self.running:
             self._skips = 0
             return queue.popleft()
         reach = 1 if self._skips >= _SKIPS_BEFORE_DRAIN else _LOOK_AHEAD
         free = self._free_bytes()
         for index in range(min(reach, len(queue))):
-            if _need(queue[index]) <= free:
+            if _admission_bytes(queue[index]) <= free:
                 chosen = queue[index]
                 del queue[index]
                 self._skips = 0 if index == 0 else self._skips + 1
@@ -153,7 +152,7 @@ class Pool:
 
     def _free_bytes(self) -> int:
         """Free memory, less what the running jobs may still take."""
-        growth = sum(max(0, each.need_bytes - (each.process_bytes or 0)) for each in self.running)
+        growth = sum(max(0, each.admission_bytes - (each.process_bytes or 0)) for each in self.running)
         return self.meter.device().free_bytes - growth
 
     def _settle_idle(self) -> bool:
@@ -176,7 +175,7 @@ class Pool:
         }
         idle = None if self.running else self._idle_used_bytes
         pid, end = self._server.start(request)
-        self.running.append(Running(planned, job, _need(planned), pid, end, time.monotonic(), idle))
+        self.running.append(Running(planned, job, _admission_bytes(planned), pid, end, time.monotonic(), idle))
         for each in self.running:
             each.neighbours = max(each.neighbours, len(self.running) - 1)
 
@@ -184,7 +183,7 @@ class Pool:
         """Handle the next message of a child."""
         message = channel.receive(running.end)
         if message is None:
-            running.end.close()  # how it ended is told by its exit
+            running.end.close()  # the child's exit says how it ended
             return
         if message["event"] == "started":
             running.pids = [int(each) for each in message["pids"]]
@@ -196,22 +195,22 @@ class Pool:
             self._phase(running, message)
         else:
             self._result(running, message)
-        _answer(running)
+        _let_continue(running)
 
     def _grant_context(self) -> None:
         """Let waiting children create their CUDA contexts; one at a time where a child is recognised by the appearance of its
         context."""
-        serial = not self.trust.by_pid and not self.trust.one_at_a_time
+        serial = not self.source.by_pid and not self.source.one_at_a_time
         while self._waiting_for_context and not (serial and self._making_context):
             running = self._waiting_for_context.popleft()
             running.before = set(self.meter.processes()) if serial else set()
             self._making_context = running if serial else None
-            _answer(running)
+            _let_continue(running)
 
     def _phase(self, running: Running, message: dict[str, Any]) -> None:
-        if message["name"] == "context" and not self.trust.one_at_a_time:
-            appeared = set() if self.trust.by_pid else set(self.meter.processes()) - running.before
-            running.known_as = recognise(running.pids, appeared, self.trust.by_pid)
+        if message["name"] == "context" and not self.source.one_at_a_time:
+            appeared = set() if self.source.by_pid else set(self.meter.processes()) - running.before
+            running.driver_pid = recognise(running.pids, appeared, self.source.by_pid)
             self._release_context(running)
         self.sample()
         numbers = {name: int(message[name]) for name in _ALLOCATOR_READINGS}
@@ -225,21 +224,21 @@ class Pool:
 
     def sample(self) -> None:
         """Read the memory of every job and keep its maximum."""
-        if self.trust.one_at_a_time:
+        if self.source.one_at_a_time:
             used = self.meter.device().used_bytes
             for each in self.running:
-                each.peak_device_bytes = _larger(each.peak_device_bytes, used - (each.idle_used_bytes or 0))
+                each.peak_device_bytes = _maximum(each.peak_device_bytes, used - (each.idle_used_bytes or 0))
             return
         listed = self.meter.processes()
         for each in self.running:
-            used_by = listed.get(each.known_as) if each.known_as is not None else None
+            used_by = listed.get(each.driver_pid) if each.driver_pid is not None else None
             if used_by is not None:
                 each.process_bytes = used_by
-                each.peak_process_bytes = _larger(each.peak_process_bytes, used_by)
+                each.peak_process_bytes = _maximum(each.peak_process_bytes, used_by)
         if len(self.running) == 1 and self.running[0].neighbours == 0 and self.running[0].idle_used_bytes is not None:
             alone = self.running[0]
             difference = self.meter.device().used_bytes - (alone.idle_used_bytes or 0)
-            alone.peak_device_bytes = _larger(alone.peak_device_bytes, difference)
+            alone.peak_device_bytes = _maximum(alone.peak_device_bytes, difference)
 
     def kill_overdue(self) -> None:
         """Kill the jobs that have passed their deadline."""
@@ -254,7 +253,7 @@ class Pool:
         running = next((each for each in self.running if each.pid == pid), None)
         if running is None:
             return False
-        while running.end.fileno() >= 0 and not running.settled:  # what it still said before it ended
+        while running.end.fileno() >= 0 and not running.settled:  # messages that it sent before it ended
             self.receive(running)
         running.end.close()
         if not running.settled:
@@ -262,7 +261,7 @@ class Pool:
                 reason = f"killed after its deadline of {self._settings.deadline_seconds:g} s"
                 self._judge(running, {"status": "timeout", "reason": reason})
             else:
-                self._judge(running, {"status": "error", "reason": _ending(code)})
+                self._judge(running, {"status": "error", "reason": _exit_reason(code)})
         self.running.remove(running)
         if running in self._waiting_for_context:
             self._waiting_for_context.remove(running)
@@ -272,41 +271,41 @@ class Pool:
 
     def _result(self, running: Running, message: dict[str, Any]) -> None:
         self.sample()
-        if self.trust.label_source == "nvml_accounting" and running.known_as is not None:
-            accounted = self.meter.accounted_peak(running.known_as)
+        if self.source.label_source == "nvml_accounting" and running.driver_pid is not None:
+            accounted = self.meter.accounted_peak(running.driver_pid)
             if accounted is not None:
-                running.peak_process_bytes = _larger(running.peak_process_bytes, accounted)
+                running.peak_process_bytes = _maximum(running.peak_process_bytes, accounted)
         self._judge(running, message)
 
     def _judge(self, running: Running, outcome: dict[str, Any]) -> None:
         """Record the outcome, or run the job again alone where neighbours may have influenced it."""
         running.settled = True
-        label = running.peak_device_bytes if self.trust.one_at_a_time else running.peak_process_bytes
+        label = running.peak_device_bytes if self.source.one_at_a_time else running.peak_process_bytes
         reserved = running.phases[-1].reserved_bytes if running.phases else 0
         if outcome["status"] == "ok" and (label is None or label < reserved):
             outcome = outcome | {"status": "error", "reason": "the driver's reading of this process cannot be trusted"}
-        shaped = outcome["status"] != "ok" or int(outcome.get("allocator", {}).get("alloc_retries", 0)) > 0
-        if shaped and running.neighbours > 0:
-            if running.planned not in self.loners:
-                self.loners.append(running.planned)
+        is_influenced = outcome["status"] != "ok" or int(outcome.get("allocator", {}).get("alloc_retries", 0)) > 0
+        if is_influenced and running.neighbours > 0:
+            if running.planned not in self.solo_jobs:
+                self.solo_jobs.append(running.planned)
             return
-        if running.planned in self.loners:
-            self.loners.remove(running.planned)
+        if running.planned in self.solo_jobs:
+            self.solo_jobs.remove(running.planned)
         self._record(running.planned, self._measurement(running, outcome))
 
     def _measurement(self, running: Running, outcome: dict[str, Any]) -> Measurement:
         settings, planned, phases = self._settings, running.planned, running.phases
         ok = outcome["status"] == "ok"
         last = phases[-1] if phases else None
-        own = running.process_bytes
-        if self.trust.one_at_a_time and last is not None and last.device_bytes is not None:
-            own = last.device_bytes - (running.idle_used_bytes or 0)
+        process_bytes = running.process_bytes
+        if self.source.one_at_a_time and last is not None and last.device_bytes is not None:
+            process_bytes = last.device_bytes - (running.idle_used_bytes or 0)
         history = settings.history_of(planned)
         return Measurement(
             job=running.job,
             status=outcome["status"],
             reason=outcome.get("reason"),
-            label_source=self.trust.label_source,
+            label_source=self.source.label_source,
             capacity_bytes=self._available_bytes,
             provenance=self.provenance,
             gpu=self.meter.gpu.name,
@@ -318,7 +317,7 @@ class Pool:
             peak_device_bytes=running.peak_device_bytes if ok and running.neighbours == 0 else None,
             peak_reserved_bytes=max((each.peak_reserved_bytes for each in phases), default=None) if ok else None,
             peak_allocated_bytes=max((each.peak_allocated_bytes for each in phases), default=None) if ok else None,
-            context_bytes=own - last.reserved_bytes if ok and own is not None and last is not None else None,
+            context_bytes=process_bytes - last.reserved_bytes if ok and process_bytes is not None and last is not None else None,
             phases=tuple(phases),
             allocator=outcome.get("allocator", {}),
             steps=outcome.get("steps"),
@@ -335,23 +334,23 @@ _ALLOCATOR_READINGS: Final = ("allocated_bytes", "reserved_bytes", "peak_allocat
 
 
 @lru_cache(maxsize=4096)
-def _need(planned: PlannedJob) -> int:
-    """Memory that a job is admitted with."""
+def _admission_bytes(planned: PlannedJob) -> int:
+    """Memory that must be free before a job starts."""
     return int(rough_bytes(training_job(planned)) * ADMISSION_MARGIN)
 
 
-def _larger(known: int | None, reading: int) -> int:
+def _maximum(known: int | None, reading: int) -> int:
     return reading if known is None else max(known, reading)
 
 
-def _answer(running: Running) -> None:
+def _let_continue(running: Running) -> None:
     """Let a child continue; the exit of a dead child is handled elsewhere."""
     with contextlib.suppress(OSError):
         channel.send(running.end, {"go": True})
 
 
-def _ending(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"the process ended with exit code {code} before its result"
-    killer = ", perhaps by the kernel for want of host memory" if code == -9 else ""
+    killer = ", perhaps by the kernel because host memory ran out" if code == -9 else ""
     return f"the process was killed by signal {-code}{killer}"

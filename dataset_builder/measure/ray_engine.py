@@ -6,7 +6,6 @@ folder; so the loss of a host loses no finished row, and the next run measures t
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from gpumemnet.batch.ray_loading import load_ray, package_folders
+from gpumemnet.batch.ray_loading import connect, load_ray, package_folders
 from gpumemnet.data.measurement import Measurement, measurement_from_dict, measurement_to_dict
-from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError, first_line
+from gpumemnet.errors import DatasetError, GpumemnetError, MeasurementError
 
 from ..recipe.planned_job import PlannedJob, parse_planned
 from .campaign import Tally
@@ -48,7 +47,7 @@ class RayEngine:
         self._ray = load_ray()
         self._connected = not self._ray.is_initialized()
         if self._connected:
-            self._connect()
+            connect(self._ray, {"py_modules": package_folders(__name__), "excludes": ["datasets"]}, MeasurementError)
         self._actors: list[Any] = []
         self._bytes: list[int] = []
         try:
@@ -57,27 +56,17 @@ class RayEngine:
             self._release()
             raise
 
-    def _connect(self) -> None:
-        environment = {"py_modules": package_folders(__name__), "excludes": ["datasets"]}
-        try:
-            self._ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, RuntimeError, ValueError, self._ray.exceptions.RayError) as error:
-            raise MeasurementError(
-                f"the Ray cluster cannot be reached ({first_line(error)}): RAY_ADDRESS names it, and a cluster with token "
-                "authentication needs its token on this machine too"
-            ) from None
-
     def _hold_gpus(self, enable_accounting: bool, meters: MeterSource, child: str) -> None:
         count = int(self._ray.cluster_resources().get("GPU", 0))
         if count == 0:
             raise MeasurementError("nothing can be measured here: the Ray cluster has no GPU")
         worker = self._ray.remote(num_gpus=1, num_cpus=0)(_GpuWorker)
         self._actors = [worker.remote(enable_accounting, meters, child) for _ in range(count)]
-        asked = {actor.total_bytes.remote(): actor for actor in self._actors}
-        ready, late = self._ray.wait(list(asked), num_returns=count, timeout=_START_SECONDS)
+        size_requests = {actor.total_bytes.remote(): actor for actor in self._actors}
+        ready, late = self._ray.wait(list(size_requests), num_returns=count, timeout=_START_SECONDS)
         for each in late:  # another user of the cluster has this GPU
-            self._ray.kill(asked[each])
-        self._actors = [asked[each] for each in ready]
+            self._ray.kill(size_requests[each])
+        self._actors = [size_requests[each] for each in ready]
         answers = [self._answer(each) for each in ready]
         self._bytes = [each for each in answers if isinstance(each, int)]
         if len(self._bytes) < len(answers):
@@ -117,7 +106,7 @@ class RayEngine:
             if shard
         ]
         count = len(pending)
-        troubles: list[str] = []
+        failures: list[str] = []
         while pending and (end is None or time.time() < end + _GRACE_SECONDS):
             done, pending = self._ray.wait(pending, timeout=_POLL_SECONDS)
             while not results.empty():  # a worker's rows are all in here before its task is done
@@ -126,22 +115,22 @@ class RayEngine:
                 _keep_history(settings.folder, measurement, history)
                 record(jobs[key], measurement)
                 tally.statuses[measurement.status] += 1
-            troubles += [trouble for each in done if (trouble := self._finish(each, settings.folder)) is not None]
+            failures += [failure for each in done if (failure := self._finish(each, settings.folder)) is not None]
             tally.running = len(pending)
             show(tally)
-        if troubles:
-            raise MeasurementError(f"{len(troubles)} of {count} GPUs stopped early: {troubles[0]}")
+        if failures:
+            raise MeasurementError(f"{len(failures)} of {count} GPUs stopped early: {failures[0]}")
 
     def _finish(self, task: Any, folder: Path) -> str | None:
         """Keep the log of an ended task; returns its error, if it had one."""
         answer = self._answer(task)
         if isinstance(answer, str):
             return f"{answer}; every finished measurement is kept: run the same command again"
-        trouble, log = answer
+        failure, log = answer
         if log:
             with (folder / "children.log").open("ab") as file:
                 file.write(log)
-        return None if trouble is None else str(trouble)
+        return None if failure is None else str(failure)
 
     def _answer(self, reference: Any) -> Any:
         """The result of a call, or a sentence when its host or process is lost."""
@@ -155,12 +144,12 @@ class _GpuWorker:
     """The actor that holds one GPU; Ray sets ``CUDA_VISIBLE_DEVICES`` for it."""
 
     def __init__(self, enable_accounting: bool, meters: MeterSource, child: str) -> None:
-        self._make: Callable[[], LocalEngine] = lambda: LocalEngine(enable_accounting, meters, child)
+        self._open_engine: Callable[[], LocalEngine] = lambda: LocalEngine(enable_accounting, meters, child)
 
     def total_bytes(self) -> int | str:
         """The GPU's memory, or the sentence that says why it cannot be used."""
         try:
-            return self._make().smallest_bytes()
+            return self._open_engine().smallest_bytes()
         except GpumemnetError as error:
             return str(error)
 
@@ -181,14 +170,14 @@ class _GpuWorker:
                 history = None if measurement.history is None else (folder / measurement.history).read_bytes()
                 results.put((job.key, measurement_to_dict(measurement), history))
 
-            trouble = None
+            failure = None
             try:
-                with self._make() as engine:
+                with self._open_engine() as engine:
                     engine.measure(planned, record, replace(settings, folder=folder), tally, lambda _: None)
             except GpumemnetError as error:
-                trouble = str(error)
+                failure = str(error)
             log = folder / "children.log"
-            return trouble, log.read_bytes()[-_LOG_BYTES:] if log.exists() else b""
+            return failure, log.read_bytes()[-_LOG_BYTES:] if log.exists() else b""
 
 
 def _keep_history(folder: Path, measurement: Measurement, history: bytes | None) -> None:

@@ -2,7 +2,7 @@
 
 Two children with known allocations of different sizes hold the GPU at the same time.  If the driver's accounting or its
 per-process readings follow each of them, labels come from there; else, if the whole device's reading follows, from its
-difference with one job at a time; else nothing is measured.  Containers and sandboxes differ in exactly this.
+difference with one job at a time; else nothing is measured.  Containers and sandboxes differ in this.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SETTLE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
-    """Which readings labels are taken from.
+class ReadingSource:
+    """The readings that labels are taken from.
 
     Attributes:
         label_source: as in the dataset.
@@ -56,7 +56,7 @@ class _Probe:
     reserved_bytes: int = 0
 
 
-def probe(server: ForkServer, meter: Meter) -> Trust:
+def probe(server: ForkServer, meter: Meter) -> ReadingSource:
     """Decide where the labels of ``meter``'s GPU come from.
 
     Raises:
@@ -65,14 +65,14 @@ def probe(server: ForkServer, meter: Meter) -> Trust:
     idle = meter.device()
     probes: list[_Probe] = []
     try:
-        probes.append(_hold(server, meter, _SIZES_BYTES[0]))
+        probes.append(_start_probe(server, meter, _SIZES_BYTES[0]))
         one = meter.device()
-        probes.append(_hold(server, meter, _SIZES_BYTES[1]))
+        probes.append(_start_probe(server, meter, _SIZES_BYTES[1]))
         two = meter.device()
-        for source in ("nvml_accounting", "nvml_process"):
+        for label_source in ("nvml_accounting", "nvml_process"):
             for by_pid in (True, False):
-                if _follows(source, by_pid, probes, meter):
-                    return Trust(source, by_pid)
+                if _readings_follow(label_source, by_pid, probes, meter):
+                    return ReadingSource(label_source, by_pid)
         device_follows = (
             one.used_bytes - idle.used_bytes >= probes[0].reserved_bytes
             and two.used_bytes - one.used_bytes >= probes[1].reserved_bytes
@@ -81,10 +81,10 @@ def probe(server: ForkServer, meter: Meter) -> Trust:
             raise MeasurementError(
                 f"no reading of {meter.gpu.name} can be trusted: the driver's numbers do not follow the allocations of a process"
             )
-        return Trust("nvml_device_difference", by_pid=False)
+        return ReadingSource("nvml_device_difference", by_pid=False)
     finally:
         for each in probes:
-            each.end.close()  # it ends by itself
+            each.end.close()  # the child then exits
         wait_for_exit(server, {each.pid for each in probes})
         settle(meter, idle.used_bytes)
 
@@ -109,7 +109,7 @@ def recognise(pids: list[int], appeared: set[int], by_pid: bool) -> int | None:
     return next(iter(appeared)) if len(appeared) == 1 else None
 
 
-def _hold(server: ForkServer, meter: Meter, size_bytes: int) -> _Probe:
+def _start_probe(server: ForkServer, meter: Meter, size_bytes: int) -> _Probe:
     pid, end = server.start({"probe_bytes": size_bytes, "visible": meter.gpu.uuid, "seed": 0})
     started = expect(end, "started")
     before = set(meter.processes())
@@ -122,10 +122,10 @@ def _hold(server: ForkServer, meter: Meter, size_bytes: int) -> _Probe:
 
 
 def expect(end: socket.socket, event: str, patience_seconds: float = _PATIENCE_SECONDS) -> dict[str, Any]:
-    """The next message of a child, which must be of this kind; it waits for an answer before it goes on.
+    """The next message of a child, which must be of this kind; the child then waits for an answer.
 
     Raises:
-        MeasurementError: when it says something else, nothing for long, or has died.
+        MeasurementError: when the message is of another kind, does not come in time, or the child has died.
     """
     if not select.select([end], [], [], patience_seconds)[0]:
         raise MeasurementError(
@@ -138,12 +138,12 @@ def expect(end: socket.socket, event: str, patience_seconds: float = _PATIENCE_S
     return message
 
 
-def _follows(source: str, by_pid: bool, probes: list[_Probe], meter: Meter) -> bool:
+def _readings_follow(label_source: str, by_pid: bool, probes: list[_Probe], meter: Meter) -> bool:
     """Whether readings from ``source`` are distinct for the two children and follow their sizes."""
     known = [recognise(each.pids, each.appeared, by_pid) for each in probes]
     if None in known or len(set(known)) != len(known):
         return False
-    if source == "nvml_accounting":
+    if label_source == "nvml_accounting":
         readings = [meter.accounted_peak(pid) for pid in known if pid is not None]
     else:
         listed = meter.processes()

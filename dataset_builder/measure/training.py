@@ -50,7 +50,7 @@ class _Run:
 
 
 def train(planned: PlannedJob, device: torch.device, seed: int, observe: Observe) -> int:
-    """Train ``planned`` until the reserved bytes stand still for two steps, at least 3 and at most 10 steps.
+    """Train ``planned`` until the reserved bytes are constant for two steps; at least 3 and at most 10 steps.
 
     Args:
         planned: the job.
@@ -88,13 +88,13 @@ def _step(run: _Run, observe: Observe | None) -> None:
     """One optimizer step; ``observe`` is called after each phase within it."""
     options = run.planned.options
     run.optimizer.zero_grad(set_to_none=True)
-    for micro_batch in range(options.gradient_accumulation):
-        batch = None  # like the loop variable of a data loader: the last micro-batch goes before the next one comes
+    for microbatch in range(options.gradient_accumulation):
+        batch = None  # as in a data loader's loop: the last microbatch is freed before the next one is allocated
         batch = _batch(run)
         with _autocast(options, run.device):
             outputs = run.network(*batch[0])
             loss = run.members.loss(outputs, batch[1]) / options.gradient_accumulation
-        if observe and micro_batch == 0:
+        if observe and microbatch == 0:
             observe("forward")
         torch.autograd.backward(run.scaler.scale(loss))
     if observe:
@@ -117,8 +117,8 @@ def set_backends(options: Options) -> None:
 def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
     """The network with its options applied, on ``device``, in training mode.
 
-    It is laid out on the meta device and each tensor is then made on ``device`` in the order of ``module.to(device)`` and
-    filled from the host: the same allocations as of a network built on the host, without the seconds of its initialisation.
+    It is built on the meta device.  Each tensor is then allocated on ``device`` in the order of ``module.to(device)`` and filled
+    from the host.  The allocations equal those of a network that is built on the host, without the seconds of its initialisation.
     """
     members = family(planned.family)
     with torch.device("meta"):
@@ -128,11 +128,11 @@ def build_network(planned: PlannedJob, device: torch.device) -> nn.Module:
         network = _apply_options(members.build(planned.architecture), planned.options).to(device)
     else:
         network = _apply_options(network, planned.options)
-        _materialise(network, device, {})
+        _allocate(network, device, {})
     return network.train()
 
 
-def laid_out(planned: PlannedJob) -> nn.Module:
+def meta_network(planned: PlannedJob) -> nn.Module:
     """The network on meta tensors, with its options except precision and memory format; used where nothing is trained."""
     with torch.device("meta"):
         network = family(planned.family).build(planned.architecture)
@@ -156,26 +156,26 @@ def _apply_options(network: nn.Module, options: Options) -> nn.Module:
 _BUFFER_VALUES: Final = {"running_mean": 0.0, "running_var": 1.0, "num_batches_tracked": 0.0}
 
 
-def _materialise(module: nn.Module, device: torch.device, moved: dict[int, nn.Parameter]) -> None:
+def _allocate(module: nn.Module, device: torch.device, allocated: dict[int, nn.Parameter]) -> None:
     """Make every meta tensor of ``module`` on ``device``, children first as ``module.to`` does; tied weights stay tied."""
     for child in module.children():
-        _materialise(child, device, moved)
+        _allocate(child, device, allocated)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            if id(parameter) not in moved:
+            if id(parameter) not in allocated:
                 values = torch.empty_like(parameter, device=device, requires_grad=False)
-                _fill(values, _weight_values(name, parameter))
-                moved[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-            module._parameters[name] = moved[id(parameter)]
+                _copy_over(values, _weight_values(name, parameter))
+                allocated[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            module._parameters[name] = allocated[id(parameter)]
     for name, buffer in module._buffers.items():
         if buffer is not None:
             values = torch.empty_like(buffer, device=device)
-            _fill(values, torch.full((_BLOCK_ELEMENTS,), _BUFFER_VALUES[name], dtype=buffer.dtype))
+            _copy_over(values, torch.full((_BLOCK_ELEMENTS,), _BUFFER_VALUES[name], dtype=buffer.dtype))
             module._buffers[name] = values
 
 
 def _weight_values(name: str, parameter: Tensor) -> Tensor:
-    """A block of sensible initial values, as many as one copy moves: uniform within 1/√fan-in, zero biases, unit scales."""
+    """A block of initial values, as many as one copy moves: uniform within 1/√fan-in, zero biases, unit scales."""
     block = torch.empty(min(parameter.numel(), _BLOCK_ELEMENTS))
     if parameter.dim() >= 2:
         bound = 1 / math.sqrt(max(1, parameter[0].numel()))
@@ -183,7 +183,7 @@ def _weight_values(name: str, parameter: Tensor) -> Tensor:
     return block.fill_(0.0 if name.endswith("bias") else 1.0).to(parameter.dtype)
 
 
-def _fill(tensor: Tensor, block: Tensor) -> None:
+def _copy_over(tensor: Tensor, block: Tensor) -> None:
     """Copy ``block`` over ``tensor`` until it is full: host-to-device copies only, no kernel, no scratch memory."""
     flat = torch.as_strided(tensor, (tensor.numel(),), (1,))
     for start in range(0, tensor.numel(), len(block)):
@@ -220,5 +220,5 @@ def _random(spec: TensorSpec, run: _Run) -> Tensor:
     else:
         block = torch.randint(spec.high, (count,))
     tensor = torch.empty(shape, dtype=block.dtype, device=run.device, memory_format=layout)
-    _fill(tensor, block)
+    _copy_over(tensor, block)
     return tensor

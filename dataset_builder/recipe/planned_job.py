@@ -18,7 +18,7 @@ from ..families import Architecture, Network, family
 from .options import Options, parse_options, trainable_parameters
 
 PROTOCOL: Final = "step-2"
-"""Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading protocol; stands in every
+"""Version of the training conventions of :mod:`dataset_builder.measure.training` and of the reading protocol; stored in every
 row.
 
 ``step-2`` since fp32 leaves convolutions the TF32 that PyTorch lets them use.
@@ -27,7 +27,7 @@ row.
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A network of a family and the options that it is trained with."""
+    """A network of a family, with its training options."""
 
     family: str
     architecture: Architecture
@@ -35,12 +35,12 @@ class PlannedJob:
 
     @property
     def architecture_json(self) -> str:
-        """The architecture as it stands in the dataset."""
+        """The architecture as stored in the dataset."""
         return json.dumps(self.architecture.to_dict(), sort_keys=True)
 
     @property
     def options_json(self) -> str:
-        """The options as they stand in the dataset."""
+        """The options as stored in the dataset."""
         return json.dumps(self.options.to_dict(), sort_keys=True)
 
     @property
@@ -68,11 +68,11 @@ def parse_planned(document: Mapping[str, Any]) -> PlannedJob:
 
 
 def training_job(planned: PlannedJob, network: Network | None = None) -> TrainingJob:
-    """The job as a scheduler would know it, with every layer.
+    """The job as a scheduler knows it, with every layer.
 
     Args:
         planned: the job.
-        network: its description, where the caller has it already.
+        network: the network's description, if the caller has it already.
     """
     network = network or family(planned.family).describe_network(planned.architecture)
     shared = planned.options.to_dict()

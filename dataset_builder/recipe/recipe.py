@@ -89,12 +89,12 @@ class Recipe:
     """A search space.
 
     Attributes:
-        name: stands in every row that comes from it.
+        name: name of the recipe, stored in its rows.
         family: the networks' family.
         features: the family's features, in the order of the file.
         options: options of the run.
         memory_from, memory_to: samples are spread evenly over the logarithm of the estimated memory between these.
-        max_operations: floating-point operations per optimizer step above which a job is left out for its time.
+        max_operations: jobs with more floating-point operations per optimizer step are left out, because they take too long.
         digest: SHA-256 of the file.
     """
 
@@ -137,13 +137,13 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 def _recipe(document: object, name: str, digest: str) -> Recipe:
     top = _mapping(document, "", ("name", "family", "features", "options", "memory", "work"))
-    chosen = top.get("family")
-    if chosen not in FAMILY_NAMES:
-        raise InvalidRequestError(f"must be one of {', '.join(FAMILY_NAMES)}, not {describe(chosen)}", "family")
-    known = family(chosen).FEATURES
-    features = _mapping(top.get("features"), "features", tuple(known))
+    family_name = top.get("family")
+    if family_name not in FAMILY_NAMES:
+        raise InvalidRequestError(f"must be one of {', '.join(FAMILY_NAMES)}, not {describe(family_name)}", "family")
+    family_features = family(family_name).FEATURES
+    features = _mapping(top.get("features"), "features", tuple(family_features))
     options = _mapping(top.get("options"), "options", tuple(OPTIONS))
-    for section, given, needed in (("features", features, tuple(known)), ("options", options, ("batch_size",))):
+    for section, given, needed in (("features", features, tuple(family_features)), ("options", options, ("batch_size",))):
         for feature in needed:
             if feature not in given:
                 raise InvalidRequestError("is missing", f"{section}.{feature}")
@@ -154,8 +154,8 @@ def _recipe(document: object, name: str, digest: str) -> Recipe:
         raise InvalidRequestError(f"must be a short lower-case name, not {describe(name)}", "name")
     return Recipe(
         name=name,
-        family=str(chosen),
-        features={key: _dimension(features[key], known[key], f"features.{key}") for key in known},
+        family=str(family_name),
+        features={key: _dimension(features[key], family_features[key], f"features.{key}") for key in family_features},
         options={key: _dimension(given, OPTIONS[key], f"options.{key}") for key, given in options.items()},
         memory_from=_amount(memory.get("from", "0.5 GiB"), "memory.from"),
         memory_to=_amount(memory.get("to", "105 %"), "memory.to"),

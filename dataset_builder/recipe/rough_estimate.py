@@ -1,7 +1,7 @@
 """A rough closed-form estimate of a job's memory: accurate enough to spread samples and to admit jobs side by side.
 
 Weights, gradients and optimizer state follow from the precision and the optimizer; activations that the backward pass needs
-are counted once per layer output.  It uses no measurement, and it enters no dataset.
+are counted once per layer output.  It uses no measurement, and no dataset contains it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ WORKSPACE_ALLOWANCE_BYTES: Final = 64 * MIB
 
 _CHECKPOINTED_SHARE: Final = 0.35
 """Share of the activations that remains when only the blocks' inputs are kept; a block has about three layers."""
-_ATTENDING: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
+_ATTENTION_KINDS: Final = frozenset({"softmax", *LAYER_GROUPS["attention"]})
 _NORMS: Final = frozenset(LAYER_GROUPS["norm"])
 
 
 def rough_bytes(job: TrainingJob) -> int:
     """Memory of the process that runs ``job``, CUDA context included, within about a factor of two."""
-    size = ELEMENT_BYTES[job.precision]
+    element = ELEMENT_BYTES[job.precision]
     assert job.total_parameters is not None
     assert job.trainable_parameters is not None
-    weights = job.total_parameters * (size.weight + size.weight_copy)
-    gradients = job.trainable_parameters * size.weight
+    weights = job.total_parameters * (element.weight + element.weight_copy)
+    gradients = job.trainable_parameters * element.weight
     copies = optimizer_copies(job.optimizer, job.optimizer_implementation)
     state, step_scratch = gradients * copies.state, gradients * copies.temporary
     saved, largest = _activations(job)
-    kept = _checkpointed(job, saved) if job.checkpointing == "every_block" else saved
+    kept = _kept_with_checkpointing(job, saved) if job.checkpointing == "every_block" else saved
     logits = job.layers[-1].activations if job.layers else 0
-    passing = max(2 * largest * size.activation, LOSS_TENSORS * logits * size.uncast)
-    activations = job.batch_size * (size.activation * kept + passing + 4 * job.input_elements)
+    transient = max(2 * largest * element.activation, LOSS_TENSORS * logits * element.uncast)
+    activations = job.batch_size * (element.activation * kept + transient + 4 * job.input_elements)
     tensors = weights + state + gradients + max(activations, step_scratch)
     return int(tensors) + CONTEXT_ALLOWANCE_BYTES + WORKSPACE_ALLOWANCE_BYTES
 
@@ -58,12 +58,12 @@ def _activations(job: TrainingJob) -> tuple[int, int]:
     return sum(outputs[unsaved:]), max(outputs, default=0)
 
 
-def _checkpointed(job: TrainingJob, saved: int) -> float:
-    """What is kept of ``saved`` when blocks are recomputed: their inputs, the logits, and one block while it is recomputed.
+def _kept_with_checkpointing(job: TrainingJob, saved: int) -> float:
+    """The part of ``saved`` that is kept when blocks are recomputed: their inputs, the logits, and one block at a time.
 
     A block with attention has two norms as wide as its input, and about one attention layer.
     """
-    attentions = sum(layer.kind in _ATTENDING for layer in job.layers)
+    attentions = sum(layer.kind in _ATTENTION_KINDS for layer in job.layers)
     if not attentions:
         return saved * _CHECKPOINTED_SHARE
     inputs = sum(layer.activations for layer in job.layers if layer.kind in _NORMS) / 2

@@ -1,7 +1,8 @@
 """Draws the jobs of a recipe: spread over every feature and, in log-bytes, over memory.
 
 A scrambled Sobol sequence (Owen 1998) fills the space; raking (iterative proportional fitting, Deming & Stephan 1940) then
-weighs its points so that every feature's tenths and every slice of memory get their share, and a systematic draw takes them.
+weights its points so that every feature's tenths and every slice of memory get their share, and systematic sampling draws from
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _MIN_POOL_EXPONENT: Final = 12
 _MAX_POOL_EXPONENT: Final = 19
 _RAKING_ROUNDS: Final = 60
 _TILTS: Final = (1.0, 2.0, 4.0, 8.0)
-"""Quarters of the pool: uniform, and bent towards large values, because few uniform points need much memory."""
+"""Exponents of the four quarters of the pool: one uniform, three biased towards large values.
+
+Few uniform points need much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ def _weights(pool: _Pool, count: int) -> NDArray[np.float64]:
 
 
 def _rake(pool: _Pool, count: int, dimensions: range) -> NDArray[np.float64]:
-    """Weights under which the cells of every one of ``dimensions`` have their shares as nearly as can be.
+    """Weights under which the cells of each of ``dimensions`` are as close to their shares as possible.
 
     No weight is above ``1 / count``: a job is drawn once, however rare its cell.
     """
@@ -145,8 +148,8 @@ def _rake(pool: _Pool, count: int, dimensions: range) -> NDArray[np.float64]:
     for _ in range(_RAKING_ROUNDS):
         for dimension in dimensions:
             shares, cells = pool.shares[dimension], pool.cells[:, dimension]
-            held = np.bincount(cells, weights, minlength=len(shares))
-            factors = np.divide(shares, held, out=np.zeros(len(shares)), where=held > 0)
+            weights_by_cell = np.bincount(cells, weights, minlength=len(shares))
+            factors = np.divide(shares, weights_by_cell, out=np.zeros(len(shares)), where=weights_by_cell > 0)
             weights = weights * factors[cells]
             weights /= weights.sum()
         weights = np.minimum(weights, 1 / count)
@@ -162,7 +165,7 @@ def _inclusion(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
         free = np.where(certain, 0.0, weights)
         total = free.sum()
         if total <= 0:
-            return _fill(certain, count)
+            return _uniform_rest(certain, count)
         probabilities = np.where(certain, 1.0, free * remaining / total)
         over = probabilities > 1.0
         if not over.any():
@@ -170,7 +173,7 @@ def _inclusion(weights: NDArray[np.float64], count: int) -> NDArray[np.float64]:
         certain |= over
 
 
-def _fill(certain: NDArray[np.bool_], count: int) -> NDArray[np.float64]:
+def _uniform_rest(certain: NDArray[np.bool_], count: int) -> NDArray[np.float64]:
     """When the candidates with weight run out, the rest are equally likely."""
     rest = ~certain
     return np.where(certain, 1.0, (count - certain.sum()) / max(1, rest.sum()))

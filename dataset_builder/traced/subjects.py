@@ -19,7 +19,7 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import record
 
 from ..families import TensorSpec, family
-from ..measure.training import laid_out
+from ..measure.training import meta_network
 from ..published.networks import Rebuilds, published_family
 from ..published.rows import PUBLISHED_OPTIONS
 from ..recipe.options import parse_options
@@ -69,7 +69,7 @@ def traceable(
     members, architecture, batch_size = family(planned.family), planned.architecture, planned.options.batch_size
     changed = {"attention_kernel": attention_kernel, "checkpointing": "none"}  # the network checkpoints its blocks itself
     options = TraceOptions(**planned.options.job_fields() | changed, loss=_loss(members, architecture, batch_size))
-    return laid_out(planned), _batch(members, architecture, batch_size), options, Platform.of(device, options)
+    return meta_network(planned), _batch(members, architecture, batch_size), options, Platform.of(device, options)
 
 
 def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Replayed:

@@ -16,7 +16,7 @@ from gpumemnet.batch.answers import Rejected, answer_schema
 from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.job_part import Work, answer_part, keep_batches
 from gpumemnet.batch.plan import Part
-from gpumemnet.batch.ray_loading import load_ray, package_folders
+from gpumemnet.batch.ray_loading import connect, last_line, load_ray, package_folders
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.errors import DatasetError, GpumemnetError
 
@@ -51,7 +51,10 @@ def answer_on_ray(
         return
     is_ours = not ray.is_initialized()
     if is_ours:
-        _connect(ray)
+        environment: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": "1"}}
+        if os.environ.get("RAY_ADDRESS"):
+            environment["py_modules"] = package_folders(__name__)
+        connect(ray, environment, DatasetError)
     try:
         _answer(ray, work, scratch, workers, left, on_rows, done)
     finally:
@@ -94,7 +97,7 @@ def _answer(
                 done(part, tally)
     except ray.exceptions.RayError as error:
         raise DatasetError(
-            f"the Ray cluster lost a part ({_reason(error)}); finished parts are kept: the same command, run again, goes on"
+            f"the Ray cluster lost a part ({last_line(error)}); finished parts are kept: the same command, run again, goes on"
         ) from None
 
 
@@ -164,20 +167,3 @@ def _bytes(batches: list[Any]) -> bytes:
             writer.write_batch(batch)
     content: bytes = sink.getvalue().to_pybytes()
     return content
-
-
-def _connect(ray: Any) -> None:
-    address = os.environ.get("RAY_ADDRESS")
-    environment = {"env_vars": {"OMP_NUM_THREADS": "1"}, **({"py_modules": package_folders(__name__)} if address else {})}
-    try:
-        ray.init(runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise DatasetError(
-            f"the Ray cluster cannot be reached ({_reason(error)}): RAY_ADDRESS names it, and a cluster with token "
-            "authentication wants its token on this machine too"
-        ) from None
-
-
-def _reason(error: BaseException) -> str:
-    """The last line of the message, which names the cause of the errors that Ray wraps around it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gpumemnet.data.atomic_files import sync_folder
 from gpumemnet.data.measurement import MEASUREMENT_FIELDS, Measurement, measurement_from_dict, measurement_to_dict
 from gpumemnet.errors import DatasetError, InvalidJobError, MissingExtraError, first_line
 from gpumemnet.job.arrow_codec import check_columns, read_arrow_jobs
@@ -79,7 +80,7 @@ def read_dataset(path: str | Path) -> list[Measurement]:
     """
     measurements: list[Measurement] = []
     path = Path(path)
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         check_dataset_schema(path, file.schema_arrow)
         present = [name for name in dataset_schema().names if name in file.schema_arrow.names]
         for row, document in _rows(path, file, present, ROWS_PER_BATCH):
@@ -101,7 +102,7 @@ def read_jobs(path: str | Path, batch_rows: int = ROWS_PER_BATCH) -> Iterator[Jo
         MissingExtraError: when pyarrow is not installed.
     """
     path = Path(path)
-    with _opened(path) as file:
+    with _open_parquet(path) as file:
         check_columns(file.schema_arrow, str(path))
         columns = [name for name in JOB_FIELDS if name in file.schema_arrow.names]
         first = 1
@@ -120,7 +121,7 @@ def is_dataset(path: str | Path) -> bool:
         DatasetError: when the file is missing or no Parquet.
         MissingExtraError: when pyarrow is not installed.
     """
-    with _opened(Path(path)) as file:
+    with _open_parquet(Path(path)) as file:
         return VERSION_KEY in (file.schema_arrow.metadata or {})
 
 
@@ -128,11 +129,11 @@ def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
     """Refuse a file whose schema is not this version's dataset schema.
 
     Raises:
-        DatasetError: says whether the file is foreign, newer, or lacks or mistypes a column.
+        DatasetError: says whether the file is no dataset, of another version, or lacks a column or has one of another type.
     """
     version = (schema.metadata or {}).get(VERSION_KEY)
     if version is None:
-        raise DatasetError(f"{path} is no gpumemnet dataset: its metadata name no dataset version")
+        raise DatasetError(f"{path} is no gpumemnet dataset: its metadata state no dataset version")
     if version != str(DATASET_VERSION).encode():
         raise DatasetError(
             f"{path} has dataset version {version.decode(errors='replace')[:20]}, and this version of gpumemnet reads "
@@ -149,7 +150,7 @@ def check_dataset_schema(path: Path, schema: pa.Schema) -> None:
 
 
 def _schema(names: tuple[str, ...]) -> pa.Schema:
-    pa = _pyarrow()
+    pa = _import_pyarrow()
     layer = pa.struct([("kind", pa.string()), ("activations", pa.int64()), ("parameters", pa.int64())])
     numbers = (
         "allocated_bytes",
@@ -178,7 +179,7 @@ def _dataset_row(measurement: Measurement) -> dict[str, Any]:
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int:
-    pa = _pyarrow()
+    pa = _import_pyarrow()
     import pyarrow.parquet as pq
 
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -192,7 +193,7 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise DatasetError(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
@@ -201,17 +202,9 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int
     return count
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    pa = _pyarrow()
+def _open_parquet(path: Path) -> Iterator[Any]:
+    pa = _import_pyarrow()
     import pyarrow.parquet as pq
 
     try:
@@ -233,7 +226,7 @@ def _rows(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterato
 
 
 def _batches(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    pa = _pyarrow()
+    pa = _import_pyarrow()
     row = 0
     try:
         for batch in file.iter_batches(batch_size=batch_rows, columns=columns):
@@ -243,7 +236,7 @@ def _batches(path: Path, file: Any, columns: list[str], batch_rows: int) -> Iter
         raise DatasetError(f"{path} is damaged after row {row}: {first_line(error)}") from None
 
 
-def _pyarrow() -> Any:
+def _import_pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError:

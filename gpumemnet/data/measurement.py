@@ -1,7 +1,7 @@
 """A measurement: one training job, run once on one GPU, with the memory it took and how it ended.
 
-The label is kept in its parts (driver, allocator, context), because reserved bytes travel between GPUs and drivers and
-context bytes do not.  A measurement also keeps what rebuilds the same network, so that a row can be run again years later.
+The label is kept in its parts (driver, allocator, context), because reserved bytes are the same on other GPUs and drivers and
+context bytes are not.  A measurement also holds the network's parameters, so that a row can be measured again years later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
 TRACED: Final = "traced"
-"""Provenance and label source of rows that no GPU has seen: the label is what :mod:`gpumemnet.trace` expects of the process."""
+"""Provenance and label source of rows that were not measured: the label is the expectation of :mod:`gpumemnet.trace`."""
 PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 """Label sources whose label is ``peak_process_bytes``."""
 DEVICE_SOURCES: Final = ("nvml_device_difference", "nvidia_smi_device_1s")
@@ -30,7 +30,7 @@ SITE_DEVICE_SOURCES: Final = ("dcgm", "prometheus")
 """The same for the whole device, other processes included: see :data:`gpumemnet.site.observation.SOURCES`."""
 LABEL_SOURCES: Final = PROCESS_SOURCES + DEVICE_SOURCES + SITE_PROCESS_SOURCES + SITE_DEVICE_SOURCES
 OBSERVED: Final = "observed"
-"""Provenance of what a finished job of a site really used, as its scheduler reported it."""
+"""Provenance of rows from a site: the memory of a finished job, as its scheduler reported it."""
 PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
 """The GPU of GPUMemNet's published measurements."""
 PROVENANCES: Final = ("measured", "published", TRACED, OBSERVED, "stand_in")
@@ -68,15 +68,15 @@ class Measurement:
     """One job run on one GPU.
 
     Attributes:
-        job: what a scheduler could have known.
+        job: the job as a scheduler knows it.
         status: ``ok``, ``oom`` (memory > ``capacity_bytes``), ``timeout`` or ``error``.
         label_source: one of :data:`LABEL_SOURCES`.
-        capacity_bytes: device memory that the job could have had when it ran alone.
+        capacity_bytes: device memory that was free for the job when it ran alone.
         provenance: ``measured``, ``published``, ``traced`` or ``observed``.
         gpu: the GPU's name as the driver gives it.
         recipe: name of the search space, so that test-only sets (a zoo of real models) stay apart.
         architecture: JSON object with every parameter of the network; rebuilds it.
-        options: JSON object with every option of the run that a job does not show (share of frozen layers …).
+        options: JSON object with the options of the run that the job has no field for (share of frozen layers …).
         architecture_key: hash of the layer structure; datasets are split by it.
         reason: why the job did not end ``ok``.
         peak_process_bytes: NVML's per-process used memory, maximum over the run.
@@ -203,9 +203,9 @@ def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
 
 def identity(measurement: Measurement) -> tuple[object, ...]:
     """Equal for measurements of the same network, job and options on the same GPU model and software."""
-    one = measurement
-    software = (one.driver, one.cuda, one.cudnn, one.torch, one.allocator_settings, one.protocol)
-    return (one.job, one.architecture, one.options, one.gpu, *software)
+    m = measurement
+    software = (m.driver, m.cuda, m.cudnn, m.torch, m.allocator_settings, m.protocol)
+    return (m.job, m.architecture, m.options, m.gpu, *software)
 
 
 assert not set(JOB_FIELDS) & set(MEASUREMENT_FIELDS)

@@ -19,7 +19,7 @@ from gpumemnet.units import MIB, format_bytes
 
 MONOTONE_TOLERANCE_BYTES: Final = 64 * MIB
 MONOTONE_TOLERANCE: Final = 0.05
-"""A larger batch may take a little less, by the larger of the two: libraries pick other kernels and workspaces."""
+"""A larger batch may take less by the larger of the two, because libraries choose other kernels and workspaces."""
 DEVICE_TOLERANCE_BYTES: Final = 256 * MIB
 """The driver's own share per process, which the device's reading holds and the process's does not."""
 CONTEXT_TOLERANCE_BYTES: Final = 256 * MIB
@@ -28,7 +28,7 @@ MIN_GROUP: Final = 20
 """Rows of the same GPU and software that a typical value needs."""
 
 _PROVENANCE: Final = ("driver", "cuda", "torch", "protocol", "seed", "seconds", "neighbours")
-"""What every measured row states, whatever its outcome; ``allocator_settings`` and ``cudnn`` may be empty."""
+"""Fields that every measured row needs, whatever its outcome; ``allocator_settings`` and ``cudnn`` may be empty."""
 
 _Numbered = tuple[int, Measurement]
 
@@ -54,7 +54,7 @@ class Finding:
 def validate(measurements: Sequence[Measurement]) -> list[Finding]:
     """The findings of a dataset, in the order of its rows."""
     rows = list(enumerate(measurements, start=1))
-    checks = (_impossible, _unexplained, _duplicates, _not_monotone, _odd_contexts, _below_floor)
+    checks = (_contradictions, _incomplete, _duplicates, _not_monotone, _unusual_contexts, _below_floor)
     findings = [finding for check in checks for finding in check(rows)]
     return sorted(findings, key=lambda finding: (finding.row, finding.rule))
 
@@ -70,60 +70,62 @@ def training_state_bytes(measurement: Measurement) -> tuple[int, int]:
     return weights, weights + int(job.trainable_parameters * size * copies)
 
 
-def _impossible(rows: Iterable[_Numbered]) -> Iterator[Finding]:
+def _contradictions(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     """Contradictions between the numbers of one row."""
-    for row, one in rows:
-        label = one.label_bytes
+    for row, measurement in rows:
+        label = measurement.label_bytes
         if label is None:
             continue
-        weights, state = training_state_bytes(one)
-        process = one.peak_process_bytes if one.label_source in DEVICE_SOURCES else None
+        weights, state = training_state_bytes(measurement)
+        process = measurement.peak_process_bytes if measurement.label_source in DEVICE_SOURCES else None
         bounds = (
             ("below-weights", "the weights take", weights, "the label", label),
             ("below-training-state", "weights, gradients and optimizer state take", state, "the label", label),
-            ("reserved-above-label", "peak_reserved_bytes is", one.peak_reserved_bytes, "the label", label),
-            ("reserved-above-process", "peak_reserved_bytes is", one.peak_reserved_bytes, "peak_process_bytes", process),
+            ("reserved-above-label", "peak_reserved_bytes is", measurement.peak_reserved_bytes, "the label", label),
+            ("reserved-above-process", "peak_reserved_bytes is", measurement.peak_reserved_bytes, "peak_process_bytes", process),
             (
                 "allocated-above-reserved",
                 "peak_allocated_bytes is",
-                one.peak_allocated_bytes,
+                measurement.peak_allocated_bytes,
                 "reserved",
-                one.peak_reserved_bytes,
+                measurement.peak_reserved_bytes,
             ),
-            ("above-capacity", "the label is", label, "the capacity", one.capacity_bytes),
+            ("above-capacity", "the label is", label, "the capacity", measurement.capacity_bytes),
         )
-        for rule, what, larger, than, limit in bounds[1:] if label >= weights else bounds[:1] + bounds[2:]:
-            if larger is not None and limit is not None and larger > limit:
-                yield Finding(row, rule, f"{what} {format_bytes(larger)}, above {than}, {format_bytes(limit)}")
-        own, device = one.peak_process_bytes, one.peak_device_bytes
-        if own is not None and device is not None and abs(own - device) > DEVICE_TOLERANCE_BYTES:
-            sentence = f"the device's difference is {format_bytes(device)}, the process's reading {format_bytes(own)}"
+        for rule, amount_name, amount, limit_name, limit in bounds[1:] if label >= weights else bounds[:1] + bounds[2:]:
+            if amount is not None and limit is not None and amount > limit:
+                yield Finding(row, rule, f"{amount_name} {format_bytes(amount)}, above {limit_name}, {format_bytes(limit)}")
+        process_bytes, device_bytes = measurement.peak_process_bytes, measurement.peak_device_bytes
+        if process_bytes is not None and device_bytes is not None and abs(process_bytes - device_bytes) > DEVICE_TOLERANCE_BYTES:
+            sentence = (
+                f"the device's difference is {format_bytes(device_bytes)}, the process's reading {format_bytes(process_bytes)}"
+            )
             yield Finding(row, "device-far-from-process", sentence)
 
 
-def _unexplained(rows: Iterable[_Numbered]) -> Iterator[Finding]:
-    """Rows that do not say where they come from or how they ended."""
-    for row, one in rows:
-        if one.status != "ok" and not one.reason:
-            yield Finding(row, "no-reason", f"the status is {one.status}, and no reason is given")
-        if one.status == "oom" and one.capacity_bytes < MIB:
-            yield Finding(row, "oom-without-capacity", "the job ran out of memory, and the row does not say out of how much")
-        if one.status == "oom" and one.neighbours:
-            yield Finding(row, "oom-with-neighbours", f"called out of memory beside {one.neighbours} other jobs, not alone")
-        if one.provenance != "measured" or one.status not in ("ok", "oom"):
+def _incomplete(rows: Iterable[_Numbered]) -> Iterator[Finding]:
+    """Rows without a reason for their status, or without their provenance."""
+    for row, measurement in rows:
+        if measurement.status != "ok" and not measurement.reason:
+            yield Finding(row, "no-reason", f"the status is {measurement.status}, and no reason is given")
+        if measurement.status == "oom" and measurement.capacity_bytes < MIB:
+            yield Finding(row, "oom-without-capacity", "the job ran out of memory, and the row does not state how much there was")
+        if measurement.status == "oom" and measurement.neighbours:
+            yield Finding(row, "oom-with-neighbours", f"ran out of memory beside {measurement.neighbours} other jobs, not alone")
+        if measurement.provenance != "measured" or measurement.status not in ("ok", "oom"):
             continue
-        missing = [name for name in _PROVENANCE if getattr(one, name) is None]
-        if one.status == "ok":
-            missing += [name for name in ("steps", "context_bytes", "peak_reserved_bytes") if getattr(one, name) is None]
-            missing += [] if one.phases else ["phases"]
+        missing = [name for name in _PROVENANCE if getattr(measurement, name) is None]
+        if measurement.status == "ok":
+            missing += [name for name in ("steps", "context_bytes", "peak_reserved_bytes") if getattr(measurement, name) is None]
+            missing += [] if measurement.phases else ["phases"]
         if missing:
             yield Finding(row, "missing-provenance", f"a measured row without {', '.join(missing)}")
 
 
 def _duplicates(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     first: dict[tuple[object, ...], int] = {}
-    for row, one in rows:
-        earlier = first.setdefault(identity(one), row)
+    for row, measurement in rows:
+        earlier = first.setdefault(identity(measurement), row)
         if earlier != row:
             yield Finding(row, "duplicate", f"the same job on the same GPU and software as row {earlier}")
 
@@ -131,58 +133,73 @@ def _duplicates(rows: Iterable[_Numbered]) -> Iterator[Finding]:
 def _not_monotone(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     """Rows that differ in the batch size alone, where the larger batch took clearly less, or fitted where the smaller did not."""
     groups: dict[tuple[object, ...], list[_Numbered]] = defaultdict(list)
-    for row, one in rows:
-        if one.status in ("ok", "oom"):
-            _, architecture, _, *place = identity(one)
-            groups[(replace(one.job, batch_size=1), architecture, one.label_source, *place)].append((row, one))
+    for row, measurement in rows:
+        if measurement.status in ("ok", "oom"):
+            _, architecture, _, *place = identity(measurement)
+            groups[(replace(measurement.job, batch_size=1), architecture, measurement.label_source, *place)].append(
+                (row, measurement)
+            )
     for group in groups.values():
         most: tuple[int, int] | None = None
         full: tuple[int, int] | None = None
-        for row, one in sorted(group, key=lambda each: (each[1].job.batch_size, each[0])):
-            label = one.label_bytes
+        for row, measurement in sorted(group, key=lambda each: (each[1].job.batch_size, each[0])):
+            label = measurement.label_bytes
             if label is None:
-                full = max(full or (0, row), (one.capacity_bytes, row))
+                full = max(full or (0, row), (measurement.capacity_bytes, row))
                 continue
             if most and label + max(MONOTONE_TOLERANCE_BYTES, MONOTONE_TOLERANCE * most[0]) < most[0]:
-                sentence = f"batch {one.job.batch_size} took {format_bytes(label)}"
+                sentence = f"batch {measurement.job.batch_size} took {format_bytes(label)}"
                 yield Finding(row, "not-monotone", f"{sentence}, a smaller batch {format_bytes(most[0])} (row {most[1]})")
             if full and label + max(MONOTONE_TOLERANCE_BYTES, MONOTONE_TOLERANCE * full[0]) < full[0]:
-                sentence = f"batch {one.job.batch_size} took {format_bytes(label)}"
+                sentence = f"batch {measurement.job.batch_size} took {format_bytes(label)}"
                 yield Finding(
                     row, "not-monotone", f"{sentence}, a smaller batch did not fit {format_bytes(full[0])} (row {full[1]})"
                 )
             most = max(most or (0, row), (label, row))
 
 
-def _odd_contexts(rows: Iterable[_Numbered]) -> Iterator[Finding]:
+def _unusual_contexts(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     """Context bytes far outside what nine tenths of the rows of the same family, GPU and software have."""
-    for group in _alike((row, one) for row, one in rows if one.context_bytes is not None and one.label_bytes is not None):
-        contexts = np.array([one.context_bytes or 0 for _, one in group])
+    for group in _comparable_groups(
+        (row, measurement)
+        for row, measurement in rows
+        if measurement.context_bytes is not None and measurement.label_bytes is not None
+    ):
+        contexts = np.array([measurement.context_bytes or 0 for _, measurement in group])
         low, high = np.quantile(contexts, (0.05, 0.95))
         for (row, _), context in zip(group, contexts, strict=True):
             if not low - CONTEXT_TOLERANCE_BYTES <= context <= high + CONTEXT_TOLERANCE_BYTES:
-                sentence = (
-                    f"context_bytes are {format_bytes(context)}, those of alike rows {format_bytes(low)} to {format_bytes(high)}"
-                )
-                yield Finding(row, "odd-context", sentence)
+                usual = f"{format_bytes(low)} to {format_bytes(high)}"
+                yield Finding(row, "unusual-context", f"context_bytes are {format_bytes(context)}, those of similar rows {usual}")
 
 
 def _below_floor(rows: Iterable[_Numbered]) -> Iterator[Finding]:
-    """Labels without parts that leave less for the context than 95 % of similar rows: the peak was missed."""
-    for group in _alike((row, one) for row, one in rows if one.context_bytes is None and one.label_bytes is not None):
-        rest = np.array([(one.label_bytes or 0) - training_state_bytes(one)[1] for _, one in group])
+    """Labels, without their parts, that leave less for the context than 95 % of similar rows: the reading missed the peak."""
+    for group in _comparable_groups(
+        (row, measurement)
+        for row, measurement in rows
+        if measurement.context_bytes is None and measurement.label_bytes is not None
+    ):
+        rest = np.array([(measurement.label_bytes or 0) - training_state_bytes(measurement)[1] for _, measurement in group])
         floor = float(np.quantile(rest, 0.05))
-        for (row, _), left in zip(group, rest, strict=True):
-            if 0 <= left < floor - FLOOR_TOLERANCE_BYTES:
-                sentence = (
-                    f"leaves {format_bytes(left)} beside weights, gradients and optimizer state, alike rows {format_bytes(floor)}"
-                )
-                yield Finding(row, "below-floor", f"the label {sentence} or more")
+        for (row, _), remaining in zip(group, rest, strict=True):
+            if 0 <= remaining < floor - FLOOR_TOLERANCE_BYTES:
+                sentence = f"the label leaves {format_bytes(remaining)} beside weights, gradients and optimizer state"
+                yield Finding(row, "below-floor", f"{sentence}, similar rows {format_bytes(floor)} or more")
 
 
-def _alike(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
+def _comparable_groups(rows: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
     """Rows of the same family, GPU, software and label source, alone or replicas, where there are enough to compare."""
     groups: dict[tuple[object, ...], list[_Numbered]] = defaultdict(list)
-    for row, one in rows:
-        groups[(one.job.family, one.gpu, one.driver, one.torch, one.label_source, one.job.is_replica)].append((row, one))
+    for row, measurement in rows:
+        groups[
+            (
+                measurement.job.family,
+                measurement.gpu,
+                measurement.driver,
+                measurement.torch,
+                measurement.label_source,
+                measurement.job.is_replica,
+            )
+        ].append((row, measurement))
     return (group for group in groups.values() if len(group) >= MIN_GROUP)

@@ -1,7 +1,7 @@
-"""Every candidate of the report, under its name: baselines, the paper's networks, ours, and the traced peak.
+"""The candidates of the report: baselines, the paper's networks, our classifiers, and the traced peak.
 
-A candidate is given training jobs and test jobs and answers for the latter; it is trained anew each time.  Our classifiers are
-judged as they are served: exported to a bundle and asked through :class:`gpumemnet.predict.predictor.Predictor`.
+A candidate is a function of training jobs and test jobs that returns answers for the latter; it is trained anew each time.  Our
+classifiers are judged as they are served: exported to a bundle and called through :class:`gpumemnet.predict.predictor.Predictor`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sklearn.neural_network import MLPClassifier
 
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import JobTable
+from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
@@ -28,7 +29,6 @@ from gpumemnet.units import GIB, MIB
 
 from ..answers import COVERAGE, Answers
 from ..networks.mlp import float_tensor
-from ..published.gpumemnet_paper.formulas import horus, naive
 from ..published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from ..training.bounds import COVERAGES
 from ..training.data import LabelledJobs, features_on, joined
@@ -69,8 +69,8 @@ class Plans:
 
     Attributes:
         mlp, transformer: plans of the two encoders.
-        common: of the MLP-based encoder that all families have in common.
-        paper_epochs: most epochs of the paper's networks.
+        common: plan of the common MLP-based encoder.
+        paper_epochs: largest number of epochs of the paper's networks.
     """
 
     mlp: TrainingPlan
@@ -88,11 +88,11 @@ def _commonest(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict
 
 
 def _formulas(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
-    found = {}
+    answers = {}
     for name, formula in (("naive formula", naive), ("Horus", horus)):
         expected = formula(test.jobs)
-        found[name] = Answers(expected, np.full(len(test), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
-    return found
+        answers[name] = Answers(expected, np.full(len(test), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
+    return answers
 
 
 def _regressions(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
@@ -117,14 +117,14 @@ def _paper_transformer(training: LabelledJobs, test: LabelledJobs, plans: Plans)
     return {"GPUMemNet's transformer-based (softmax)": answer(test)}
 
 
-def _ours(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+def _mlp_based(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
     with tempfile.TemporaryDirectory() as folder:
         trained = train_classifier(training, plans.mlp)
         bundle = save_classifier(Path(folder) / "fold", trained, training, plans.mlp, name="fold", version="0")
     return {MLP_BASED: served_answers(bundle, test), TOTALS_ONLY: served_answers(bundle, test.without_layers())}
 
 
-def _ours_of_layers(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
+def _transformer_based(training: LabelledJobs, test: LabelledJobs, plans: Plans) -> dict[str, Answers]:
     with tempfile.TemporaryDirectory() as folder:
         trained = train_sequence_classifier(training, plans.transformer)
         bundle = save_classifier(Path(folder) / "fold", trained, training, plans.transformer, name="fold", version="0")
@@ -132,11 +132,11 @@ def _ours_of_layers(training: LabelledJobs, test: LabelledJobs, plans: Plans) ->
 
 
 def common_answers(training: Sequence[LabelledJobs], tests: Sequence[LabelledJobs], plan: TrainingPlan) -> list[Answers]:
-    """One model learnt from the jobs of all families in ``training``: what it answers for each of ``tests``."""
-    together = joined(training)
+    """Train one model on the jobs of all families in ``training``; return its answers for each of ``tests``."""
+    data = joined(training)
     with tempfile.TemporaryDirectory() as folder:
-        trained = train_classifier(together, plan)
-        bundle = save_classifier(Path(folder) / "fold", trained, together, plan, name="fold", version="0")
+        trained = train_classifier(data, plan)
+        bundle = save_classifier(Path(folder) / "fold", trained, data, plan, name="fold", version="0")
     return [served_answers(bundle, test) for test in tests]
 
 
@@ -163,7 +163,7 @@ def softmax_answers(training: LabelledJobs, test: LabelledJobs, seed: int) -> An
         classes = scheme.index(labels)
         network = MLPClassifier((64, 64), max_iter=60, random_state=seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sixty passes are meant, whether or not the loss stands still
+            warnings.simplefilter("ignore")  # sixty passes are intended, even if the loss has not converged
             bins[scheme.name] = network.fit(inputs, classes).predict(others).astype(np.int64)
     expected = (bins[ONE_GIB.name] + 0.5) * ONE_GIB.width_bytes
     return Answers(expected, np.full(len(test), np.nan), bins)
@@ -195,20 +195,37 @@ def traced_peak_answers(training: LabelledJobs, test: LabelledJobs, context_byte
 
 
 MEASURED_CANDIDATES: Final[tuple[Candidate, ...]] = (
-    *(_commonest, _formulas, _regressions, _paper_mlp, _paper_transformer, _ours, _ablations, _ours_of_layers, _traced_peak),
+    *(
+        _commonest,
+        _formulas,
+        _regressions,
+        _paper_mlp,
+        _paper_transformer,
+        _mlp_based,
+        _ablations,
+        _transformer_based,
+        _traced_peak,
+    ),
 )
-OWN_CANDIDATES: Final[tuple[Candidate, ...]] = (_ours,)
-TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (_commonest, _formulas, _regressions, _ours, _ablations, _ours_of_layers)
+OWN_CANDIDATES: Final[tuple[Candidate, ...]] = (_mlp_based,)
+TRACED_CANDIDATES: Final[tuple[Candidate, ...]] = (
+    _commonest,
+    _formulas,
+    _regressions,
+    _mlp_based,
+    _ablations,
+    _transformer_based,
+)
 
 
 def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, context_bytes: int | None = None) -> Answers:
-    """What the bundle alone answers for the jobs of ``test``, which are of one family.
+    """The bundle's answers for the jobs of ``test``, which are of one family.
 
     Args:
         bundle: the bundle.
         test: the jobs.
         gpu: the GPU to answer for; the bundle's own unless given.
-        context_bytes: CUDA context that stands in the labels of ``test``, where it is known better than by the GPU's profile.
+        context_bytes: CUDA context in the labels of ``test``, if it is known better than from the GPU's profile.
     """
     model = BundleModel(bundle, test.family)
     place = model.place(gpu)
@@ -234,7 +251,7 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
 
 
 def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> Answers:
-    """A bundle of one GPU on jobs of another; of the latter only the context is learnt, from the training jobs."""
+    """A bundle of one GPU on jobs of another; only the context of the latter is estimated, from the training jobs."""
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
     place = model.place(training.gpu)
@@ -246,20 +263,22 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
 
 def extra_trees_ratio(training: LabelledJobs) -> Callable[[LabelledJobs], Array]:
     """ExtraTrees on the whole feature vector, for the logarithm of what the calibrated closed form leaves."""
-    return _of_ratio(training, ExtraTreesRegressor(n_estimators=100, max_features=0.4, min_samples_leaf=2, random_state=0))
+    return _ratio_regression(
+        training, ExtraTreesRegressor(n_estimators=100, max_features=0.4, min_samples_leaf=2, random_state=0)
+    )
 
 
-def _of_ratio(training: LabelledJobs, regression: ExtraTreesRegressor) -> Callable[[LabelledJobs], Array]:
+def _ratio_regression(training: LabelledJobs, regression: ExtraTreesRegressor) -> Callable[[LabelledJobs], Array]:
     closed_form = calibrated_closed_form(training)
     known = ~np.isnan(training.label_bytes)
 
-    def inputs(jobs: LabelledJobs) -> Array:
+    def feature_rows(jobs: LabelledJobs) -> Array:
         return np.concatenate((_logarithms(jobs), jobs.features / closed_form(jobs)[:, None]), axis=1)
 
-    regression.fit(inputs(training)[known], np.log(training.label_bytes / closed_form(training))[known])
+    regression.fit(feature_rows(training)[known], np.log(training.label_bytes / closed_form(training))[known])
 
     def predict(jobs: LabelledJobs) -> Array:
-        expected: Array = closed_form(jobs) * np.exp(regression.predict(inputs(jobs)))
+        expected: Array = closed_form(jobs) * np.exp(regression.predict(feature_rows(jobs)))
         return expected
 
     return predict
@@ -284,16 +303,3 @@ def _logarithms(jobs: LabelledJobs) -> Array:
 def on_gpu(data: LabelledJobs, gpu: str) -> LabelledJobs:
     """The same jobs with their features as on the GPU model ``gpu``."""
     return replace(data, features=features_on(gpu, data.jobs), gpu=gpu)
-
-
-def pooled(parts: Sequence[Answers]) -> Answers:
-    """The answers of several folds, one after the other; levels and probabilities that not all have are left out."""
-    levels = set.intersection(*(set(part.bounds_bytes) for part in parts))
-    probabilities = [part.probabilities for part in parts]
-    return Answers(
-        np.concatenate([part.expected_bytes for part in parts]),
-        np.concatenate([part.safe_bytes for part in parts]),
-        {name: np.concatenate([part.bins[name] for part in parts]) for name in parts[0].bins},
-        None if any(part is None for part in probabilities) else np.concatenate([p for p in probabilities if p is not None]),
-        {level: np.concatenate([part.bounds_bytes[level] for part in parts]) for level in sorted(levels)},
-    )

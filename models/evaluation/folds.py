@@ -1,13 +1,13 @@
 """Evaluates every candidate on the same folds, split by architecture; candidates are trained anew in each fold.
 
-The classifier is judged as it is served: each fold's model is exported to a bundle and asked through
+The classifier is judged as it is served: each fold's model is exported to a bundle and called through
 :class:`gpumemnet.predict.predictor.Predictor`.  Figures are pooled over the folds' held-out jobs.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme
 from gpumemnet.predict.predictor import Predictor
 
-from ..answers import COVERAGE, Answers
+from ..answers import COVERAGE, Answers, concatenated
 from ..training.data import LabelledJobs
 from ..training.export import save_classifier
 from ..training.mlp import TrainingPlan, train_classifier
@@ -41,9 +41,9 @@ class Evaluation:
     Attributes:
         label_bytes: measured bytes of the held-out jobs, fold after fold, shape ``[B]``.
         answers: candidate → its answers for these jobs.
-        plan: of the classifier; its seed is also that of the folds.
+        plan: training plan of the classifier; its seed is also that of the folds.
         folds: number of folds.
-        data: what was evaluated on.
+        data: the dataset.
     """
 
     label_bytes: np.ndarray[Any, np.dtype[np.float64]]
@@ -77,7 +77,7 @@ def evaluate(
     *,
     plan: TrainingPlan | None = None,
     fold_count: int = FOLDS,
-    progress: Callable[[str, float], None] = lambda what, share: None,
+    progress: Callable[[str, float], None] = lambda step, share: None,
 ) -> Evaluation:
     """Evaluate all candidates on ``data``.
 
@@ -85,7 +85,7 @@ def evaluate(
         data: jobs with layers and labels; jobs that ran out of memory train the classifier but are not tested on.
         plan: training plan of the classifier.
         fold_count: number of folds.
-        progress: called with what is being done and the finished share of it.
+        progress: called with the current step and its finished share.
 
     Raises:
         ValueError: when there are too few architectures to split, or jobs to bound 99 % of them.
@@ -103,11 +103,11 @@ def evaluate(
         for name, fit in REGRESSIONS.items():
             progress(f"fold {fold} of {fold_count}: {name}", 0.0)
             parts.setdefault(name, []).append(regression_answers(fit, training, test, SCHEMES))
-        what = f"fold {fold} of {fold_count}: {CLASSIFIER}"
-        served = _served(training, plan, lambda share, what=what: progress(what, share))  # type: ignore[misc]
+        step = f"fold {fold} of {fold_count}: {CLASSIFIER}"
+        served = _served(training, plan, lambda share, step=step: progress(step, share))  # type: ignore[misc]
         for suffix, jobs in (("", test), (TOTALS_SUFFIX, test.without_layers())):
             parts.setdefault(CLASSIFIER + suffix, []).append(_classifier_answers(served, jobs))
-    pooled = {candidate: _concatenated(answers) for candidate, answers in parts.items()}
+    pooled = {candidate: concatenated(answers) for candidate, answers in parts.items()}
     return Evaluation(np.concatenate(labels), pooled, plan, fold_count, data)
 
 
@@ -120,7 +120,7 @@ def _served(training: LabelledJobs, plan: TrainingPlan, progress: Callable[[floa
 
 
 def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:
-    # the classifier's own answers are asked for
+    # without traced peaks, so that the classifier itself answers
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
     predictions = {scheme.name: predictor.predict_table(table, bins=scheme, coverage=COVERAGE) for scheme in SCHEMES}
     first = predictions[SCHEMES[0].name]
@@ -128,12 +128,4 @@ def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:
         expected_bytes=first.expected_bytes.astype(np.float64),
         safe_bytes=np.ma.filled(first.safe_bytes.astype(np.float64), np.nan),
         bins={name: answers.probabilities.argmax(axis=1) for name, answers in predictions.items()},
-    )
-
-
-def _concatenated(parts: Sequence[Answers]) -> Answers:
-    return Answers(
-        np.concatenate([part.expected_bytes for part in parts]),
-        np.concatenate([part.safe_bytes for part in parts]),
-        {name: np.concatenate([part.bins[name] for part in parts]) for name in parts[0].bins},
     )

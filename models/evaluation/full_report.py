@@ -1,7 +1,7 @@
-"""The full report: every candidate on every dataset of a folder, on real models, and the worth of each part of our classifiers.
+"""The full report: every candidate on every dataset of a folder and on real models, and an ablation of our classifiers.
 
-The rows of a dataset decide what is reported: measured and published rows give tables of accuracy, traced rows give tables of
-agreement with the trace, and real models are for testing only.
+Measured and published rows give tables of accuracy, traced rows give tables of agreement with the trace, and real models are used
+for testing only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import GIB
 
 from ..answers import Answers
-from ..training.data import ZOO, LabelledJobs, joined, labelled_jobs, rows_to_learn_from
+from ..training.data import ZOO, LabelledJobs, joined, labelled_jobs, load_training_rows
 from ..training.export import save_classifier
 from ..training.mlp import train_classifier
 from ..training.plans import common_plan, mlp_plan, transformer_plan
@@ -60,7 +60,7 @@ SMOKE_ROWS: Final = 200
 SMOKE_EPOCHS: Final = 2
 SMOKE_MAP_ROWS: Final = 150
 LEARNING_ROWS: Final = 1_000
-"""From how many jobs on a dataset says what more of them would give."""
+"""Fewest jobs of a dataset for a learning curve."""
 SMALL_JOBS: Final = 40 * GIB
 """Accuracies are of jobs up to this size, as the project's targets are."""
 PUBLISHED_VALUES: Final = {
@@ -91,7 +91,7 @@ def write_full_report(
     start = time.monotonic()
     sources = _sources(datasets, is_smoke)
     all_traced = list(sources.traced.values())
-    if is_smoke:  # one measured family, and the one that the real models are of
+    if is_smoke:  # one measured family, and the real models' family
         sources = _Sources(_first(sources.measured), _first(sources.traced), sources.zoo)
     epochs = SMOKE_EPOCHS if is_smoke else None
     with tempfile.TemporaryDirectory() as scratch:
@@ -137,7 +137,7 @@ def write_full_report(
 def write_common_report(
     datasets: Path, out: Path, *, seed: int, workers: int | None, progress: Progress = lambda what, share: None
 ) -> list[Path]:
-    """Write what the model for all families, and each family's own, answer on the traced labels to ``out``: in two minutes.
+    """Write the report on the common model and each family's own, on the traced labels, to ``out``; it takes two minutes.
 
     Raises:
         DatasetError: when the folder holds no traced datasets of several families.
@@ -146,7 +146,9 @@ def write_common_report(
     families = list(_sources(datasets, is_smoke=False).traced.values())
     if len(families) < 2:
         raise DatasetError(f"{datasets} holds no traced datasets of several families")
-    studies = [replace(traced_study(data, _plans(data, seed, None)), candidates=OWN_CANDIDATES, ours=COMMON) for data in families]
+    studies = [
+        replace(traced_study(data, _plans(data, seed, None)), candidates=OWN_CANDIDATES, candidate=COMMON) for data in families
+    ]
     return write_report(run_studies(studies, progress, workers, families), out, notes=[f"Seed {seed}."])
 
 
@@ -154,21 +156,21 @@ def _sources(folder: Path, is_smoke: bool) -> _Sources:
     paths = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
     if not paths:
         raise DatasetError(f"{folder} holds no dataset (*.parquet): give --datasets")
-    found = _Sources({}, {}, {})
+    sources = _Sources({}, {}, {})
     for path in paths:
-        rows = rows_to_learn_from(path)
+        rows = load_training_rows(path)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         for family, is_zoo in sorted({(row.job.family, row.recipe == ZOO) for row in rows}):
-            own = [row for row in rows if row.job.family == family and (row.recipe == ZOO) == is_zoo]
-            data = labelled_jobs(own if is_zoo or not is_smoke else own[:SMOKE_ROWS], str(path), sha256)
+            family_rows = [row for row in rows if row.job.family == family and (row.recipe == ZOO) == is_zoo]
+            data = labelled_jobs(family_rows if is_zoo or not is_smoke else family_rows[:SMOKE_ROWS], str(path), sha256)
             if is_zoo:
-                found.zoo[family] = (data, own)
+                sources.zoo[family] = (data, family_rows)
                 continue
-            kept = found.traced if data.provenance == TRACED else found.measured
+            kept = sources.traced if data.provenance == TRACED else sources.measured
             if family in kept:
                 raise DatasetError(f"{path} holds {family} jobs that another dataset of {folder} has too: merge them first")
             kept[family] = data
-    return found
+    return sources
 
 
 def _first(by_family: dict[str, LabelledJobs]) -> dict[str, LabelledJobs]:
@@ -209,17 +211,17 @@ def _zoo_section(
     common: Bundle | None,
     measured: LabelledJobs | None,
 ) -> Section:
-    """Real models, asked of classifiers that have never seen one, with the context of the GPU's profile."""
+    """The section of real models, which no classifier was trained on, with the context of the GPU's profile."""
     answers = {
         name: served_answers(bundle, data, data.gpu) for name, bundle in zip((MLP_BASED, TRANSFORMER_BASED), bundles, strict=True)
     }
     if common is not None:
         answers[COMMON] = served_answers(common, data, data.gpu)
-    outside = context(device_profile(data.gpu))
+    gpu_context = context(device_profile(data.gpu))
     if measured is not None:
         physics = calibrated_physics(measured)(on_gpu(data, data.gpu))
-        answers["calibrated physics, published jobs"] = _plain(physics)
-        calibrated = traced_peak_answers(measured, data, outside.expected_bytes)
+        answers["calibrated physics, published jobs"] = _answers_without_bound(physics)
+        calibrated = traced_peak_answers(measured, data, gpu_context.expected_bytes)
         if calibrated is not None:
             answers[TRACED_PEAK] = calibrated
     options = [json.loads(row.options) for row in rows]
@@ -228,7 +230,7 @@ def _zoo_section(
         slug=f"zoo-{family}",
         title=f"Real {family} models, never trained on",
         about=f"{len(data)} published readings of real models on {data.gpu}. The classifiers learnt from traces of sampled "
-        f"networks on another GPU; the CUDA context is the profile's: {outside.source}.",
+        f"networks on another GPU; the CUDA context is the profile's: {gpu_context.source}.",
         is_measured=True,
         jobs=data.jobs,
         features=data.features,
@@ -237,14 +239,14 @@ def _zoo_section(
         answers=answers,
         candidate=MLP_BASED,
         others_mib={
-            title: np.array([one.get(field) or np.nan for one in options], dtype=np.float64)
+            title: np.array([row_options.get(field) or np.nan for row_options in options], dtype=np.float64)
             for field, title in PUBLISHED_VALUES.items()
         },
         names=tuple(names),
     )
 
 
-def _plain(expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Answers:
+def _answers_without_bound(expected: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Answers:
     """Answers without a bound."""
     return Answers(expected, np.full(len(expected), np.nan), {scheme.name: scheme.index(expected) for scheme in SCHEMES})
 
@@ -262,7 +264,7 @@ _ABLATION: Final = {
 
 
 def _ablation_parts(sections: Sequence[Section]) -> list[str]:
-    """What each part of the MLP-based classifier is worth, as Markdown."""
+    """The ablation of the MLP-based classifier, as Markdown."""
     parts = []
     for section in sections:
         lines = [
@@ -271,17 +273,17 @@ def _ablation_parts(sections: Sequence[Section]) -> list[str]:
             "| | 1 GiB accuracy | 8,000 MiB | error median | within 10 % |",
         ]
         lines.append("| --- | ---: | ---: | ---: | ---: |")
-        for name, words in _ABLATION.items():
+        for name, description in _ABLATION.items():
             if name not in section.answers:
                 continue
             answers, labels = section.answers[name], section.label_bytes
-            errors, small = np.abs(answers.expected_bytes / labels - 1.0), labels <= SMALL_JOBS
+            errors, is_small = np.abs(answers.expected_bytes / labels - 1.0), labels <= SMALL_JOBS
             right = [
-                np.mean((answers.bins.get(scheme.name, scheme.index(answers.expected_bytes)) == scheme.index(labels))[small])
+                np.mean((answers.bins.get(scheme.name, scheme.index(answers.expected_bytes)) == scheme.index(labels))[is_small])
                 for scheme in (ONE_GIB, SCHEMES[-1])
             ]
             cells = (f"{right[0]:.1%}", f"{right[1]:.1%}", f"{np.median(errors):.1%}", f"{(errors <= 0.1).mean():.1%}")
-            lines.append(f"| {words} | {' | '.join(cells)} |")
+            lines.append(f"| {description} | {' | '.join(cells)} |")
         parts.append("\n".join(lines))
     return parts
 
@@ -289,16 +291,16 @@ def _ablation_parts(sections: Sequence[Section]) -> list[str]:
 def _learning_parts(learning: Sequence[Learning]) -> list[str]:
     """The curves and importances as Markdown."""
     parts = []
-    for one in learning:
-        lines = [f"### What more rows give: {one.slug}", "", "| rows | median error | within 10 % |", "| ---: | ---: | ---: |"]
-        lines += [f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |" for point in one.curve]
+    for study in learning:
+        lines = [f"### What more rows give: {study.slug}", "", "| rows | median error | within 10 % |", "| ---: | ---: | ---: |"]
+        lines += [f"| {point.rows:,} | {point.median_error:.2%} | {point.within_10_percent:.1%} |" for point in study.curve]
         lines += [
             "",
-            f"### What each kind of feature is worth: {one.slug}",
+            f"### What each kind of feature is worth: {study.slug}",
             "",
             "Growth of the median error when its columns are",
         ]
         lines += ["permuted among the held-out jobs.", "", "| columns | error added |", "| --- | ---: |"]
-        lines += [f"| {importance.group} | {importance.added_error:+.2%} |" for importance in one.importances]
+        lines += [f"| {importance.group} | {importance.added_error:+.2%} |" for importance in study.importances]
         parts.append("\n".join(lines))
     return parts

@@ -61,14 +61,14 @@ def learn(slug: str, data: LabelledJobs, plan: TrainingPlan, fold_count: int) ->
     """Train on rising shares of the first fold's training jobs, and permute columns for the last of these models."""
     training_rows, test_rows = folds(data.groups, fold_count, plan.seed)[0]
     test = data.take(test_rows[~np.isnan(data.label_bytes[test_rows])])
-    order = np.random.default_rng(plan.seed).permutation(training_rows)
+    shuffled = np.random.default_rng(plan.seed).permutation(training_rows)
     curve: list[LearningPoint] = []
     classifier: TrainedClassifier | None = None
     for share in SHARES:
-        rows = np.sort(order[: int(share * len(order))])
+        rows = np.sort(shuffled[: int(share * len(shuffled))])
         if len(rows) < MIN_ROWS and share < 1.0:
             continue
-        # fewer rows, as many steps
+        # with fewer rows, the same number of steps
         classifier = train_classifier(data.take(rows), replace(plan, epochs=min(4 * plan.epochs, round(plan.epochs / share))))
         errors = _errors(classifier, test)
         curve.append(LearningPoint(len(rows), float(np.median(errors)), float((errors <= 0.1).mean())))
@@ -85,11 +85,11 @@ def _errors(classifier: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tup
 
 def _importances(classifier: TrainedClassifier, test: LabelledJobs, seed: int) -> tuple[Importance, ...]:
     generator = np.random.default_rng(seed)
-    before = float(np.median(_errors(classifier, test)))
-    found = []
+    baseline = float(np.median(_errors(classifier, test)))
+    importances = []
     for group, names in FEATURE_GROUPS.items():
         columns = [FEATURE_NAMES.index(name) for name in names]
         features = test.features.copy()
         features[:, columns] = features[generator.permutation(len(test))][:, columns]
-        found.append(Importance(group, float(np.median(_errors(classifier, replace(test, features=features)))) - before))
-    return tuple(sorted(found, key=lambda one: -one.added_error))
+        importances.append(Importance(group, float(np.median(_errors(classifier, replace(test, features=features)))) - baseline))
+    return tuple(sorted(importances, key=lambda importance: -importance.added_error))

@@ -1,7 +1,7 @@
-"""The figures by which estimators are judged: bins, error in MiB, under-prediction, waste, coverage.
+"""Figures that judge estimators: bins, error in MiB, under-prediction, waste, coverage.
 
-The published tables have accuracy alone (arXiv 2602.17817, tables 2–4).  A scheduler pays for the rest: an under-predicted job
-crashes, an over-predicted one keeps memory from others.
+The published tables have accuracy only (arXiv 2602.17817, tables 2–4).  The other figures matter to a scheduler: an
+under-predicted job runs out of memory, an over-predicted one wastes it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class AmountFigures:
 
     Attributes:
         median_error_mib, p90_error_mib, p99_error_mib, mean_error_mib: absolute error of the expected bytes.
-        above_safe: share of jobs above their safe bytes, of those that have any.
+        above_safe: share of the jobs with safe bytes that need more than these.
         wasted: mean of safe over measured, minus one, over the same jobs.
         wasted_mib: mean of safe minus measured.
-        without_safe: share of jobs that the candidate gives no safe bytes for.
+        without_safe: share of jobs without safe bytes.
     """
 
     median_error_mib: float

@@ -1,6 +1,6 @@
-"""One part of a report: jobs with their labels, and what every candidate answered for them when it had not seen them.
+"""One part of a report: held-out jobs with their labels, and every candidate's answers for them.
 
-Tables and pictures are drawn from sections alone, so that they know nothing of training.
+Tables and pictures are made from sections only, so they do not depend on training.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Section:
     """One table of the report.
 
     Attributes:
-        slug: name of its files, such as ``measured-mlp``.
-        title: its heading.
-        about: what the labels are, on which GPU, how the split was made; one or two sentences.
-        is_measured: whether the labels are readings of a GPU; traced labels are none, and their tables say so.
+        slug: name of the section's files, such as ``measured-mlp``.
+        title: heading.
+        about: one or two sentences on the labels, the GPU and the split.
+        is_measured: whether the labels are readings of a GPU, rather than traces.
         jobs: the ``B`` jobs.
         features: their feature vectors, shape ``[B, F]``.
         label_bytes: their labels, shape ``[B]``.
-        folds: the fold that each was tested in, shape ``[B]``.
+        folds: the fold in which each job was tested, shape ``[B]``.
         answers: candidate → its answers.
-        candidate: the one of ``answers`` that is ours, for pictures of one candidate.
-        seconds: candidate → time of all its trainings together.
+        candidate: the key of ``answers`` for pictures of one candidate.
+        seconds: candidate → total training time.
         others_mib: name of a published estimator → its published values in MiB, NaN where there is none, shape ``[B]`` each.
-        names: of the models, for the zoo; empty otherwise.
+        names: names of the models of the zoo; otherwise empty.
     """
 
     slug: str

@@ -14,7 +14,7 @@ import numpy as np
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.sandbox.worker_pool import worker_pool
 
-from ..answers import Answers
+from ..answers import Answers, concatenated
 from ..training.data import LabelledJobs
 from ..training.splits import folds
 from .candidates import (
@@ -25,7 +25,6 @@ from .candidates import (
     Candidate,
     Plans,
     common_answers,
-    pooled,
     transferred,
 )
 from .section import Section
@@ -33,7 +32,7 @@ from .section import Section
 Progress = Callable[[str, float], None]
 MEASURED_FOLDS: Final = 5
 TRACED_FOLDS: Final = 3
-"""Agreement with the trace is worth fewer trainings than agreement with a GPU."""
+"""Fewer than for measured data: agreement with a trace matters less than agreement with a GPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +40,13 @@ class Study:
     """One dataset to be split, trained and tested on.
 
     Attributes:
-        slug, title, about: of its section.
+        slug, title, about: of the study's section.
         data: the rows.
-        candidates: that are tried.
-        fold_count: folds, split by architecture.
-        plans: of the classifiers.
-        traced: bundles that learnt from traces on another GPU, to be tried too, by the name of the candidate.
-        ours: the candidate of the pictures.
+        candidates: the candidates to compare.
+        fold_count: number of folds, split by architecture.
+        plans: training plans of the classifiers.
+        traced: name of a candidate → bundle trained on traces on another GPU.
+        candidate: the candidate that the pictures show.
     """
 
     slug: str
@@ -58,7 +57,7 @@ class Study:
     fold_count: int
     plans: Plans
     traced: Mapping[str, Bundle] = field(default_factory=dict)
-    ours: str = MLP_BASED
+    candidate: str = MLP_BASED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,9 +115,9 @@ def run_studies(
 
     Args:
         studies: the studies.
-        progress: told what is done, and the share of all.
+        progress: called with the finished step and the finished share.
         workers: processes; one for each core unless given.
-        families: datasets of several families that one model shall learn from together; it is tried in the studies of these.
+        families: datasets on which one common model is trained; it is a candidate in the studies of these datasets.
 
     Raises:
         ValueError: when a dataset has fewer architectures than folds.
@@ -128,29 +127,30 @@ def run_studies(
     for study in studies:
         folds(study.data.groups, study.fold_count, study.plans.mlp.seed)
     common = [study for study in studies if any(study.data is data for data in families)] if len(families) > 1 else []
-    done: list[_Fold] = []
-    # the longest first, so that no core waits for one at the end
+    finished: list[_Fold] = []
+    # the longest first, so that no core is idle while a long task ends
     tasks.sort(key=lambda task: -len(task[0].data))
-    with worker_pool(workers, _one_tree_thread) as pool:
+    with worker_pool(workers, _use_one_thread) as pool:
         folds_of_all = range(common[0].fold_count if common else 0)
-        together = [pool.submit(_run_common, common, families, fold) for fold in folds_of_all]
-        running = [pool.submit(_run_fold, study, fold) for study, fold in tasks]
-        for finished in as_completed(running):
-            done.append(finished.result())
-            progress(f"{done[-1].slug}, fold {done[-1].fold + 1}", len(done) / len(tasks))
-        for fold, one in enumerate(together):
-            answers, seconds = one.result()
-            for part in done:
-                if part.fold == fold and part.slug in answers:
-                    part.answers[COMMON] = answers[part.slug]
-                    part.seconds[COMMON] = seconds
+        common_results = [pool.submit(_run_common, common, families, fold) for fold in folds_of_all]
+        fold_results = [pool.submit(_run_fold, study, fold) for study, fold in tasks]
+        for future in as_completed(fold_results):
+            finished.append(future.result())
+            progress(f"{finished[-1].slug}, fold {finished[-1].fold + 1}", len(finished) / len(tasks))
+        for fold, result in enumerate(common_results):
+            answers, seconds = result.result()
+            for fold_answers in finished:
+                if fold_answers.fold == fold and fold_answers.slug in answers:
+                    fold_answers.answers[COMMON] = answers[fold_answers.slug]
+                    fold_answers.seconds[COMMON] = seconds
     return [
-        _section(study, sorted((one for one in done if one.slug == study.slug), key=lambda one: one.fold)) for study in studies
+        _section(study, sorted((result for result in finished if result.slug == study.slug), key=lambda result: result.fold))
+        for study in studies
     ]
 
 
-def _one_tree_thread() -> None:
-    """Threads of scikit-learn's trees would only wait for those of the other processes."""
+def _use_one_thread() -> None:
+    """Limit scikit-learn's trees to one thread: the other processes occupy the other cores."""
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1)
@@ -164,10 +164,10 @@ def _run_fold(study: Study, fold: int) -> _Fold:
     seconds: dict[str, float] = {}
     for candidate in study.candidates:
         start = time.monotonic()
-        found = candidate(training, test, study.plans)
-        for name, answer in found.items():
+        answers_by_name = candidate(training, test, study.plans)
+        for name, answer in answers_by_name.items():
             answers[name] = answer
-            seconds[name] = (time.monotonic() - start) / len(found)
+            seconds[name] = (time.monotonic() - start) / len(answers_by_name)
     for name, bundle in study.traced.items():
         answers[name] = transferred(bundle, training, test)
     return _Fold(study.slug, fold, test_rows, answers, seconds)
@@ -202,7 +202,7 @@ def _section(study: Study, parts: Sequence[_Fold]) -> Section:
         features=tested.features,
         label_bytes=tested.label_bytes,
         folds=np.concatenate([np.full(len(part.test_rows), part.fold) for part in parts]),
-        answers={name: pooled([part.answers[name] for part in parts]) for name in names},
-        candidate=study.ours,
+        answers={name: concatenated([part.answers[name] for part in parts]) for name in names},
+        candidate=study.candidate,
         seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
     )

@@ -145,8 +145,8 @@ def _group_amounts(families: Sequence[str]) -> list[Amount]:
                 amount = {"has_layers": has_layers, BENCHMARK: benchmark}
                 if family:
                     amount[f"is_{family}"] = 1.0
-                wanted = [factor for factor in amount.values() if factor > 0]
-                amounts.append({**amount, "": 1.0 - len(wanted)})
+                positive = [factor for factor in amount.values() if factor > 0]
+                amounts.append({**amount, "": 1.0 - len(positive)})
     return amounts
 
 

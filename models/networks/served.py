@@ -30,7 +30,7 @@ from .sequence import SequenceInputs
 # Shapes: B jobs, L layers, F feature columns, D inputs, E ensemble members, H hidden width, K mixture components, G groups of
 # jobs, C coverages.
 
-MOST_LOGIT: Final = 40.0
+MAX_LOGIT: Final = 40.0
 """Limit of logits and log-scales, far above trained values, which keeps their exponentials finite."""
 
 
@@ -50,8 +50,8 @@ class SideBySide(nn.Module):
         components = members.components
         self.register_buffer("first", first.transpose(0, 1).flatten(1))
         self.register_buffer("first_bias", first_bias.flatten())
-        self.second = nn.ParameterList(nn.Parameter(one.clone(), requires_grad=False) for one in second)
-        self.second_biases = nn.ParameterList(nn.Parameter(one.clone(), requires_grad=False) for one in second_bias)
+        self.second = nn.ParameterList(nn.Parameter(member.clone(), requires_grad=False) for member in second)
+        self.second_biases = nn.ParameterList(nn.Parameter(member.clone(), requires_grad=False) for member in second_bias)
 
         order = torch.tensor([0, 2, 1])
         apart = torch.eye(count)[:, None, None, :, None]
@@ -65,8 +65,10 @@ class SideBySide(nn.Module):
     def forward(self, inputs_BD: Tensor) -> Tensor:
         """Return logits, logarithms of the scales minus their floor, and locations, shape ``[B, 3 (E·K + 1)]``."""
         hidden_BH = nn.functional.silu(torch.addmm(self.first_bias, inputs_BD, self.first))
-        own = zip(self.second_biases, torch.split(hidden_BH, self.hidden, dim=1), self.second, strict=True)
-        hidden_BH = nn.functional.silu(torch.cat([torch.addmm(bias, one, weight) for bias, one, weight in own], dim=1))
+        members_in_turn = zip(self.second_biases, torch.split(hidden_BH, self.hidden, dim=1), self.second, strict=True)
+        hidden_BH = nn.functional.silu(
+            torch.cat([torch.addmm(bias, member, weight) for bias, member, weight in members_in_turn], dim=1)
+        )
         return torch.addmm(self.last_bias, hidden_BH, self.last)
 
 
@@ -110,7 +112,7 @@ class MixtureHead(nn.Module):
     def forward(self, inputs_BD: Tensor, reference_B1: Tensor, units_B1: Tensor, groups_BG: Tensor) -> tuple[Tensor, ...]:
         """Return weights, locations, scales ``[B, E·K + 1]``; reference, expected and bounds in log-bytes ``[B, 2 + C]``."""
         positive, locations_BK = torch.split(self.members(inputs_BD), [2 * self.width, self.width], dim=1)
-        odds_BK, scales_BK = torch.split(positive.clamp(-MOST_LOGIT, MOST_LOGIT).exp(), self.width, dim=1)
+        odds_BK, scales_BK = torch.split(positive.clamp(-MAX_LOGIT, MAX_LOGIT).exp(), self.width, dim=1)
         weights_BK = odds_BK / (odds_BK @ self.of_member)
         scales_BK = scales_BK + SMALLEST_SCALE
         heights_BK = weights_BK / scales_BK
@@ -137,8 +139,8 @@ class MixtureClassifier(nn.Module):
 
     def forward(self, features_BF: Tensor) -> tuple[Tensor, ...]:
         """The outputs of :class:`MixtureHead`."""
-        found: tuple[Tensor, ...] = self.head(*self.transform(features_BF))
-        return found
+        outputs: tuple[Tensor, ...] = self.head(*self.transform(features_BF))
+        return outputs
 
 
 class SequenceClassifier(nn.Module):
@@ -151,5 +153,5 @@ class SequenceClassifier(nn.Module):
 
     def forward(self, features_BF: Tensor, sequences_BLF: Tensor, mask_BL: Tensor) -> tuple[Tensor, ...]:
         """The outputs of :class:`MixtureHead`."""
-        found: tuple[Tensor, ...] = self.head(*self.inputs(features_BF, sequences_BLF, mask_BL))
-        return found
+        outputs: tuple[Tensor, ...] = self.head(*self.inputs(features_BF, sequences_BLF, mask_BL))
+        return outputs

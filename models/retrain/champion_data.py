@@ -1,7 +1,7 @@
 """Checks that the champion's training data is available for regression tests.
 
-A model from an earlier retraining names its datasets in its card, and has not learnt from the held-out architectures.  Any other
-model, such as a shipped bundle, has learnt from all rows of its dataset.
+A model from an earlier retraining names its datasets in its card, and was not trained on the held-out architectures.  Any other
+model, such as a shipped bundle, was trained on all rows of its dataset.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ def data_hash(bundle: Bundle) -> str:
 
 
 def dataset_hashes(bundle: Bundle) -> tuple[str, ...]:
-    """SHA-256 of each dataset that the bundle learnt from; exports of observations do not count."""
-    said = _retraining(bundle)
-    return (data_hash(bundle),) if said is None else tuple(map(str, said.get("origins", ())))
+    """SHA-256 of each dataset that the bundle was trained on; exports of observations do not count."""
+    record = _retraining_record(bundle)
+    return (data_hash(bundle),) if record is None else tuple(map(str, record.get("origins", ())))
 
 
 def may_know_held_out(bundle: Bundle) -> bool:
-    """Whether a bundle may have learnt from held-out architectures."""
-    said = _retraining(bundle)
-    return said is None or said.get("held_out") != HELD_OUT_RULE
+    """Whether a bundle may have been trained on held-out architectures."""
+    record = _retraining_record(bundle)
+    return record is None or record.get("held_out") != HELD_OUT_RULE
 
 
-def newest_observation_learnt(bundles: Iterable[Bundle]) -> dict[str, float]:
-    """Time of the newest observation that the bundles of each family have learnt from."""
+def newest_training_observation(bundles: Iterable[Bundle]) -> dict[str, float]:
+    """Time of the newest observation that the bundles of each family were trained on."""
     until: dict[str, float] = {}
     for bundle in bundles:
-        learnt = (_retraining(bundle) or {}).get("learnt_until")
-        if isinstance(learnt, int | float):
-            until[bundle.card.family] = max(until.get(bundle.card.family, learnt), learnt)
+        newest = (_retraining_record(bundle) or {}).get("learnt_until")
+        if isinstance(newest, int | float):
+            until[bundle.card.family] = max(until.get(bundle.card.family, newest), newest)
     return until
 
 
-def held_out_architectures_learnt(bundle: Bundle, tracks: Iterable[Track]) -> frozenset[str]:
-    """The held-out architectures that a bundle has nevertheless learnt from."""
+def known_held_out_architectures(bundle: Bundle, tracks: Iterable[Track]) -> frozenset[str]:
+    """The held-out architectures that a bundle was nevertheless trained on."""
     if not may_know_held_out(bundle):
         return frozenset()
     known = dataset_hashes(bundle)
@@ -67,7 +67,7 @@ def missing_comparison_data(
     """Why a candidate cannot be compared with the champion on the champion's own training data; ``None`` if it can.
 
     A candidate answers in place of every model that is trusted as much or less, so it must be tested on the data of all of these.
-    A candidate that learns from a site's observations needs no such test: it answers for jobs like the observed ones.
+    A candidate that is trained on a site's observations needs no such test: it answers for jobs like the observed ones.
 
     Args:
         track: the candidate's.
@@ -90,7 +90,7 @@ def missing_comparison_data(
         for origin in dataset_hashes(bundle):
             if origin not in files:
                 return (
-                    f"the champion's model {name} learnt from a dataset that is not among the files (sha256 {origin[:12]}…): "
+                    f"the champion's model {name} was trained on a dataset that is not among the files (sha256 {origin[:12]}…): "
                     "a new model cannot be tested for regressions without it; add it with --dataset"
                 )
         if not dataset_hashes(bundle):
@@ -105,9 +105,9 @@ def missing_comparison_data(
     return None
 
 
-def _retraining(bundle: Bundle) -> Mapping[str, Any] | None:
-    said = bundle.card.document.get("retraining")
-    return said if isinstance(said, dict) else None
+def _retraining_record(bundle: Bundle) -> Mapping[str, Any] | None:
+    record = bundle.card.document.get("retraining")
+    return record if isinstance(record, dict) else None
 
 
 def _trust(provenance: str) -> int:

@@ -25,7 +25,7 @@ from .columns_check import SWAPPED, is_swapped
 from .rows import Row, content_key, observation_time
 from .units_check import unit_error
 
-REFUSING: Final = frozenset(
+REFUSING_RULES: Final = frozenset(
     {
         *("below-weights", "below-training-state", "reserved-above-label", "reserved-above-process", "allocated-above-reserved"),
         *("above-capacity", "device-far-from-process", "oom-without-capacity"),
@@ -82,7 +82,7 @@ def collect(datasets: Sequence[Path], observations: Sequence[Path] = ()) -> Coll
             refusals.append(Refusal(path.name, len(measurements), f"the same file as {seen[sha256]}"))
             continue
         seen[sha256] = path.name
-        if is_export and any(one.provenance != OBSERVED for one in measurements):
+        if is_export and any(measurement.provenance != OBSERVED for measurement in measurements):
             raise DatasetError(f"{path} holds rows that no site has observed: give it as a dataset")
         if not measurements:
             refusals.append(Refusal(path.name, 0, "holds no row"))
@@ -90,7 +90,7 @@ def collect(datasets: Sequence[Path], observations: Sequence[Path] = ()) -> Coll
         refusals += [Refusal(path.name, count, reason) for reason, count in reasons.items()]
         files.append(InputFile(path.name, sha256, len(measurements), len(kept)))
         rows += kept
-    unique = _without_repeats(rows)
+    unique = _without_duplicates(rows)
     if len(unique) < len(rows):
         refusals.append(Refusal("all files", len(rows) - len(unique), "the same job again, on the same GPU and software"))
     if not unique:
@@ -103,33 +103,41 @@ def _plausible_rows(measurements: Sequence[Measurement], sha256: str, earlier: S
     reasons: Counter[str] = Counter()
     rules: dict[int, str] = {}
     for finding in validate(measurements):
-        if finding.rule in REFUSING:
+        if finding.rule in REFUSING_RULES:
             rules.setdefault(finding.row, finding.rule)
-    for number, one in enumerate(measurements, start=1):
-        if is_swapped(one.job):
+    for number, measurement in enumerate(measurements, start=1):
+        if is_swapped(measurement.job):
             rules.setdefault(number, SWAPPED)
     kept: list[Row] = []
     for family in FAMILIES:
-        usable = [(number, one) for number, one in enumerate(measurements, start=1) if one.job.family == family]
-        real_models = sum(one.recipe == ZOO for _, one in usable)
-        unfinished = sum(one.status not in ("ok", "oom") for _, one in usable)
-        usable = [(number, one) for number, one in usable if one.recipe != ZOO and one.status in ("ok", "oom")]
-        several = sum(one.job.is_replica for _, one in usable)
-        usable = [(number, one) for number, one in usable if not one.job.is_replica]
-        good = [
-            Row(one, sha256, number, observation_time(one), content_key(one)) for number, one in usable if number not in rules
+        usable = [
+            (number, measurement) for number, measurement in enumerate(measurements, start=1) if measurement.job.family == family
         ]
-        bad = Counter(rules[number] for number, _ in usable if number in rules)
+        real_models = sum(measurement.recipe == ZOO for _, measurement in usable)
+        unfinished = sum(measurement.status not in ("ok", "oom") for _, measurement in usable)
+        usable = [
+            (number, measurement)
+            for number, measurement in usable
+            if measurement.recipe != ZOO and measurement.status in ("ok", "oom")
+        ]
+        replicas = sum(measurement.job.is_replica for _, measurement in usable)
+        usable = [(number, measurement) for number, measurement in usable if not measurement.job.is_replica]
+        accepted = [
+            Row(measurement, sha256, number, observation_time(measurement), content_key(measurement))
+            for number, measurement in usable
+            if number not in rules
+        ]
+        refused = Counter(rules[number] for number, _ in usable if number in rules)
         reasons += Counter({f"{family}: real models, which are for testing only": real_models})
         reasons += Counter({f"{family}: neither finished nor out of memory": unfinished})
-        reasons += Counter({f"{family}: {WITH_OTHERS}": several})
-        reasons += Counter({f"{family}: {rule}": count for rule, count in bad.items()})
-        if bad.total() > MOST_REFUSED * len(usable):
-            share = f"{bad.total()} of {len(usable)} rows cannot be true ({', '.join(sorted(bad))})"
-            reasons += Counter({f"{family}: {share}, so the others are not trusted either": len(good)})
+        reasons += Counter({f"{family}: {WITH_OTHERS}": replicas})
+        reasons += Counter({f"{family}: {rule}": count for rule, count in refused.items()})
+        if refused.total() > MOST_REFUSED * len(usable):
+            share = f"{refused.total()} of {len(usable)} rows cannot be true ({', '.join(sorted(refused))})"
+            reasons += Counter({f"{family}: {share}, so the others are not trusted either": len(accepted)})
             continue
-        for group in _group_by_kind(good):
-            sentence = unit_error(group, _of_the_same_kind(earlier, group[0]))
+        for group in _groups(accepted):
+            sentence = unit_error(group, _same_group(earlier, group[0]))
             if sentence:
                 reasons += Counter({f"{family}: {sentence}": len(group)})
             else:
@@ -137,22 +145,22 @@ def _plausible_rows(measurements: Sequence[Measurement], sha256: str, earlier: S
     return sorted(kept, key=lambda row: row.number), reasons
 
 
-def _kind(one: Measurement) -> tuple[str, str, str]:
-    return one.job.family, one.gpu, one.label_source
+def _group_key(measurement: Measurement) -> tuple[str, str, str]:
+    return measurement.job.family, measurement.gpu, measurement.label_source
 
 
-def _group_by_kind(rows: Iterable[Row]) -> list[list[Row]]:
+def _groups(rows: Iterable[Row]) -> list[list[Row]]:
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault(_kind(row.measurement), []).append(row)
+        groups.setdefault(_group_key(row.measurement), []).append(row)
     return list(groups.values())
 
 
-def _of_the_same_kind(rows: Iterable[Row], like: Row) -> list[Measurement]:
-    return [row.measurement for row in rows if _kind(row.measurement) == _kind(like.measurement)]
+def _same_group(rows: Iterable[Row], example: Row) -> list[Measurement]:
+    return [row.measurement for row in rows if _group_key(row.measurement) == _group_key(example.measurement)]
 
 
-def _without_repeats(rows: Iterable[Row]) -> list[Row]:
+def _without_duplicates(rows: Iterable[Row]) -> list[Row]:
     chosen: dict[tuple[object, ...], Row] = {}
     for row in rows:
         chosen.setdefault((*identity(row.measurement), row.measurement.label_source), row)

@@ -1,8 +1,8 @@
-"""The gate: whether a candidate is better than the champion, by paired differences on jobs that neither has learnt from.
+"""The gate: whether a candidate is better than the champion, by paired differences on jobs that neither was trained on.
 
-Every judged job gives one loss for each measure, of the champion and of the candidate, and only their difference counts.  Whole
-architectures are drawn anew in the bootstrap (cluster bootstrap; Field and Welsh, JRSS B 69, 2007), because jobs of one network
-err alike.
+Every judged job gives one loss for each measure, of the champion and of the candidate, and only their difference counts.  The
+bootstrap draws whole architectures (cluster bootstrap; Field and Welsh, JRSS B 69, 2007), because errors of jobs of one network
+are correlated.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Rule:
     """The gate's numbers.
 
     Attributes:
-        alpha: chance, for each track, that luck alone shows an improvement; shared out among the tests.
-        least_gain: an improvement is one only from this share of the champion's loss on.
-        most_error, most_waste: by this share of the champion's loss the candidate's may be larger,
-        least_error, least_waste: and by this much where that is more: no scheduler would notice.
-        most_share: so many of the jobs more may be above safe, in a wrong bin, or in one too low.
-        luck: a larger loss stands against the candidate unless luck explains it with this chance.
-        coverage: what safe bytes promise.
-        coverage_alpha: a share above safe that is less likely than this under the promise breaks it;
-        doubtful_coverage: one that is less likely than this, shared out among the parts, stands against a candidate if the
-            champion has fewer.
-        fewest_rows, fewest_architectures: judged jobs that a track needs to be promoted.
-        fewest_guard_rows: jobs from which on a part can stand against it.
-        draws, seed: of the bootstrap.
+        alpha: significance level of an improvement for each track, divided among the tests.
+        least_gain: smallest improvement that counts, as a share of the champion's loss.
+        most_error, most_waste: largest increase of error and waste that is allowed, as a share of the champion's loss.
+        least_error, least_waste: an increase up to this amount is always allowed: no scheduler would notice it.
+        most_share: largest increase that is allowed in the shares of jobs above safe, in a wrong bin, and in a bin too low.
+        worse_alpha: a larger increase is an objection only if its p-value is at most this.
+        coverage: coverage of the safe bytes.
+        coverage_alpha: the coverage is broken where the share above safe has a p-value below this.
+        doubtful_coverage: p-value, divided among the parts, below which more jobs above safe than the champion's are an
+            objection.
+        fewest_rows, fewest_architectures: jobs and architectures that a part needs to decide.
+        fewest_guard_rows: jobs that a guard needs.
+        draws, seed: number of bootstrap samples, and their seed.
     """
 
     alpha: float = 0.05
@@ -57,7 +57,7 @@ class Rule:
     least_error: float = 0.0005
     least_waste: float = 0.02
     most_share: float = 0.01
-    luck: float = 0.25
+    worse_alpha: float = 0.25
     coverage: float = 0.99
     coverage_alpha: float = 0.01
     doubtful_coverage: float = 0.05
@@ -96,7 +96,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One measure on one part: mean losses, and the chance that the candidate is no better, or no worse, by the bootstrap."""
+    """One measure on one part: mean losses, and the chance that the candidate is not better, or not worse, by the bootstrap."""
 
     champion: float
     candidate: float
@@ -111,9 +111,9 @@ class PartVerdict:
     Attributes:
         name, decides, rows, architectures: of the part.
         measures: measure → its comparison.
-        champion_keeps, candidate_keeps: whether the share above the safe bytes agrees with the promised coverage.
+        champion_keeps_coverage, candidate_keeps_coverage: whether the share above the safe bytes agrees with the coverage.
         better: measures shown to be better.
-        against: sentences that stand against the candidate.
+        objections: sentences that speak against the candidate.
     """
 
     name: str
@@ -121,10 +121,10 @@ class PartVerdict:
     rows: int
     architectures: int
     measures: Mapping[str, Comparison]
-    champion_keeps: bool
-    candidate_keeps: bool
+    champion_keeps_coverage: bool
+    candidate_keeps_coverage: bool
     better: tuple[str, ...]
-    against: tuple[str, ...]
+    objections: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +147,25 @@ def judge(parts: Sequence[Judged], rule: Rule | None = None) -> Verdict:
     :data:`MEASURES` to be worse, and its safe bytes keep their promise on every part that decides.
     """
     rule = rule or Rule()
-    deciding = [part for part in parts if part.decides and _is_large(part, rule)]
+    deciding = [part for part in parts if part.decides and _has_enough_jobs(part, rule)]
     guards = [part for part in parts if part not in deciding and len(part) >= rule.fewest_guard_rows]
     if not deciding:
-        found = ", ".join(f"{len(part)} of {part.name}" for part in parts if part.decides) or "none"
+        counts = ", ".join(f"{len(part)} of {part.name}" for part in parts if part.decides) or "none"
         needed = f"{rule.fewest_rows} jobs of {rule.fewest_architectures} architectures"
-        return Verdict(False, (f"too few jobs to judge by ({found}): one part needs {needed}",), ())
+        return Verdict(False, (f"too few jobs to judge by ({counts}): one part needs {needed}",), ())
     level = rule.alpha / (len(deciding) * len(SUPERIOR))
-    doubt = max(rule.doubtful_coverage / len((*deciding, *guards)), rule.coverage_alpha)
-    verdicts = tuple(_part_verdict(part, part in deciding, level, doubt, rule) for part in (*deciding, *guards))
-    against = tuple(f"{verdict.name}: {sentence}" for verdict in verdicts for sentence in verdict.against)
+    doubtful_level = max(rule.doubtful_coverage / len((*deciding, *guards)), rule.coverage_alpha)
+    verdicts = tuple(_part_verdict(part, part in deciding, level, doubtful_level, rule) for part in (*deciding, *guards))
+    objections = tuple(f"{verdict.name}: {sentence}" for verdict in verdicts for sentence in verdict.objections)
     better = tuple(f"{verdict.name}: better {measure}" for verdict in verdicts for measure in verdict.better)
-    if against:
-        return Verdict(False, against, verdicts)
+    if objections:
+        return Verdict(False, objections, verdicts)
     if not better:
-        return Verdict(False, ("no improvement that is more than luck",), verdicts)
+        return Verdict(False, ("no significant improvement",), verdicts)
     return Verdict(True, better, verdicts)
 
 
-def _is_large(part: Judged, rule: Rule) -> bool:
+def _has_enough_jobs(part: Judged, rule: Rule) -> bool:
     return len(part) >= rule.fewest_rows and len(np.unique(part.architectures)) >= rule.fewest_architectures
 
 
@@ -186,7 +186,7 @@ def losses(label_bytes: Array, answers: Array) -> dict[str, Array]:
     }
 
 
-def _part_verdict(part: Judged, decides: bool, level: float, doubt: float, rule: Rule) -> PartVerdict:
+def _part_verdict(part: Judged, decides: bool, level: float, doubtful_level: float, rule: Rule) -> PartVerdict:
     champion, candidate = losses(part.label_bytes, part.champion), losses(part.label_bytes, part.candidate)
     differences = np.stack([candidate[measure] - champion[measure] for measure in MEASURES])
     drawn = _bootstrap(differences, part.architectures, rule)
@@ -199,55 +199,60 @@ def _part_verdict(part: Judged, decides: bool, level: float, doubt: float, rule:
         )
         for row, measure in enumerate(MEASURES)
     }
-    keeps = [_chance(one["above safe"], rule) >= rule.coverage_alpha for one in (champion, candidate)]
-    # safe bytes that broke their promise were too tight: what it costs to keep it is no loss
-    ignored = {"waste"} if keeps[1] and not keeps[0] else set()
+    keeps_coverage = [
+        _coverage_p_value(losses_by_measure["above safe"], rule) >= rule.coverage_alpha
+        for losses_by_measure in (champion, candidate)
+    ]
+    # the champion's safe bytes were too low, so the waste of correct ones is no loss
+    ignored = {"waste"} if keeps_coverage[1] and not keeps_coverage[0] else set()
     if measures["wrong bin"].p_not_better <= rule.alpha:
-        ignored.add("bin too low")  # a champion that errs upwards has few bins too low, and many wrong
-    better = tuple(measure for measure in SUPERIOR if decides and _is_better(measure, measures[measure], level, keeps, rule))
-    if _chance(candidate["above safe"], rule) >= doubt:
-        ignored.add("above safe")  # within the promise: a champion with fewer has paid for it with waste
-    against = [_loss(measure, measures[measure], rule) for measure in MEASURES if measure not in ignored]
-    if not keeps[1] and (decides or keeps[0]):
+        ignored.add("bin too low")  # a champion that predicts too much has few bins too low, and many wrong bins
+    better = tuple(
+        measure for measure in SUPERIOR if decides and _is_better(measure, measures[measure], level, keeps_coverage, rule)
+    )
+    if _coverage_p_value(candidate["above safe"], rule) >= doubtful_level:
+        ignored.add("above safe")  # within the coverage: a champion with fewer has more waste instead
+    objections = [_objection(measure, measures[measure], rule) for measure in MEASURES if measure not in ignored]
+    if not keeps_coverage[1] and (decides or keeps_coverage[0]):
         share = measures["above safe"].candidate
-        against.append(f"{share:.1%} of the jobs take more than the safe bytes, and {1.0 - rule.coverage:.0%} is promised")
+        objections.append(f"{share:.1%} of the jobs take more than the safe bytes, and {1.0 - rule.coverage:.0%} is promised")
     return PartVerdict(
         name=part.name,
         decides=decides,
         rows=len(part),
         architectures=len(np.unique(part.architectures)),
         measures=measures,
-        champion_keeps=keeps[0],
-        candidate_keeps=keeps[1],
+        champion_keeps_coverage=keeps_coverage[0],
+        candidate_keeps_coverage=keeps_coverage[1],
         better=better,
-        against=tuple(sentence for sentence in against if sentence),
+        objections=tuple(sentence for sentence in objections if sentence),
     )
 
 
-def _is_better(measure: str, found: Comparison, level: float, keeps: Sequence[bool], rule: Rule) -> bool:
-    if measure == "above safe":  # fewer than promised is no merit: that is what waste pays for
-        return found.p_not_better <= level and keeps[1] and not keeps[0]
-    if measure == "waste" and not keeps[1]:
+def _is_better(measure: str, comparison: Comparison, level: float, keeps_coverage: Sequence[bool], rule: Rule) -> bool:
+    if measure == "above safe":  # fewer than the coverage allows is no merit: it costs waste
+        return comparison.p_not_better <= level and keeps_coverage[1] and not keeps_coverage[0]
+    if measure == "waste" and not keeps_coverage[1]:
         return False
-    return found.p_not_better <= level and found.candidate <= (1.0 - rule.least_gain) * found.champion
+    return comparison.p_not_better <= level and comparison.candidate <= (1.0 - rule.least_gain) * comparison.champion
 
 
-def _loss(measure: str, found: Comparison, rule: Rule) -> str | None:
+def _objection(measure: str, comparison: Comparison, rule: Rule) -> str | None:
     """The objection to the candidate in one measure: a loss above the limit that chance does not explain."""
     if measure in _SHARES:
         allowed = rule.most_share
-        words = f"{measure} {found.candidate:.1%} of the jobs, the champion {found.champion:.1%}"
+        text = f"{measure} {comparison.candidate:.1%} of the jobs, the champion {comparison.champion:.1%}"
     else:
         is_error = measure == "error"
-        most, least = (rule.most_error, rule.least_error) if is_error else (rule.most_waste, rule.least_waste)
-        allowed = max(most * found.champion, least)
-        words = f"{measure} {found.candidate:.2%}, the champion {found.champion:.2%}"
-    if found.candidate - found.champion <= allowed or found.p_not_worse > rule.luck:
+        most_share, least_amount = (rule.most_error, rule.least_error) if is_error else (rule.most_waste, rule.least_waste)
+        allowed = max(most_share * comparison.champion, least_amount)
+        text = f"{measure} {comparison.candidate:.2%}, the champion {comparison.champion:.2%}"
+    if comparison.candidate - comparison.champion <= allowed or comparison.p_not_worse > rule.worse_alpha:
         return None
-    return f"{words}: worse by more than is allowed"
+    return f"{text}: worse by more than is allowed"
 
 
-def _chance(above: Array, rule: Rule) -> float:
+def _coverage_p_value(above: Array, rule: Rule) -> float:
     """Probability of at least this many jobs above their safe bytes if the coverage holds: exact binomial test."""
     return binomial_tail(int(above.sum()), len(above), 1.0 - rule.coverage)
 

@@ -1,7 +1,7 @@
-"""Rows that no retraining learns from: architectures chosen by the hash of their key, and the newest observations.
+"""Rows that no retraining trains on: architectures chosen by the hash of their key, and the newest observations.
 
-The hash says for ever, and on every machine, on which side an architecture lies: a champion of an earlier retraining has not seen
-the rows on which its successor is judged.
+The hash gives the same choice always and on every machine.  So a champion of an earlier retraining was not trained on the rows on
+which its successor is judged.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE: Final = 0.15
 HELD_OUT_RULE: Final = f"sha256('held-out/1 ' + architecture_key) < {HELD_OUT_SHARE:g}"
-"""The rule as it stands in cards; a bundle with another rule, or none, may have learnt from these rows."""
+"""The rule as cards state it; a bundle with another rule, or none, may have been trained on these rows."""
 NEWEST_SHARE: Final = 0.2
-"""Share of the observations, the newest, that the candidate has not learnt from."""
+"""Share of the observations, the newest, that the candidate is not trained on."""
 
 
 def is_held_out(architecture_key: str) -> bool:
@@ -27,9 +27,9 @@ def is_held_out(architecture_key: str) -> bool:
 
 
 def newest_after(rows: Sequence[Row], learnt_until: float | None) -> float | None:
-    """The time after which observations are for judging: of the newest share, and past what the champion has learnt from.
+    """The time after which observations are for judging: the newest share, and none that the champion was trained on.
 
-    ``None`` where no row has a time: then all of them may be learnt from.
+    ``None`` where no row has a time: then all of them may be trained on.
     """
     times = sorted(row.observed_at for row in rows if row.observed_at is not None)
     if not times:

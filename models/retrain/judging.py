@@ -1,7 +1,7 @@
-"""Answers of champion and candidate for jobs that neither has learnt from; whole releases answer, as in the service.
+"""Answers of champion and candidate for jobs that neither was trained on; whole releases answer, as in the service.
 
-A champion of an earlier retraining has not learnt from the held-out architectures, so it answers itself.  A shipped bundle has
-learnt from all rows of its dataset, which would be data leakage.  For held-out architectures a stand-in answers in its place: the
+A champion of an earlier retraining was not trained on the held-out architectures, so it answers itself.  A shipped bundle was
+trained on all rows of its dataset, which would be data leakage.  For held-out architectures a stand-in answers in its place: the
 champion's plan, trained again without them.  For all other architectures every champion answers itself.
 """
 
@@ -25,16 +25,16 @@ from gpumemnet.predict.predictor import Predictor
 from .champion_data import slot_of
 from .gate import Judged, Rule, Verdict, judge
 from .rows import Row
-from .tracks import Track, moved, place_of
+from .tracks import Track, shift_label, source_of
 
 HELD_OUT: Final = "held-out architectures"
 NEWEST: Final = "newest observations"
 COVERAGE: Final = 0.99
 
-Learnt = Callable[[Bundle], Collection[str]]
-"""Keys of held-out architectures that a bundle of the champion has nevertheless learnt from."""
+KnownArchitectures = Callable[[Bundle], Collection[str]]
+"""Keys of held-out architectures that a bundle of the champion was nevertheless trained on."""
 StandIn = Callable[[Bundle], Bundle]
-"""Gives the bundle to ask in a champion's place about held-out architectures."""
+"""Gives the bundle that answers instead of a champion for held-out architectures."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +42,9 @@ class Part:
     """Rows on which candidates are judged, of one GPU.
 
     Attributes:
-        name: in words.
-        rows: with their labels.
-        gpu: what the release is asked for.
+        name: description of the part.
+        rows: the rows, with their labels.
+        gpu: the GPU that the release answers for.
         decides: whether an improvement counts here.
         is_held_out: whether they are held-out architectures; else the newest observations.
     """
@@ -60,7 +60,7 @@ def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file
     """The track's own held-out and newest rows, which decide, and rows on which no candidate may be worse.
 
     The latter are the same rows file by file, and the rows of the family's other tracks.  Rows that were read where the track
-    borrows from are moved as those that it learnt from.
+    borrows from are shifted like its training rows.
     """
     parts = [
         Part(HELD_OUT, track.held_out, track.gpu, True, True),
@@ -73,47 +73,54 @@ def parts_of(track: Track, tracks: Sequence[Track], shifts: dict[str, int], file
     for other in tracks:
         if other is track or other.family != track.family:
             continue
-        words = f"{other.provenance} jobs on {other.gpu}"
+        description = f"{other.provenance} jobs on {other.gpu}"
         for name, rows, is_held_out in ((HELD_OUT, other.held_out, True), (NEWEST, other.newest, False)):
             if other.gpu == track.gpu:
-                rows = tuple(_moved(row, shifts, track) for row in rows)
-            parts.append(Part(f"{name}, {words}", rows, other.gpu, False, is_held_out))
+                rows = tuple(_shifted(row, shifts, track) for row in rows)
+            parts.append(Part(f"{name}, {description}", rows, other.gpu, False, is_held_out))
     return [part for part in parts if len(part.rows) >= rule.fewest_guard_rows]
 
 
-def _moved(row: Row, shifts: dict[str, int], track: Track) -> Row:
-    shift = shifts.get(place_of(row.measurement))
-    return row if shift is None else replace(row, measurement=moved(row.measurement, shift, track))
+def _shifted(row: Row, shifts: dict[str, int], track: Track) -> Row:
+    shift = shifts.get(source_of(row.measurement))
+    return row if shift is None else replace(row, measurement=shift_label(row.measurement, shift, track))
 
 
 def judge_candidate(
-    candidate: Bundle, champion: Sequence[Bundle], parts: Sequence[Part], learnt: Learnt, stand_in: StandIn, rule: Rule
+    candidate: Bundle,
+    champion: Sequence[Bundle],
+    parts: Sequence[Part],
+    known: KnownArchitectures,
+    stand_in: StandIn,
+    rule: Rule,
 ) -> Verdict:
     """The gate's verdict on a candidate beside the champion's bundles of the same family and encoder.
 
     Raises:
         ValueError: when a stand-in cannot be trained.
     """
-    views: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
+    cached_predictors: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
 
-    def view(known_to: frozenset[str]) -> tuple[Predictor, Predictor]:
-        if known_to not in views:
-            bundles = [stand_in(bundle) if bundle.sha256 in known_to else bundle for bundle in champion]
+    def predictors(informed: frozenset[str]) -> tuple[Predictor, Predictor]:
+        if informed not in cached_predictors:
+            bundles = [stand_in(bundle) if bundle.sha256 in informed else bundle for bundle in champion]
             others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
-            views[known_to] = Predictor(bundles), Predictor([*others, candidate])
-        return views[known_to]
+            cached_predictors[informed] = Predictor(bundles), Predictor([*others, candidate])
+        return cached_predictors[informed]
 
     judged = []
     for part in parts:
-        rows = [row for row in part.rows if row.measurement.label_bytes is not None and _can_be_asked(row, candidate)]
+        rows = [row for row in part.rows if row.measurement.label_bytes is not None and _fits_encoder(row, candidate)]
         by_view: dict[frozenset[str], list[Row]] = {}
         for row in rows:
             architecture = row.measurement.architecture_key
-            known_to = [bundle.sha256 for bundle in champion if part.is_held_out and architecture in learnt(bundle)]
-            by_view.setdefault(frozenset(known_to), []).append(row)
+            informed = [bundle.sha256 for bundle in champion if part.is_held_out and architecture in known(bundle)]
+            by_view.setdefault(frozenset(informed), []).append(row)
         if rows:
-            asked = [_judged(part, group, candidate.card.encoder, *view(known_to)) for known_to, group in by_view.items()]
-            judged.append(_joined(asked))
+            judged_groups = [
+                _judged(part, group, candidate.card.encoder, *predictors(informed)) for informed, group in by_view.items()
+            ]
+            judged.append(_joined(judged_groups))
     return judge(judged, rule)
 
 
@@ -122,8 +129,8 @@ def _judged(part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, 
     return Judged(
         name=part.name,
         decides=part.decides,
-        label_bytes=np.array([one.label_bytes for one in measurements], dtype=np.float64),
-        architectures=np.array([one.architecture_key for one in measurements]),
+        label_bytes=np.array([measurement.label_bytes for measurement in measurements], dtype=np.float64),
+        architectures=np.array([measurement.architecture_key for measurement in measurements]),
         champion=_answers(champion, rows, part.gpu, encoder),
         candidate=_answers(candidate, rows, part.gpu, encoder),
     )
@@ -140,33 +147,33 @@ def _joined(parts: Sequence[Judged]) -> Judged:
 
 
 def _answers(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> NDArray[np.float64]:
-    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, and none gets more."""
-    whole = max(row.measurement.capacity_bytes for row in rows)
+    """Expected and safe bytes, shape ``[2, B]``; a job without safe bytes gets the whole GPU, which is also the maximum."""
+    gpu_bytes = max(row.measurement.capacity_bytes for row in rows)
     predictions = _predictions(predictor, rows, gpu, encoder)
-    safe = np.ma.filled(predictions.safe_bytes.astype(np.float64), whole)
-    return np.stack((predictions.expected_bytes.astype(np.float64), np.minimum(safe, whole)))
+    safe = np.ma.filled(predictions.safe_bytes.astype(np.float64), gpu_bytes)
+    return np.stack((predictions.expected_bytes.astype(np.float64), np.minimum(safe, gpu_bytes)))
 
 
 def _predictions(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: str) -> PredictionTable:
     """The networks' own answers, without traced peaks."""
     table = JobTable.from_jobs([replace(row.measurement.job, traced_peak_bytes=None) for row in rows])
     with np.errstate(over="ignore"):
-        return predictor.predict_table(table, coverage=COVERAGE, gpu=_known(gpu), encoder=encoder)
+        return predictor.predict_table(table, coverage=COVERAGE, gpu=_profiled_gpu(gpu), encoder=encoder)
 
 
 def without_answer(candidate: Bundle, track: Track) -> int:
-    """Number of the track's jobs, those that it learnt from included, for which a candidate's answer is no finite number."""
-    rows = [row for row in (*track.training, *track.held_out, *track.newest) if _can_be_asked(row, candidate)]
+    """Number of the track's jobs, training jobs included, for which the candidate's answer is not a finite number."""
+    rows = [row for row in (*track.training, *track.held_out, *track.newest) if _fits_encoder(row, candidate)]
     predictions = _predictions(Predictor([candidate]), rows, track.gpu, candidate.card.encoder)
     return sum(NO_NUMBER in predictions.reasons(row) for row in range(len(rows)))
 
 
-def _can_be_asked(row: Row, candidate: Bundle) -> bool:
+def _fits_encoder(row: Row, candidate: Bundle) -> bool:
     return row.measurement.job.has_layers or candidate.card.encoder != "transformer"
 
 
-def _known(gpu: str) -> str | None:
-    """The GPU where there is a profile of it, else the model's own."""
+def _profiled_gpu(gpu: str) -> str | None:
+    """The GPU if there is a profile of it, else ``None``, the model's own."""
     try:
         return device_profile(gpu).name
     except InvalidRequestError:

@@ -1,7 +1,7 @@
 """Runs a retraining from end to end: collect, train, judge, report, release.  The result of each step is stored and reused.
 
-A killed run leaves whole results or none, and the next one goes on from there.  The registry is written to at the very end: first
-the bundles, then the release, then the alias, each of them whole or not at all.
+A killed run leaves complete results or none, and the next run continues from there.  The registry is written last: first the
+bundles, then the release, then the alias, each atomically.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.registry.registry import SHIPPED, Registry
 
-from .champion_data import dataset_hashes, newest_observation_learnt
+from .champion_data import dataset_hashes, newest_training_observation
 from .collect import collect
 from .gate import RULE
 from .release import put_into_service
@@ -33,17 +33,16 @@ Progress = Callable[[str, float], None]
 
 
 def retrain(request: Request, progress: Progress = lambda what, share: None) -> Outcome:
-    """Retrain as ``request`` says.
+    """Run the retraining that ``request`` describes.
 
     Raises:
         DatasetError: when a file is missing, damaged or of another schema, or all of them hold nothing to learn from.
         RegistryError: when the registry is damaged.
-        RetrainingError: when another retraining works in the same folder, a file changes meanwhile, or the release could not be
-            made.
+        RetrainingError: when another retraining uses the folder, a file changes meanwhile, or the release cannot be made.
         OSError: when the work folder cannot be written to.
     """
     request.work.mkdir(parents=True, exist_ok=True)
-    with _alone(request.work):
+    with _locked_work_folder(request.work):
         champion, bundles = _champion(request)
         hashes = {path: _sha256(path) for path in (*request.datasets, *request.observations)}
         files = [(path.name, sha256) for path, sha256 in hashes.items()]
@@ -51,17 +50,17 @@ def retrain(request: Request, progress: Progress = lambda what, share: None) -> 
         key = content_hash(
             *(files, len(request.datasets), [bundle.sha256 for bundle in bundles], chosen, code_hash(JUDGING_CODE), asdict(RULE))
         )
-        # what the champion learnt from comes first: in doubt a later file is wrong, not this one
-        learnt = {origin for bundle in bundles for origin in dataset_hashes(bundle)}
-        datasets = sorted(request.datasets, key=lambda path: hashes[path] not in learnt)
+        # the champion's training data comes first: of contradicting files the later one is refused
+        known = {origin for bundle in bundles for origin in dataset_hashes(bundle)}
+        datasets = sorted(request.datasets, key=lambda path: hashes[path] not in known)
         folder = request.work / "runs" / key[:12]
-        document, was_there = cached_document(
+        document, is_cached = cached_document(
             folder / "report.json",
             lambda: _judged_tracks(request, datasets, set(hashes.values()), bundles, key, progress),
-            lambda found: _is_there(request.work, found),
+            lambda found: _promoted_bundles_exist(request.work, found),
         )
-        document["champion"] = champion  # the same models may have got another name
-        if was_there:
+        document["champion"] = champion  # the same models may have another name now
+        if is_cached:
             progress("nothing has changed since this report was made", 1.0)
         report = write_report(folder / "report.md", document)
         try:
@@ -80,20 +79,20 @@ def _judged_tracks(
 ) -> dict[str, Any]:
     share = 0.0
 
-    def say(what: str) -> None:
-        progress(what, share)
+    def report_step(step: str) -> None:
+        progress(step, share)
 
-    say("reading")
+    report_step("reading")
     collected = collect(datasets, request.observations)
     if changed := [file.name for file in collected.files if file.sha256 not in hashes]:
         raise RetrainingError(f"{changed[0]} was changed while it was read")
-    tracks, left_out = find_tracks(collected.rows, newest_observation_learnt(bundles))
-    runner = TrackRunner(request, collected, tracks, bundles, say)
+    tracks, left_out = find_tracks(collected.rows, newest_training_observation(bundles))
+    runner = TrackRunner(request, collected, tracks, bundles, report_step)
     tasks = [(track, encoder) for track in tracks for encoder in request.encoders]
-    found = []
+    entries = []
     for done, (track, encoder) in enumerate(tasks):
         share = done / len(tasks)
-        found.append(runner.run(track, encoder))
+        entries.append(runner.run(track, encoder))
     return {
         "run": key,
         "release": f"retrain-{key[:12]}",
@@ -107,13 +106,13 @@ def _judged_tracks(
         "files": [asdict(file) for file in collected.files],
         "refused": [asdict(refusal) for refusal in collected.refusals],
         "left_out": left_out,
-        "tracks": found,
-        "promoted": [track["bundle"] for track in found if track["promote"]],
+        "tracks": entries,
+        "promoted": [track["bundle"] for track in entries if track["promote"]],
     }
 
 
-def _is_there(work: Path, document: dict[str, Any]) -> bool:
-    """Whether the models that a report would promote still lie where it found them."""
+def _promoted_bundles_exist(work: Path, document: dict[str, Any]) -> bool:
+    """Whether the bundles that a report would promote still exist."""
     try:
         return all(
             load_bundle(work / track["folder"]).sha256 == track["bundle"] for track in document["tracks"] if track["promote"]
@@ -141,16 +140,16 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def _alone(work: Path) -> Iterator[None]:
+def _locked_work_folder(work: Path) -> Iterator[None]:
     """Lock the work folder, and delete unfinished files of a killed run."""
     try:
         with locked(work / ".lock", 0.0):
             for name in ("candidates", "stand-ins"):
-                for left in (work / name).glob(".*"):
-                    shutil.rmtree(left, ignore_errors=True)
-            for place in ("verdicts", "runs/*"):
-                for left in work.glob(f"{place}/{STAGING_PREFIX}*"):
-                    left.unlink(missing_ok=True)
+                for unfinished in (work / name).glob(".*"):
+                    shutil.rmtree(unfinished, ignore_errors=True)
+            for pattern in ("verdicts", "runs/*"):
+                for unfinished in work.glob(f"{pattern}/{STAGING_PREFIX}*"):
+                    unfinished.unlink(missing_ok=True)
             yield
     except TimeoutError:
-        raise RetrainingError(f"another retraining works in {work}: wait for it, or give another --work") from None
+        raise RetrainingError(f"another retraining is using {work}: wait for it, or give another --work") from None

@@ -15,7 +15,7 @@ from gpumemnet.registry.registry import Aliases, Change, Registry
 
 from .request import NOTHING_BETTER, PROMOTED, Outcome, Request
 
-BY = "models retrain"
+MADE_BY = "models retrain"
 
 
 def put_into_service(request: Request, document: dict[str, Any], report: Path, champion: str) -> Outcome:
@@ -26,48 +26,50 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
         BundleError: when a candidate was altered or removed since it was trained.
     """
     name = document["release"]
-    better = [track for track in document["tracks"] if track["promote"]]
+    accepted = [track for track in document["tracks"] if track["promote"]]
 
     def outcome(exit_code: int, sentence: str, release: str | None = None) -> Outcome:
         return Outcome(exit_code=exit_code, sentence=sentence, release=release, report=report, document=document)
 
-    if not better:
+    if not accepted:
         return outcome(NOTHING_BETTER, f"no candidate is better: {champion} stays champion")
-    models = ", ".join(track["model"]["name"] for track in better)
+    models = ", ".join(track["model"]["name"] for track in accepted)
     alias = "challenger" if request.as_challenger else "champion"
     if request.registry is None:  # a dry run
         return outcome(PROMOTED, f"{models}: better; in a registry {name} would be {alias}", name)
     registry = Registry(request.registry)
     aliases = registry.aliases()
-    undone = _taken_back(registry, aliases, document, champion)
-    if undone and not request.as_challenger:
-        sentence = f"{undone.champion} was champion since {undone.since} and was taken back: its data promote nothing again"
+    withdrawal = _withdrawal_of(registry, aliases, document, champion)
+    if withdrawal and not request.as_challenger:
+        sentence = (
+            f"{withdrawal.champion} was champion since {withdrawal.since} and was taken back: its data promote nothing again"
+        )
         return outcome(NOTHING_BETTER, sentence, name)
     if request.as_challenger and aliases.challenger == name:
         return outcome(NOTHING_BETTER, f"{name} is challenger already", name)
     if request.is_dry_run:
         return outcome(PROMOTED, f"{models}: better; a dry run changes nothing, else {name} would be {alias}", name)
     hashes = []
-    for track in better:
+    for track in accepted:
         folder = request.work / track["folder"]
         if load_bundle(folder).sha256 != track["bundle"]:
             raise RegistryError(f"{folder}: another bundle than the one that was judged: delete the folder and run it again")
         hashes.append(registry.add_bundle(folder).sha256)
     try:
-        made = registry.release(name)
-        if not set(hashes) <= set(made.bundles):
+        release = registry.release(name)
+        if not set(hashes) <= set(release.bundles):
             raise RegistryError(f"the release {name} in {request.registry} holds other bundles than were judged")
     except UnknownReleaseError:
         registry.create_release(name, hashes, parent=champion, lineage=lineage(document), note=f"retrained: {models}"[:200])
-    reason = "; ".join(f"{track['model']['name']}: {', '.join(track['reasons'])}" for track in better)[:900]
+    reason = "; ".join(f"{track['model']['name']}: {', '.join(track['reasons'])}" for track in accepted)[:900]
     if request.as_challenger:
         registry.set_challenger(name)
     else:
-        registry.set_champion(name, by=BY, reason=reason, instead_of=champion)
+        registry.set_champion(name, by=MADE_BY, reason=reason, instead_of=champion)
     return outcome(PROMOTED, f"{name} is {alias}: {models}", name)
 
 
-def _taken_back(registry: Registry, aliases: Aliases, document: dict[str, Any], champion: str) -> Change | None:
+def _withdrawal_of(registry: Registry, aliases: Aliases, document: dict[str, Any], champion: str) -> Change | None:
     """When a release of the same data, made under this champion, was champion itself, by whatever code it was made."""
     for change in reversed(aliases.history):
         if change.champion == document["release"]:
@@ -76,12 +78,16 @@ def _taken_back(registry: Registry, aliases: Aliases, document: dict[str, Any], 
             release = registry.release(change.champion)
         except UnknownReleaseError:  # pruned
             continue
-        if release.parent == champion and release.lineage.get("made_by") == BY and _data(release.lineage) == _data(document):
+        if (
+            release.parent == champion
+            and release.lineage.get("made_by") == MADE_BY
+            and _inputs_of(release.lineage) == _inputs_of(document)
+        ):
             return change
     return None
 
 
-def _data(document: Mapping[str, Any]) -> list[Any]:
+def _inputs_of(document: Mapping[str, Any]) -> list[Any]:
     """The inputs of a retraining without the code: files and options."""
     files = sorted(file["sha256"] for file in document["files"])
     return [files, *(document.get(name) for name in ("seed", "epochs", "encoders", "plans"))]
@@ -90,7 +96,7 @@ def _data(document: Mapping[str, Any]) -> list[Any]:
 def lineage(document: dict[str, Any]) -> dict[str, Any]:
     """The lineage of a release: data, code, seed, and the figures that the gate accepted."""
     return {
-        "made_by": BY,
+        "made_by": MADE_BY,
         **{
             name: document[name]
             for name in ("run", "champion", "seed", "epochs", "encoders", "plans", "code", "rule", "files", "refused")

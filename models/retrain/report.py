@@ -34,8 +34,8 @@ def markdown(document: dict[str, Any]) -> str:
         lines += [f"* {sentence}" for sentence in document["left_out"]]
     for track in document["tracks"]:
         lines += _track(track)
-    lines += ["", "Each measure: the champion's mean loss → the candidate's; in brackets the chance that luck alone shows such"]
-    lines += ["an improvement. Error in log-bytes, waste as a share of the memory, the others as shares of the jobs.", ""]
+    lines += ["", "Each measure: the champion's mean loss → the candidate's; in brackets the p-value of the"]
+    lines += ["improvement. Error in log-bytes, waste as a share of the memory, the others as shares of the jobs.", ""]
     return "\n".join(lines)
 
 

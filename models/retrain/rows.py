@@ -40,18 +40,27 @@ def newest_runs(rows: Iterable[Row]) -> list[Row]:
     return list(chosen.values())
 
 
-def content_key(one: Measurement) -> str:
+def content_key(measurement: Measurement) -> str:
     """Hash of what a measurement says about memory; equal for rows that teach the same."""
-    said = (one.job, one.options, one.status, one.label_bytes, one.capacity_bytes, one.context_bytes)
-    return hashlib.sha256(repr((*said, one.gpu, one.label_source, one.provenance)).encode()).hexdigest()[:32]
+    content = (
+        measurement.job,
+        measurement.options,
+        measurement.status,
+        measurement.label_bytes,
+        measurement.capacity_bytes,
+        measurement.context_bytes,
+    )
+    return hashlib.sha256(
+        repr((*content, measurement.gpu, measurement.label_source, measurement.provenance)).encode()
+    ).hexdigest()[:32]
 
 
-def observation_time(one: Measurement) -> float | None:
+def observation_time(measurement: Measurement) -> float | None:
     """When an observed job ended, or else when it was reported, in seconds since 1970; ``None`` for other rows."""
-    if one.provenance != OBSERVED:
+    if measurement.provenance != OBSERVED:
         return None
     try:
-        options = json.loads(one.options)
+        options = json.loads(measurement.options)
     except ValueError:
         return None
     for name in ("observed_at", "received_at"):

@@ -1,4 +1,4 @@
-"""Trains and judges the candidate of one track after another; a better candidate takes the champion's place.
+"""Trains and judges the candidate of one track after another; a better candidate replaces the champion.
 
 Candidates, stand-ins and verdicts are stored under the hash of everything they depend on, so each is made once.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from gpumemnet.predict.bundle import Bundle
 
 from ..training.data import LabelledJobs, labelled_jobs
-from .champion_data import dataset_hashes, held_out_architectures_learnt, missing_comparison_data, slot_of
+from .champion_data import dataset_hashes, known_held_out_architectures, missing_comparison_data, slot_of
 from .collect import Collected
 from .gate import RULE
 from .judging import judge_candidate, parts_of, without_answer
@@ -90,37 +90,37 @@ class TrackRunner:
             *([row.key for row in part] for part in (track.training, track.borrowed)),
             *(track.origins, calibration and [row.key for row in calibration.training], plan and plan.sha256),
         )
-        what = f"{track.name}, {encoder}"
+        description = f"{track.name}, {encoder}"
 
         def train(folder: Path) -> Bundle:
             data = training_data(track)
-            self._say(f"training {what}")
+            self._say(f"training {description}")
             from .training import train_candidate  # loads torch
 
             return train_candidate(
                 folder,
                 track,
                 data,
-                _readings(calibration),
+                _labelled_rows(calibration),
                 encoder=encoder,
                 seed=self._request.seed,
                 epochs=self._request.epochs,
-                found=plan,
+                found_plan=plan,
                 version=key[:12],
             )
 
-        bundle, was_there = cached_bundle(self._folder / "candidates" / key, train)
-        if was_there:
-            self._say(f"trained before: {what}")
+        bundle, is_cached = cached_bundle(self._folder / "candidates" / key, train)
+        if is_cached:
+            self._say(f"trained before: {description}")
         return bundle
 
     def _verdict(self, track: Track, candidate: Bundle, champion: Sequence[Bundle]) -> dict[str, Any]:
         parts = parts_of(track, self._tracks, candidate.card.document["retraining"]["moved_bytes"], self._file_names, RULE)
-        learnt = {bundle.sha256: held_out_architectures_learnt(bundle, self._tracks) for bundle in champion}
+        known = {bundle.sha256: known_held_out_architectures(bundle, self._tracks) for bundle in champion}
         key = content_hash(
             *(code_hash(JUDGING_CODE), candidate.sha256, asdict(RULE)),
-            sorted([sha256, sorted(known)] for sha256, known in learnt.items()),
-            [self._stand_in_key(bundle) for bundle in champion if learnt[bundle.sha256]],
+            sorted([sha256, sorted(keys)] for sha256, keys in known.items()),
+            [self._stand_in_key(bundle) for bundle in champion if known[bundle.sha256]],
             [[part.name, part.gpu, [[row.key, row.measurement.label_bytes] for row in part.rows]] for part in parts],
         )
 
@@ -129,14 +129,14 @@ class TrackRunner:
             if count := without_answer(candidate, track):
                 raise ValueError(f"its answer is no finite number for {count} of the jobs")
             return judge_candidate(
-                candidate, champion, parts, lambda bundle: learnt[bundle.sha256], self._stand_in, RULE
+                candidate, champion, parts, lambda bundle: known[bundle.sha256], self._stand_in, RULE
             ).document()
 
         return cached_document(self._folder / "verdicts" / f"{key}.json", make)[0]
 
     def _stand_in(self, champion: Bundle) -> Bundle:
         """The champion's plan, trained again without the held-out architectures."""
-        rows = self._learnt_rows(champion)
+        rows = self._training_rows(champion)
         if not rows:
             raise ValueError(f"no row is left to train a stand-in of {champion.card.name}")
 
@@ -145,17 +145,19 @@ class TrackRunner:
             from .training import train_stand_in
 
             measurements = [row.measurement for row in rows]
-            return train_stand_in(folder, champion, measurements, _readings(self._calibration_of(champion)))
+            return train_stand_in(folder, champion, measurements, _labelled_rows(self._calibration_of(champion)))
 
         return cached_bundle(self._folder / "stand-ins" / self._stand_in_key(champion), train)[0]
 
     def _stand_in_key(self, champion: Bundle) -> str:
         calibration = self._calibration_of(champion)
-        keys = [[row.key for row in rows] for rows in (self._learnt_rows(champion), calibration.training if calibration else ())]
+        keys = [
+            [row.key for row in rows] for rows in (self._training_rows(champion), calibration.training if calibration else ())
+        ]
         return content_hash(code_hash(TRAINING_CODE), "stand-in", champion.sha256, keys)
 
-    def _learnt_rows(self, champion: Bundle) -> list[Row]:
-        """The rows that the champion's model learnt from, without the held-out ones."""
+    def _training_rows(self, champion: Bundle) -> list[Row]:
+        """The champion's training rows, without the held-out ones."""
         known = dataset_hashes(champion)
         return [row for track in self._own_tracks(champion) for row in track.training if row.origin in known]
 
@@ -167,5 +169,5 @@ class TrackRunner:
         return next((calibration_track(track, self._tracks) for track in self._own_tracks(champion)), None)
 
 
-def _readings(track: Track | None) -> LabelledJobs | None:
+def _labelled_rows(track: Track | None) -> LabelledJobs | None:
     return labelled_jobs([row.measurement for row in track.training], track.name, "") if track else None

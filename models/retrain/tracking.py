@@ -1,7 +1,7 @@
 """Logs a finished retraining to an MLflow store: a run with figures and files, model versions, aliases.
 
-The registry in the folder is the truth, and the verdict has fallen before this is called: nothing here promotes anything.  What
-could not be logged waits in the work folder for the next run; aliases are moved by that, too, or by ``gpumemnet registry push``.
+The registry in the folder is authoritative, and the verdict is final before this is called: nothing here promotes anything.  What
+could not be logged waits in the work folder for the next run.  That run, or ``gpumemnet registry push``, also moves the aliases.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
     """Log the retraining's run, and those that could not be logged before, and let the aliases follow the registry.
 
     Args:
-        request: what was asked.
-        outcome: what came of it.
-        uri: of the store.
+        request: the retraining's request.
+        outcome: its result.
+        uri: address of the store.
         model: name of the registered model.
 
     Returns:
@@ -56,30 +56,30 @@ def track(request: Request, outcome: Outcome, uri: str, model: str) -> str:
     """
     waiting = request.work / "untracked"
     waiting.mkdir(exist_ok=True)
-    replace_file(waiting / f"{outcome.document['run'][:12]}.json", json.dumps(_came(request, outcome)).encode())
+    replace_file(waiting / f"{outcome.document['run'][:12]}.json", json.dumps(_outcome_record(request, outcome)).encode())
     try:
         with locked(request.work / ".tracking.lock", _LOCK_SECONDS):
             store = MlflowStore(uri, model)
-            run, runs, trouble = "", {}, None
+            run, runs, failure = "", {}, None
             for path in sorted(waiting.glob("*.json"), key=lambda path: path.stat().st_mtime):
                 try:
                     run, release = _log_waiting(store, request.work, path)
                     if release:
                         runs[release] = run
                 except _ReportError as error:
-                    trouble = error
-                path.unlink()  # a report that is gone will not come back
-            is_to_follow = request.registry is not None and request.registry.is_dir() and not request.is_dry_run
-            moved = push(Registry(request.registry), store, runs) if request.registry is not None and is_to_follow else {}
+                    failure = error
+                path.unlink()  # a deleted report cannot be logged later either
+            moves_aliases = request.registry is not None and request.registry.is_dir() and not request.is_dry_run
+            moved = push(Registry(request.registry), store, runs) if request.registry is not None and moves_aliases else {}
     except TimeoutError:
         raise TrackingError(f"another run is being logged from {request.work}") from None
-    if trouble is not None:
-        raise trouble
-    words = "".join(f", {alias} is version {version}" for alias, version in moved.items())
-    return f"run {run} in {store.shown}{words}"
+    if failure is not None:
+        raise failure
+    alias_texts = "".join(f", {alias} is version {version}" for alias, version in moved.items())
+    return f"run {run} in {store.shown}{alias_texts}"
 
 
-def _came(request: Request, outcome: Outcome) -> dict[str, Any]:
+def _outcome_record(request: Request, outcome: Outcome) -> dict[str, Any]:
     """The result of this retraining; its report has everything else."""
     is_made = outcome.exit_code == PROMOTED and not request.is_dry_run
     return {
@@ -93,12 +93,12 @@ def _came(request: Request, outcome: Outcome) -> dict[str, Any]:
 
 
 def _log_waiting(store: MlflowStore, work: Path, waiting: Path) -> tuple[str, str | None]:
-    """Log what stands in ``waiting``; its run, and the release that it made."""
+    """Log the result in the file ``waiting``; return its run, and the release that it made."""
     try:
-        came = json.loads(waiting.read_bytes())
-        report = work / came["report"]
-        document = {**json.loads(report.with_suffix(".json").read_bytes()), "champion": came["champion"]}
-        return _log_run(store, work, came, report, document), came["release"]
+        record = json.loads(waiting.read_bytes())
+        report = work / record["report"]
+        document = {**json.loads(report.with_suffix(".json").read_bytes()), "champion": record["champion"]}
+        return _log_run(store, work, record, report, document), record["release"]
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _ReportError(f"{waiting}: its report is gone, or of another version ({type(error).__name__}: {error})") from None
 
@@ -107,10 +107,10 @@ class _ReportError(TrackingError):
     """The report of a run cannot be read."""
 
 
-def _log_run(store: MlflowStore, work: Path, came: dict[str, Any], report: Path, document: dict[str, Any]) -> str:
+def _log_run(store: MlflowStore, work: Path, record: dict[str, Any], report: Path, document: dict[str, Any]) -> str:
     """The complete run of a retraining; an unfinished run is continued."""
-    run, was_there = store.run({**_KIND, KEY_TAG: document["run"]}, document["release"])
-    if not was_there:
+    run, is_logged = store.run({**_KIND, KEY_TAG: document["run"]}, document["release"])
+    if not is_logged:
         _log(store, run, "params", dict(_params(document)))
         _log(store, run, "metrics", dict(_metrics(document)))
         store.log_file(run, report)
@@ -119,16 +119,16 @@ def _log_run(store: MlflowStore, work: Path, came: dict[str, Any], report: Path,
             path = Path(scratch) / "lineage.json"
             path.write_text(json.dumps(lineage(document), indent=2, ensure_ascii=False) + "\n", "utf-8")
             store.log_file(run, path)
-        for found in document["tracks"]:
-            if found.get("folder") and (work / found["folder"]).is_dir():
-                store.log_folder(run, work / found["folder"], f"bundles/{found['model']['name']}")
+        for entry in document["tracks"]:
+            if entry.get("folder") and (work / entry["folder"]).is_dir():
+                store.log_folder(run, work / entry["folder"], f"bundles/{entry['model']['name']}")
     tags = {
-        "gpumemnet.exit_code": str(came["exit_code"]),
-        "gpumemnet.dry_run": str(came["is_dry_run"]).lower(),
-        "mlflow.note.content": came["sentence"],
+        "gpumemnet.exit_code": str(record["exit_code"]),
+        "gpumemnet.dry_run": str(record["is_dry_run"]).lower(),
+        "mlflow.note.content": record["sentence"],
     }
-    if came["release"]:  # it has made one, even where that is taken back and it is run again
-        tags["gpumemnet.release"] = came["release"]
+    if record["release"]:  # even if the release was withdrawn and the retraining runs again
+        tags["gpumemnet.release"] = record["release"]
     _log(store, run, "tags", tags)
     store.finish(run)
     return run

@@ -1,7 +1,7 @@
 """Tracks: groups of rows for which one bundle is trained, by family, provenance, GPU and way of reading memory.
 
-Observations are a track of their own.  It borrows the family's other rows, moved by the difference of the contexts: reserved
-bytes travel between drivers and ways of reading, the CUDA context does not.
+Observations are a track of their own.  It borrows the family's other rows, shifted by the difference of the contexts: reserved
+bytes are the same under other drivers and ways of reading, the CUDA context is not.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .holdout import is_held_out, newest_after
 from .rows import Row, newest_runs
 
 FEWEST_ROWS: Final = 120
-"""Labelled rows that a candidate is trained on; a bound at 99 % needs 99."""
-FEWEST_MOVING: Final = 20
-"""Observed rows that the difference of the contexts is told from."""
+"""Fewest labelled training rows of a candidate; a bound at 99 % needs 99."""
+FEWEST_OBSERVED_ROWS: Final = 20
+"""Observed rows that are needed to estimate the difference of the contexts."""
 MOST_COPIES: Final = 4
-"""An observed row counts for so many borrowed ones at most."""
+"""Largest number of copies of an observed row in the training data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Track:
     """The rows of one track by their purpose.
 
     Attributes:
-        family, provenance, gpu, label_source: what it is.
-        training: rows to learn from.
+        family, provenance, gpu, label_source: the properties that its rows share.
+        training: rows to train on.
         held_out: rows of held-out architectures.
         newest: the newest observations.
-        borrowed: other tracks' rows to learn from, too.
+        borrowed: rows of other tracks that are also trained on.
         learnt_until: time of the newest observation among ``training``.
     """
 
@@ -60,11 +60,11 @@ class Track:
     @property
     def name(self) -> str:
         """The name of its bundles, such as ``mlp-a100-published``."""
-        return f"{self.family}-{_short(self.gpu)}-{self.provenance}"
+        return f"{self.family}-{_gpu_slug(self.gpu)}-{self.provenance}"
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """SHA-256 of the datasets that its candidate learns from, in order; exports of observations are none."""
+        """SHA-256 of the datasets that its candidate is trained on, in order, without exports of observations."""
         rows = (*self.training, *self.borrowed)
         return tuple(sorted({row.origin for row in rows if row.measurement.provenance != OBSERVED}))
 
@@ -74,19 +74,21 @@ def find_tracks(rows: Sequence[Row], champion_until: dict[str, float]) -> tuple[
 
     Args:
         rows: all rows.
-        champion_until: family → the newest observation that the champion has learnt from.
+        champion_until: family → the newest observation that the champion was trained on.
     """
     groups: dict[tuple[str, str], dict[tuple[str, str], list[Row]]] = {}
     for row in rows:
-        one = row.measurement
-        groups.setdefault((one.job.family, one.provenance), {}).setdefault((one.gpu, one.label_source), []).append(row)
+        measurement = row.measurement
+        groups.setdefault((measurement.job.family, measurement.provenance), {}).setdefault(
+            (measurement.gpu, measurement.label_source), []
+        ).append(row)
     tracks, left_out = [], []
-    for (family, provenance), places in groups.items():
-        (gpu, label_source), chosen = max(places.items(), key=lambda item: (len(item[1]), item[0]))
-        for place, others in places.items():
+    for (family, provenance), sources in groups.items():
+        (gpu, label_source), chosen = max(sources.items(), key=lambda item: (len(item[1]), item[0]))
+        for source, others in sources.items():
             if others is not chosen:
                 left_out.append(
-                    f"{len(others)} {provenance} {family} rows of {place[0]}, read by {place[1]}: a release holds one model "
+                    f"{len(others)} {provenance} {family} rows of {source[0]}, read by {source[1]}: a release holds one model "
                     f"for a family's {provenance} jobs, and {gpu}, read by {label_source}, has more rows"
                 )
         tracks.append(_split(family, provenance, gpu, label_source, chosen, champion_until.get(family)))
@@ -121,13 +123,13 @@ def _with_borrowed(track: Track, tracks: Sequence[Track]) -> Track:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingData:
-    """What a track's candidate learns from.
+    """The training data of a track's candidate.
 
     Attributes:
         data: every row once.
-        weighted: observed rows as often as they count.
-        copies: how often that is.
-        shifts: ``gpu, label source`` of borrowed rows → bytes that their labels were moved by.
+        weighted: the same with each observed row repeated.
+        copies: how often it is repeated.
+        shifts: ``gpu, label source`` of borrowed rows → bytes by which their labels were shifted.
     """
 
     data: LabelledJobs
@@ -139,22 +141,22 @@ class TrainingData:
 def too_few(track: Track) -> str | None:
     """Why a track has too few rows to train on; ``None`` if it has enough."""
     labelled = [row.measurement for row in track.training if row.measurement.label_bytes is not None]
-    if track.borrowed and len(labelled) < FEWEST_MOVING:
-        return f"{len(labelled)} observed rows to learn from are too few: {FEWEST_MOVING} are needed"
+    if track.borrowed and len(labelled) < FEWEST_OBSERVED_ROWS:
+        return f"{len(labelled)} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed"
     borrowed = sum(row.measurement.label_bytes is not None for row in track.borrowed)
-    count = sum(one.job.has_layers for one in labelled) + borrowed
-    return f"{count} rows with layers to learn from are too few: {FEWEST_ROWS} are needed" if count < FEWEST_ROWS else None
+    count = sum(measurement.job.has_layers for measurement in labelled) + borrowed
+    return f"{count} rows with layers to train on are too few: {FEWEST_ROWS} are needed" if count < FEWEST_ROWS else None
 
 
 def training_data(track: Track) -> TrainingData:
-    """The rows of a track as its candidate learns from them; there must not be :func:`too_few`."""
+    """The training data of a track, which must not have :func:`too_few` rows."""
     own = [row.measurement for row in track.training]
     shifts: dict[str, int] = {}
     borrowed: list[Measurement] = []
-    for place, group in _places(track.borrowed).items():
-        shifts[place] = context_shift([row.measurement for row in group], own, track.gpu)
-        borrowed += [moved(row.measurement, shifts[place], track) for row in group]
-    usable = [one for one in own if one.job.has_layers]
+    for source, group in _rows_by_source(track.borrowed).items():
+        shifts[source] = context_shift([row.measurement for row in group], own, track.gpu)
+        borrowed += [shift_label(row.measurement, shifts[source], track) for row in group]
+    usable = [measurement for measurement in own if measurement.job.has_layers]
     copies = max(1, min(MOST_COPIES, len(borrowed) // max(1, len(usable))))
     data = labelled_jobs([*usable, *borrowed], track.name, "")
     data = replace(data, capacity_bytes=_capacity_bytes(track.gpu, data.capacity_bytes), sha256=digest(track, shifts))
@@ -166,8 +168,8 @@ def training_data(track: Track) -> TrainingData:
 
 
 def context_shift(borrowed: Sequence[Measurement], observed: Sequence[Measurement], gpu: str) -> int:
-    """Median of what observed labels are above the line of the borrowed ones, in bytes."""
-    known = [one for one in borrowed if one.label_bytes is not None and one.job.has_layers]
+    """Median difference of observed labels and the line of the borrowed ones, in bytes."""
+    known = [measurement for measurement in borrowed if measurement.label_bytes is not None and measurement.job.has_layers]
     reference = labelled_jobs(known, "borrowed rows", "")
     totals = reference.without_layers()
     lines = {
@@ -176,23 +178,27 @@ def context_shift(borrowed: Sequence[Measurement], observed: Sequence[Measuremen
     }
     residuals = []
     for has_layers, line in lines.items():
-        rows = [one for one in observed if one.label_bytes is not None and one.job.has_layers == has_layers]
+        rows = [
+            measurement
+            for measurement in observed
+            if measurement.label_bytes is not None and measurement.job.has_layers == has_layers
+        ]
         if rows:
-            labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-            residuals.append(labels - line.predict_bytes(features_on(gpu, [one.job for one in rows])))
+            labels = np.array([measurement.label_bytes for measurement in rows], dtype=np.float64)
+            residuals.append(labels - line.predict_bytes(features_on(gpu, [measurement.job for measurement in rows])))
     return round(float(np.median(np.concatenate(residuals))))
 
 
-def moved(one: Measurement, shift_bytes: int, track: Track) -> Measurement:
-    """A row as it would have read where the track's rows were read."""
-    label = one.label_bytes
+def shift_label(measurement: Measurement, shift_bytes: int, track: Track) -> Measurement:
+    """The row with its label shifted, as if it had been read like the track's rows."""
+    label = measurement.label_bytes
     peak = None if label is None else max(MIB, label + shift_bytes)
     return replace(
-        one,
+        measurement,
         provenance=track.provenance,
         label_source=track.label_source,
         gpu=track.gpu,
-        capacity_bytes=one.capacity_bytes if label is not None else max(MIB, one.capacity_bytes + shift_bytes),
+        capacity_bytes=measurement.capacity_bytes if label is not None else max(MIB, measurement.capacity_bytes + shift_bytes),
         peak_process_bytes=peak,
         peak_device_bytes=peak,
         peak_reserved_bytes=None,
@@ -203,30 +209,30 @@ def moved(one: Measurement, shift_bytes: int, track: Track) -> Measurement:
 
 
 def digest(track: Track, shifts: dict[str, int]) -> str:
-    """Hash of what a track's candidate learns from: which rows of which files, and how borrowed ones are moved."""
+    """Hash of a track's training data: the rows, their files, and the shifts of borrowed rows."""
     parts = [[row.key for row in rows] for rows in (track.training, track.borrowed)]
     text = json.dumps([track.name, track.label_source, parts, shifts, MOST_COPIES], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def calibration_track(track: Track, tracks: Sequence[Track]) -> Track | None:
-    """The readings that say how memory lies around a traced peak, for a track whose labels are traced."""
+    """The track whose readings calibrate traced peaks, for a track with traced labels."""
     if track.provenance != TRACED:
         return None
-    read = [other for other in tracks if other.family == track.family and other.provenance not in (TRACED, OBSERVED)]
-    return read[-1] if read and read[-1].training else None
+    readings = [other for other in tracks if other.family == track.family and other.provenance not in (TRACED, OBSERVED)]
+    return readings[-1] if readings and readings[-1].training else None
 
 
-def place_of(one: Measurement) -> str:
-    """Where and how a row was read, in words."""
-    return f"{one.gpu}, {one.label_source}"
+def source_of(measurement: Measurement) -> str:
+    """The GPU and the label source of a row, as text."""
+    return f"{measurement.gpu}, {measurement.label_source}"
 
 
-def _places(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    places: dict[str, list[Row]] = {}
+def _rows_by_source(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    rows_by_source: dict[str, list[Row]] = {}
     for row in rows:
-        places.setdefault(place_of(row.measurement), []).append(row)
-    return places
+        rows_by_source.setdefault(source_of(row.measurement), []).append(row)
+    return rows_by_source
 
 
 def _capacity_bytes(gpu: str, largest_bytes: int) -> int:
@@ -236,7 +242,7 @@ def _capacity_bytes(gpu: str, largest_bytes: int) -> int:
         return largest_bytes
 
 
-def _short(gpu: str) -> str:
+def _gpu_slug(gpu: str) -> str:
     try:
         name = device_profile(gpu).aliases[0]
     except (InvalidRequestError, IndexError):

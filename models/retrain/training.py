@@ -1,4 +1,4 @@
-"""Trains a candidate on a track, and a stand-in for a champion that has learnt from held-out rows."""
+"""Trains a candidate for a track, and a stand-in for a champion that was trained on held-out rows."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ def train_candidate(
     seed: int,
     epochs: int | None,
     version: str,
-    found: FoundPlan | None = None,
+    found_plan: FoundPlan | None = None,
 ) -> Bundle:
     """Train on ``data`` and write the bundle to ``folder``; the same arguments give the same bundle.
 
     Args:
-        folder: of the bundle.
-        track: what is trained.
-        data: its rows.
+        folder: the bundle's folder.
+        track: the track that the candidate is trained for.
+        data: the track's training rows.
         calibration: readings with traced peaks, for a track whose labels are traced.
         encoder: ``mlp`` or ``transformer``.
-        seed, epochs: of the plan; its own number of epochs unless given.
+        seed, epochs: the plan's seed and number of epochs; the plan keeps its own epochs unless given.
         version: the model's version.
-        found: the plan that a search has found, in the place of the project's own.
+        found_plan: a plan found by a search, used instead of the project's own.
 
     Raises:
         ValueError: when there are too few architectures to split.
     """
     plan: Plan = transformer_plan(seed, epochs) if encoder == "transformer" else mlp_plan(data.data, seed, epochs)
-    if found is not None:
-        plan = found.plan(seed, epochs)
+    if found_plan is not None:
+        plan = found_plan.plan(seed, epochs)
     name = track.name + ("-layers" if encoder == "transformer" else "")
     traces = calibration if encoder == "mlp" else None
     retraining = {
@@ -65,8 +65,8 @@ def train_candidate(
         "moved_bytes": data.shifts,
     }
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
-        trained = _trained(data.weighted, plan)
-        bundle = save_classifier(Path(scratch) / "bundle", trained, data.data, plan, name=name, version=version, traces=traces)
+        classifier = _train(data.weighted, plan)
+        bundle = save_classifier(Path(scratch) / "bundle", classifier, data.data, plan, name=name, version=version, traces=traces)
     document = {**bundle.card.document, "retraining": retraining}
     if track.provenance == OBSERVED:
         description = f"jobs observed on {track.gpu}" + (", with borrowed rows moved to its context" if track.borrowed else "")
@@ -75,21 +75,21 @@ def train_candidate(
 
 
 def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], calibration: LabelledJobs | None) -> Bundle:
-    """Train the champion's plan again, on ``rows``: those of its own that no retraining holds out.
+    """Train the champion's plan again on ``rows``: its own training rows, without those that every retraining holds out.
 
     Raises:
         ValueError: when there are too few architectures to split, or the champion's calibration to a site does not fit.
     """
-    data = labelled_jobs([one for one in rows if one.job.has_layers], champion.card.name, "")
+    data = labelled_jobs([row for row in rows if row.job.has_layers], champion.card.name, "")
     plan = _plan_of(champion)
-    trained = _trained(data, plan)
+    classifier = _train(data, plan)
     traces = calibration if champion.card.encoder == "mlp" else None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".training-") as scratch:
         name = champion.card.name
-        bundle = save_classifier(Path(scratch) / "bundle", trained, data, plan, name=name, version="stand-in", traces=traces)
+        bundle = save_classifier(Path(scratch) / "bundle", classifier, data, plan, name=name, version="stand-in", traces=traces)
     document = dict(bundle.card.document)
     if champion.card.site_calibration is not None:
-        levels = len(bundle.card.coverages)  # fewer rows can promise less
+        levels = len(bundle.card.coverages)  # fewer rows support fewer coverages
         if bundle.card.coverages != champion.card.coverages[:levels]:
             raise ValueError(f"the site's calibration of {name} does not fit a stand-in")
         site = champion.card.document["site_calibration"]
@@ -97,15 +97,15 @@ def train_stand_in(folder: Path, champion: Bundle, rows: Sequence[Measurement], 
     return save_bundle(folder, bundle.model, document)
 
 
-def _trained(data: LabelledJobs, plan: Plan) -> TrainedClassifier:
-    torch.set_num_threads(1)  # the networks are too small for a second thread to pay
+def _train(data: LabelledJobs, plan: Plan) -> TrainedClassifier:
+    torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
     if isinstance(plan, SequencePlan):
         return train_sequence_classifier(data, plan)
     return train_classifier(data, plan)
 
 
 def _plan_of(champion: Bundle) -> Plan:
-    said: dict[str, Any] = champion.card.document.get("training") or {}
+    settings: dict[str, Any] = champion.card.document.get("training") or {}
     plan: Plan = SequencePlan() if champion.card.encoder == "transformer" else TrainingPlan()
-    known = {field.name: said[field.name] for field in fields(plan) if field.name in said}
+    known = {field.name: settings[field.name] for field in fields(plan) if field.name in settings}
     return replace(plan, **known)

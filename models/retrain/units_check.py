@@ -37,28 +37,28 @@ TOLERANCE: Final = 0.006
 
 def unit_error(rows: Sequence[Row], reference: Sequence[Measurement]) -> str | None:
     """A sentence that names the wrong unit of ``rows``; ``None`` if it is that of ``reference`` (same family, GPU and source)."""
-    own = [row.measurement for row in rows if _has_line(row.measurement)]
-    known = [one for one in reference if _has_line(one)]
-    if min(len(own), len(known)) < FEWEST:
+    own_rows = [row.measurement for row in rows if _is_usable(row.measurement)]
+    reference_rows = [row for row in reference if _is_usable(row)]
+    if min(len(own_rows), len(reference_rows)) < FEWEST:
         return None
-    line, other = _line(known), _line(own)
-    pairs = ((line.intercept_mib, other.intercept_mib), (line.slopes[0], other.slopes[0]))
+    reference_line, own_line = _line(reference_rows), _line(own_rows)
+    pairs = ((reference_line.intercept_mib, own_line.intercept_mib), (reference_line.slopes[0], own_line.slopes[0]))
     if any(min(pair) <= 0 for pair in pairs):
         return None
     changes = [math.log(found / expected) for expected, found in pairs]
-    for words, ratio in RATIOS.items():
+    for name, ratio in RATIOS.items():
         if all(abs(change - math.log(ratio)) < TOLERANCE for change in changes):
-            return f"all labels are {ratio:.3f} times those of the files before, context included: {words}"
+            return f"all labels are {ratio:.3f} times those of the files before, context included: {name}"
     return None
 
 
-def _has_line(one: Measurement) -> bool:
-    return one.label_bytes is not None and one.job.has_layers
+def _is_usable(measurement: Measurement) -> bool:
+    return measurement.label_bytes is not None and measurement.job.has_layers
 
 
 def _line(rows: Sequence[Measurement]) -> PhysicsLine:
     from ..networks.physics_line import fit_line  # loads scikit-learn
     from ..training.data import features_on
 
-    labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
-    return fit_line(features_on(rows[0].gpu, [one.job for one in rows]), labels, _LINE)
+    labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
+    return fit_line(features_on(rows[0].gpu, [row.job for row in rows]), labels, _LINE)

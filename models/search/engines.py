@@ -5,14 +5,13 @@ A task is one fold of one trial and returns its loss.  Only this process writes 
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Final, Protocol
 
-from gpumemnet.batch.ray_loading import load_ray, package_folders
-from gpumemnet.errors import DatasetError, first_line
+from gpumemnet.batch.ray_loading import connect, load_ray, package_folders
+from gpumemnet.errors import DatasetError
 
 from ..training.plans import Plan
-from .judging import Question, fold_loss
+from .objective import SearchTask, fold_loss
 
 ENGINES: Final = ("local", "ray")
 
@@ -40,14 +39,14 @@ class Engine(Protocol):
         """Cancel unfinished folds."""
 
 
-def engine(name: str, asked: Question, workers: int | None) -> Engine:
+def open_engine(name: str, task: SearchTask, workers: int | None) -> Engine:
     """Return the engine called ``name``, one of :data:`ENGINES`.
 
     Raises:
         MissingExtraError: when Ray is not installed.
         DatasetError: when the Ray cluster cannot be reached.
     """
-    return RayEngine(asked, workers) if name == "ray" else LocalEngine(asked)
+    return RayEngine(task, workers) if name == "ray" else LocalEngine(task)
 
 
 class LocalEngine:
@@ -55,8 +54,8 @@ class LocalEngine:
 
     width = 1
 
-    def __init__(self, asked: Question) -> None:
-        self._asked = asked
+    def __init__(self, task: SearchTask) -> None:
+        self._task = task
         self._waiting: list[tuple[int, Plan, int]] = []
 
     def submit(self, trial: int, plan: Plan, fold: int) -> None:
@@ -67,9 +66,9 @@ class LocalEngine:
         """Train the first fold in the queue; return its trial and its loss."""
         trial, plan, fold = self._waiting.pop(0)
         try:
-            return trial, fold_loss(self._asked, plan, fold)
+            return trial, fold_loss(self._task, plan, fold)
         except ValueError as error:
-            raise DatasetError(f"{self._asked.source}: {error}") from None
+            raise DatasetError(f"{self._task.source}: {error}") from None
 
     def close(self) -> None:
         """Do nothing; no fold is running."""
@@ -78,49 +77,42 @@ class LocalEngine:
 class RayEngine:
     """Trains folds on a Ray cluster: that of ``RAY_ADDRESS``, one running on this machine, or a new one here."""
 
-    def __init__(self, asked: Question, workers: int | None) -> None:
+    def __init__(self, task: SearchTask, workers: int | None) -> None:
         self._ray = load_ray()
         self._is_ours = not self._ray.is_initialized()
         if self._is_ours:
-            _connect(self._ray)
+            connect(self._ray, {"py_modules": package_folders(__name__)}, DatasetError)
         self.width = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
-        self._asked = self._ray.put(asked)
-        self._task = self._ray.remote(num_cpus=1, max_retries=3)(_loss_or_reason)
+        self._task = self._ray.put(task)
+        self._remote_loss = self._ray.remote(num_cpus=1, max_retries=3)(_loss_or_error)
         self._running: dict[Any, int] = {}
 
     def submit(self, trial: int, plan: Plan, fold: int) -> None:
         """Start a Ray task for the fold."""
-        self._running[self._task.remote(self._asked, plan, fold)] = trial
+        self._running[self._remote_loss.remote(self._task, plan, fold)] = trial
 
     def next(self) -> tuple[int, float]:
         """Wait for a Ray task; return its trial and its loss."""
-        [done], _ = self._ray.wait(list(self._running), num_returns=1)
-        trial = self._running.pop(done)
+        [finished], _ = self._ray.wait(list(self._running), num_returns=1)
+        trial = self._running.pop(finished)
         try:
-            answer = self._ray.get(done)
+            result = self._ray.get(finished)
         except self._ray.exceptions.RayError as error:
             raise DatasetError(f"the Ray cluster lost a fold ({type(error).__name__}): run it again, it goes on") from None
-        if isinstance(answer, str):
-            raise DatasetError(answer)
-        return trial, answer
+        if isinstance(result, str):
+            raise DatasetError(result)
+        return trial, result
 
     def close(self) -> None:
         """Cancel the running tasks."""
-        for task in self._running:
-            self._ray.cancel(task, force=True)
+        for reference in self._running:
+            self._ray.cancel(reference, force=True)
         if self._is_ours:
             self._ray.shutdown()
 
 
-def _loss_or_reason(asked: Question, plan: Plan, fold: int) -> float | str:
+def _loss_or_error(task: SearchTask, plan: Plan, fold: int) -> float | str:
     try:
-        return fold_loss(asked, plan, fold)
+        return fold_loss(task, plan, fold)
     except ValueError as error:
-        return f"{asked.source}: {error}"
-
-
-def _connect(ray: Any) -> None:
-    try:
-        ray.init(runtime_env={"py_modules": package_folders(__name__)}, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise DatasetError(f"the Ray cluster cannot be reached ({first_line(error)}): RAY_ADDRESS names it") from None
+        return f"{task.source}: {error}"

@@ -24,18 +24,18 @@ from ..retrain.holdout import HELD_OUT_RULE
 from ..retrain.steps import TRAINING_CODE, code_hash, code_version
 from ..training.plans import Plan, mlp_plan, transformer_plan
 from .engines import Engine
-from .judging import OBJECTIVE, Question
-from .space import SPACES, Between, suggested, values_of
+from .objective import OBJECTIVE, SearchTask
+from .space import SPACES, NumberRange, suggested, values_of
 
 Progress = Callable[[str, float], None]
-FIRST_UNPRUNED: Final = 4
+UNPRUNED_TRIALS: Final = 4
 """Number of trials that are trained on all folds before pruning starts."""
-DRAWN_FIRST: Final = 8
+RANDOM_TRIALS: Final = 8
 """Number of random trials before Optuna's sampler uses its model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     Attributes:
@@ -60,17 +60,17 @@ class _Running:
 
 
 def search(
-    asked: Question,
+    task: SearchTask,
     trials: int,
     storage: str,
     engine: Callable[[], Engine],
     epochs: int | None = None,
     progress: Progress = lambda what, share: None,
-) -> Found:
+) -> SearchResult:
     """Start or resume the search in ``storage`` until it has ``trials`` finished trials.
 
     Args:
-        asked: the rows and folds on which plans are compared.
+        task: the rows and folds on which plans are compared.
         trials: number of finished trials, including those of earlier runs.
         storage: SQLAlchemy URL.
         engine: creates the engine that trains folds.
@@ -82,64 +82,64 @@ def search(
         InvalidRequestError: when the storage cannot be used, or another search is using it.
         DatasetError: when a fold cannot be trained, or no trial finished.
     """
-    name = study_name(asked, epochs)
-    default = default_plan(asked, epochs)
-    with _alone(storage), _quiet_optuna(storage) as optuna:
+    name = study_name(task, epochs)
+    default = default_plan(task, epochs)
+    with _locked_storage(storage), _quiet_optuna(storage) as optuna:
         study = optuna.create_study(
-            study_name=name, storage=storage, load_if_exists=True, pruner=optuna.pruners.MedianPruner(FIRST_UNPRUNED)
+            study_name=name, storage=storage, load_if_exists=True, pruner=optuna.pruners.MedianPruner(UNPRUNED_TRIALS)
         )
         states = optuna.trial.TrialState
-        for left in study.get_trials(states=(states.RUNNING,)):  # trials of a run that was killed
-            study.tell(left.number, state=states.FAIL)
+        for interrupted in study.get_trials(states=(states.RUNNING,)):  # trials of a run that was killed
+            study.tell(interrupted.number, state=states.FAIL)
         if not any("default" in trial.user_attrs for trial in study.trials if trial.state != states.FAIL):
-            study.enqueue_trial(values_of(default, asked.encoder, epochs), user_attrs={"default": True})
+            study.enqueue_trial(values_of(default, task.encoder, epochs), user_attrs={"default": True})
         if len(_finished(study, states)) < trials:
             with _closing(engine()) as trainer:
-                _run_trials(study, optuna, asked, default, trials, trainer, epochs, progress)
-        return _found(study, states, asked, default, name)
+                _run_trials(study, optuna, task, default, trials, trainer, epochs, progress)
+        return _search_result(study, states, task, default, name)
 
 
-def report(asked: Question, found: Found, epochs: int | None) -> dict[str, Any]:
+def search_report(task: SearchTask, result: SearchResult, epochs: int | None) -> dict[str, Any]:
     """Return the report on the search for the plan's file."""
     return {
         "objective": OBJECTIVE,
-        "on_the_folds_that_chose_it": {"plan": found.best, "without_a_search": found.default},
-        "trials": found.trials,
-        "study": found.study,
-        "dataset": asked.source,
-        "dataset_sha256": asked.sha256,
-        "rows": len(asked.data),
-        "architectures": len(set(asked.data.groups.tolist())),
+        "on_the_folds_that_chose_it": {"plan": result.best, "without_a_search": result.default},
+        "trials": result.trials,
+        "study": result.study,
+        "dataset": task.source,
+        "dataset_sha256": task.sha256,
+        "rows": len(task.data),
+        "architectures": len(set(task.data.groups.tolist())),
         "left_out": HELD_OUT_RULE,
-        "folds": asked.fold_count,
-        "seed": asked.seed,
+        "folds": task.fold_count,
+        "seed": task.seed,
         "epochs": "searched for" if epochs is None else epochs,
         "code": code_version(),
     }
 
 
-def study_name(asked: Question, epochs: int | None) -> str:
+def study_name(task: SearchTask, epochs: int | None) -> str:
     """Return the name of a search, which identifies rows, folds, seed, values and training code.
 
     Trials that differ in any of these are not comparable.
     """
-    space = {name: asdict(values) if isinstance(values, Between) else values for name, values in SPACES[asked.encoder].items()}
-    parts = [asked.sha256, asked.fold_count, asked.seed, epochs, space, OBJECTIVE, HELD_OUT_RULE, code_hash(TRAINING_CODE)]
+    space = {name: asdict(values) if isinstance(values, NumberRange) else values for name, values in SPACES[task.encoder].items()}
+    parts = [task.sha256, task.fold_count, task.seed, epochs, space, OBJECTIVE, HELD_OUT_RULE, code_hash(TRAINING_CODE)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return f"{asked.data.family}-{asked.encoder}-{digest[:12]}"
+    return f"{task.data.family}-{task.encoder}-{digest[:12]}"
 
 
-def default_plan(asked: Question, epochs: int | None) -> Plan:
+def default_plan(task: SearchTask, epochs: int | None) -> Plan:
     """Return the plan that training uses without a search."""
-    if asked.encoder == "transformer":
-        return transformer_plan(asked.seed, epochs)
-    return mlp_plan(asked.data, asked.seed, epochs)
+    if task.encoder == "transformer":
+        return transformer_plan(task.seed, epochs)
+    return mlp_plan(task.data, task.seed, epochs)
 
 
 def _run_trials(
     study: Any,
     optuna: Any,
-    asked: Question,
+    task: SearchTask,
     default: Plan,
     trials: int,
     engine: Engine,
@@ -153,29 +153,29 @@ def _run_trials(
         while len(running) < engine.width and finished + len(running) < trials:
             number = finished + len(running)
             study.sampler = optuna.samplers.TPESampler(
-                n_startup_trials=DRAWN_FIRST, seed=_seed(asked.seed, number), constant_liar=engine.width > 1
+                n_startup_trials=RANDOM_TRIALS, seed=_seed(task.seed, number), constant_liar=engine.width > 1
             )
             trial = study.ask()
-            running[trial.number] = _Running(trial, replace(default, **suggested(trial, asked.encoder, epochs)))
+            running[trial.number] = _Running(trial, replace(default, **suggested(trial, task.encoder, epochs)))
             engine.submit(trial.number, running[trial.number].plan, 0)
         progress(f"trial {finished + 1} of {trials}", finished / trials)
         number, loss = engine.next()
-        one = running[number]
-        one.losses.append(loss)
+        current = running[number]
+        current.losses.append(loss)
         is_finite = math.isfinite(loss)
         if is_finite:
-            one.trial.report(loss, len(one.losses) - 1)
-        is_last = len(one.losses) == asked.fold_count
-        if is_finite and not is_last and not one.trial.should_prune():
-            engine.submit(number, one.plan, len(one.losses))
+            current.trial.report(loss, len(current.losses) - 1)
+        is_last = len(current.losses) == task.fold_count
+        if is_finite and not is_last and not current.trial.should_prune():
+            engine.submit(number, current.plan, len(current.losses))
             continue
         if not is_finite:
-            one.trial.set_user_attr("diverged", True)
-            study.tell(one.trial, state=states.FAIL)
+            current.trial.set_user_attr("diverged", True)
+            study.tell(current.trial, state=states.FAIL)
         elif is_last:
-            study.tell(one.trial, sum(one.losses) / asked.fold_count)
+            study.tell(current.trial, sum(current.losses) / task.fold_count)
         else:
-            study.tell(one.trial, state=states.PRUNED)
+            study.tell(current.trial, state=states.PRUNED)
         del running[number]
         finished += 1
     progress(f"trial {trials} of {trials}", 1.0)
@@ -187,19 +187,19 @@ def _finished(study: Any, states: Any) -> list[Any]:
     return [trial for trial in trials if trial.state != states.FAIL or "diverged" in trial.user_attrs]
 
 
-def _found(study: Any, states: Any, asked: Question, default: Plan, name: str) -> Found:
+def _search_result(study: Any, states: Any, task: SearchTask, default: Plan, name: str) -> SearchResult:
     finished = _finished(study, states)
-    whole = [trial for trial in finished if trial.state == states.COMPLETE]
-    if not whole:
+    complete = [trial for trial in finished if trial.state == states.COMPLETE]
+    if not complete:
         raise DatasetError(f"no trial of {len(finished)} came to its end: look at the dataset, or give other folds")
-    best = min(whole, key=lambda trial: (trial.value, trial.number))
+    best = min(complete, key=lambda trial: (trial.value, trial.number))
     counts = {
-        "complete": len(whole),
+        "complete": len(complete),
         "pruned": sum(trial.state == states.PRUNED for trial in finished),
         "diverged": sum(trial.state == states.FAIL for trial in finished),
     }
-    defaults = [trial.value for trial in whole if "default" in trial.user_attrs]
-    return Found(replace(default, **best.params), counts, best.value, defaults[0] if defaults else None, name)
+    defaults = [trial.value for trial in complete if "default" in trial.user_attrs]
+    return SearchResult(replace(default, **best.params), counts, best.value, defaults[0] if defaults else None, name)
 
 
 def _seed(seed: int, number: int) -> int:
@@ -216,7 +216,7 @@ def _closing(engine: Engine) -> Iterator[Engine]:
 
 
 @contextmanager
-def _alone(storage: str) -> Iterator[None]:
+def _locked_storage(storage: str) -> Iterator[None]:
     """Lock an SQLite storage; its trials in state ``RUNNING`` must then be from a killed run."""
     file = storage.removeprefix("sqlite:///")
     if file == storage or not file:

@@ -13,7 +13,7 @@ from ..training.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class NumberRange:
     """A number from ``low`` to ``high``: an integer in steps of ``step``, or without ``step`` a float on a log scale."""
 
     low: float
@@ -23,14 +23,14 @@ class Between:
 
 Choices = tuple[int, ...]
 
-SPACES: Final[Mapping[str, Mapping[str, Between | Choices]]] = {
+SPACES: Final[Mapping[str, Mapping[str, NumberRange | Choices]]] = {
     "mlp": {
         "hidden": (32, 48, 64, 96, 128),
         "components": (2, 3, 4, 5),
-        "epochs": Between(20, 120, 10),
+        "epochs": NumberRange(20, 120, 10),
         "batch_rows": (64, 128, 256),
-        "learning_rate": Between(1e-3, 1e-2),
-        "weight_decay": Between(0.01, 1.0),
+        "learning_rate": NumberRange(1e-3, 1e-2),
+        "weight_decay": NumberRange(0.01, 1.0),
     },
     "transformer": {
         "width": (8, 16, 24, 32),
@@ -38,10 +38,10 @@ SPACES: Final[Mapping[str, Mapping[str, Between | Choices]]] = {
         "heads": (1, 2, 4),
         "hidden": (48, 64, 96, 128),
         "components": (2, 3, 4, 5),
-        "epochs": Between(10, 40, 5),
+        "epochs": NumberRange(10, 40, 5),
         "batch_rows": (32, 64, 128),
-        "learning_rate": Between(1e-3, 1e-2),
-        "weight_decay": Between(0.01, 1.0),
+        "learning_rate": NumberRange(1e-3, 1e-2),
+        "weight_decay": NumberRange(0.01, 1.0),
     },
 }
 """The number of members is not searched: more members are always slightly better, but make predictions slower."""

@@ -106,7 +106,7 @@ def features_on(gpu: str, jobs: Sequence[TrainingJob]) -> NDArray[np.float64]:
     return feature_matrix(JobTable.from_jobs(jobs), blas_workspace_bytes(gpu))
 
 
-def rows_to_learn_from(path: str | Path) -> list[Measurement]:
+def load_training_rows(path: str | Path) -> list[Measurement]:
     """Return the ``ok`` and ``oom`` rows of the dataset at ``path``, real models included.
 
     Jobs that are one of several replicas are excluded, for the reason given at
@@ -124,8 +124,8 @@ def labelled_families(path: str | Path) -> list[str]:
     Raises:
         DatasetError: when the dataset cannot be read.
     """
-    found = {row.job.family for row in rows_to_learn_from(path) if row.recipe != ZOO}
-    return [family for family in FAMILIES if family in found]
+    families = {row.job.family for row in load_training_rows(path) if row.recipe != ZOO}
+    return [family for family in FAMILIES if family in families]
 
 
 def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
@@ -136,7 +136,7 @@ def load_labelled_jobs(path: str | Path, family: str) -> LabelledJobs:
     Raises:
         DatasetError: when the dataset cannot be read, has no such rows, or mixes GPU models or ways of reading memory.
     """
-    rows = [row for row in rows_to_learn_from(path) if row.job.family == family and row.recipe != ZOO]
+    rows = [row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO]
     if not rows:
         raise DatasetError(f"{path} has no measured {family} job: choose another family or dataset")
     return labelled_jobs(rows, str(path), hashlib.sha256(Path(path).read_bytes()).hexdigest())
@@ -210,8 +210,8 @@ def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:
 
 
 def _context_bytes(rows: Sequence[Measurement]) -> int | None:
-    known = [row.context_bytes for row in rows if row.context_bytes is not None]
-    if not known:
+    contexts = [row.context_bytes for row in rows if row.context_bytes is not None]
+    if not contexts:
         pairs = ((row.label_bytes, row.job.traced_peak_bytes) for row in rows)
-        known = [label - traced for label, traced in pairs if label is not None and traced is not None]
-    return max(0, int(np.median(known))) if known else None
+        contexts = [label - traced for label, traced in pairs if label is not None and traced is not None]
+    return max(0, int(np.median(contexts))) if contexts else None

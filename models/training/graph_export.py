@@ -26,13 +26,13 @@ from torch import Tensor, nn
 TOLERANCE: Final = 1e-5
 """Largest absolute and relative difference between the outputs of a network and of its graph."""
 
-_MOST_FORMS: Final = 16
+_MAX_TEMPLATES: Final = 16
 
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Template:
     """A template: a graph whose weights can be replaced.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Form:
         return bytes(model.SerializeToString())
 
 
-_forms: dict[Key, _Form] = {}
+_templates: dict[Key, _Template] = {}
 
 
 def export_graph(
@@ -78,26 +78,26 @@ def export_graph(
     """
     state = {name: value.detach().numpy() for name, value in network.state_dict().items()}
     whole_key = (type(network), key, tuple((name, value.shape, value.dtype.str) for name, value in state.items()))
-    form = _forms.get(whole_key)
-    if form is not None:
-        graph = form.filled(state)
-        if _agree(graph, network, example, inputs, outputs):
+    template = _templates.get(whole_key)
+    if template is not None:
+        graph = template.filled(state)
+        if _outputs_agree(graph, network, example, inputs, outputs):
             return graph
-    model = _exported(network, example, inputs, outputs, dynamic_shapes)
-    form = _form(model, state)
-    if form is not None:
-        if len(_forms) >= _MOST_FORMS:
-            _forms.clear()
-        _forms[whole_key] = form
+    model = _run_exporter(network, example, inputs, outputs, dynamic_shapes)
+    template = _template(model, state)
+    if template is not None:
+        if len(_templates) >= _MAX_TEMPLATES:
+            _templates.clear()
+        _templates[whole_key] = template
     return bytes(model.SerializeToString())
 
 
-def _exported(
+def _run_exporter(
     network: nn.Module, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str], dynamic_shapes: dict[str, Any]
 ) -> onnx.ModelProto:
-    quiet = logging.getLogger("torch.onnx")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporter uses deprecated functions of torch
@@ -111,7 +111,7 @@ def _exported(
                 verbose=False,
             )
     finally:
-        quiet.setLevel(level)
+        exporter_log.setLevel(level)
     assert program is not None
     model = program.model_proto
     for entry in (model, model.graph, *model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
@@ -119,7 +119,7 @@ def _exported(
     return model
 
 
-def _form(model: onnx.ModelProto, state: dict[str, NDArray[Any]]) -> _Form | None:
+def _template(model: onnx.ModelProto, state: dict[str, NDArray[Any]]) -> _Template | None:
     """Return the graph as a template; ``None`` if the exporter has folded the network's weights into other constants."""
     sources: dict[str, tuple[str, bool]] = {}
     for initializer in model.graph.initializer:
@@ -131,7 +131,7 @@ def _form(model: onnx.ModelProto, state: dict[str, NDArray[Any]]) -> _Form | Non
             return None
     if {name for name, _ in sources.values()} != state.keys():
         return None
-    return _Form(model, sources)
+    return _Template(model, sources)
 
 
 def _source(name: str, numbers: NDArray[Any], state: dict[str, NDArray[Any]]) -> tuple[str, bool] | None:
@@ -142,11 +142,14 @@ def _source(name: str, numbers: NDArray[Any], state: dict[str, NDArray[Any]]) ->
     return next(((own, True) for own, value in state.items() if np.array_equal(numbers, value.T)), None)
 
 
-def _agree(graph: bytes, network: nn.Module, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str]) -> bool:
+def _outputs_agree(
+    graph: bytes, network: nn.Module, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str]
+) -> bool:
     with torch.no_grad():
-        wanted = network(*example)
+        network_outputs = network(*example)
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    found = session.run(list(outputs), {name: value.numpy() for name, value in zip(inputs, example, strict=True)})
+    graph_outputs = session.run(list(outputs), {name: value.numpy() for name, value in zip(inputs, example, strict=True)})
     return all(
-        np.allclose(ours, theirs.numpy(), rtol=TOLERANCE, atol=TOLERANCE) for ours, theirs in zip(found, wanted, strict=True)
+        np.allclose(graph_output, network_output.numpy(), rtol=TOLERANCE, atol=TOLERANCE)
+        for graph_output, network_output in zip(graph_outputs, network_outputs, strict=True)
     )

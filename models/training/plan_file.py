@@ -24,9 +24,9 @@ from .sequence import SequencePlan
 FORMAT: Final = 1
 KIND: Final = "gpumemnet training plan"
 ABOUT: Final = (
-    "The figures under 'search' chose this plan among the trials, on the folds that they were measured on: they are too good, "
-    "and no figures of a model. What a model of this plan is worth, 'gpumemnet retrain --plan' finds out on architectures "
-    "that the search has never seen."
+    "The figures under 'search' selected this plan among the trials, on the folds on which they were measured. They are too "
+    "optimistic and do not measure a model. 'gpumemnet retrain --plan' judges a model of this plan on architectures that the "
+    "search has not seen."
 )
 _PLANS: Final[Mapping[str, type[Plan]]] = {"mlp": TrainingPlan, "transformer": SequencePlan}
 _MOST: Final = 100_000
@@ -89,15 +89,15 @@ def read_plan(path: Path) -> FoundPlan:
             return FoundPlan(family, encoder, values, hashlib.sha256(content).hexdigest(), path.name)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
-        raise InvalidRequestError(f"{path} is no plan as 'gpumemnet search' writes it{reason}", "plan") from None
-    raise InvalidRequestError(f"{path} is no plan as 'gpumemnet search' writes it", "plan")
+        raise InvalidRequestError(f"{path} is not a plan as 'gpumemnet search' writes it{reason}", "plan") from None
+    raise InvalidRequestError(f"{path} is not a plan as 'gpumemnet search' writes it", "plan")
 
 
 def _check_values(values: Mapping[str, Any], encoder: str) -> None:
     kinds = {field.name: field.type for field in fields(_PLANS[encoder]) if field.name != "seed"}
     for name, value in values.items():
         if name not in kinds:
-            raise ValueError(f"{name} is no field of a plan")
+            raise ValueError(f"{name} is not a field of a plan")
         is_whole = type(value) is int and 1 <= value <= _MOST
         is_real = type(value) in (int, float) and math.isfinite(value) and 0.0 < value <= _MOST
         if not (is_whole if kinds[name] == "int" else is_real):

@@ -11,7 +11,7 @@ from .sequence import SequencePlan
 
 Plan = TrainingPlan | SequencePlan
 
-WIDE: Final = TrainingPlan(hidden=96, epochs=12)
+MANY_OPTIONS: Final = TrainingPlan(hidden=96, epochs=12)
 """For jobs of many optimizers and precisions."""
 COMMON: Final = TrainingPlan(hidden=128, epochs=12)
 """For jobs of several families."""
@@ -22,7 +22,7 @@ def mlp_plan(data: LabelledJobs, seed: int, epochs: int | None = None) -> Traini
     if len(data.families) > 1:
         return common_plan(seed, epochs)
     options = {(job.optimizer, job.precision, job.checkpointing) for job in data.jobs}
-    plan = WIDE if len(options) > 1 else TrainingPlan()
+    plan = MANY_OPTIONS if len(options) > 1 else TrainingPlan()
     return replace(plan, seed=seed, epochs=epochs or plan.epochs)
 
 

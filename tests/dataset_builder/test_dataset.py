@@ -65,7 +65,7 @@ def test_jobs_stream_in_batches(tmp_path: Path, job: TrainingJob) -> None:
     assert [each for batch in batches for each in batch] == jobs
 
 
-def test_a_file_with_the_required_columns_alone_is_enough(tmp_path: Path) -> None:
+def test_a_file_with_only_the_required_columns_is_enough(tmp_path: Path) -> None:
     columns = {
         "family": ["mlp"],
         "batch_size": pa.array([8], pa.int32()),
@@ -168,7 +168,7 @@ def test_impossible_measurements_cannot_be_made(measurement: Measurement, change
         replace(measurement, **changes)  # type: ignore[arg-type]
 
 
-def test_the_old_file_stays_when_writing_fails(tmp_path: Path, measurement: Measurement) -> None:
+def test_the_old_file_remains_when_writing_fails(tmp_path: Path, measurement: Measurement) -> None:
     path = tmp_path / "d.parquet"
     write_dataset(path, [measurement])
     before = path.read_bytes()

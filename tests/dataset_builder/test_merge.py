@@ -31,7 +31,7 @@ def larger(measurement: Measurement, by_bytes: int) -> Measurement:
     return replace(measurement, peak_process_bytes=(measurement.peak_process_bytes or 0) + by_bytes)
 
 
-def test_two_gpus_and_what_is_there_twice(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_two_gpus_and_repeated_rows(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
     other_gpu = larger(replace(measurement, gpu="another"), 100 * MIB)
     other_batch = replace(oom, job=replace(oom.job, batch_size=999))
     again = replace(larger(measurement, 2 * MIB), seconds=9.0, neighbours=0)
@@ -70,7 +70,7 @@ def test_contradictions_are_refused_until_the_caller_decides(
     assert len(merged.conflicts) == 1
 
 
-def test_out_of_memory_beside_a_label(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
+def test_out_of_memory_rows_beside_a_label(tmp_path: Path, measurement: Measurement, oom: Measurement) -> None:
     fits_elsewhere = replace(oom, capacity_bytes=GIB // 2)
     timeout = replace(oom, status="timeout", reason="slow")
     merged = merge_datasets([dataset(tmp_path, "a", timeout, fits_elsewhere, measurement)], tmp_path / "all.parquet")
@@ -85,7 +85,7 @@ def test_out_of_memory_beside_a_label(tmp_path: Path, measurement: Measurement, 
     assert "out of memory with 80.0 GiB free" in str(caught.value.conflicts[0])
 
 
-def test_recorded_histories_come_along(tmp_path: Path, measurement: Measurement) -> None:
+def test_recorded_histories_are_copied(tmp_path: Path, measurement: Measurement) -> None:
     with_history = replace(measurement, history="history/k.json.gz")
     elsewhere = replace(with_history, gpu="another")
     gone = replace(with_history, gpu="a third")

@@ -41,7 +41,7 @@ def test_folds_are_even_up_to_chance() -> None:
 
 
 @given(st.text(max_size=16), st.integers(2, 100), st.integers(0, 2**40))
-def test_a_fold_is_one_of_those_asked_for(key: str, folds: int, seed: int) -> None:
+def test_a_fold_is_within_the_requested_number(key: str, folds: int, seed: int) -> None:
     assert 0 <= fold_of(key, folds, seed) < folds
 
 

@@ -20,7 +20,7 @@ def batch(measurement: Measurement, batch_size: int, **changes: object) -> Measu
     return replace(measurement, job=job, options=f'{{"batch_size": {batch_size}}}', **changes)  # type: ignore[arg-type]
 
 
-def test_a_sound_dataset_has_no_finding(measurement: Measurement, oom: Measurement) -> None:
+def test_a_valid_dataset_has_no_finding(measurement: Measurement, oom: Measurement) -> None:
     larger = batch(measurement, 64, peak_process_bytes=590 * MIB, peak_reserved_bytes=95 * MIB)
     failed = replace(oom, job=replace(oom.job, gradient_accumulation=1), status="error", reason="crash", torch=None, driver=None)
     assert validate([measurement, batch(oom, 9_999), larger, failed]) == []
@@ -43,7 +43,7 @@ def test_a_sound_dataset_has_no_finding(measurement: Measurement, oom: Measureme
         ({"driver": None, "protocol": None}, "missing-provenance", "a measured row without driver, protocol"),
         ({"phases": (), "context_bytes": None}, "missing-provenance", "without context_bytes, phases"),
         ({"status": "oom", "reason": None}, "no-reason", "the status is oom"),
-        ({"status": "oom", "reason": "full", "capacity_bytes": 0}, "oom-without-capacity", "out of how much"),
+        ({"status": "oom", "reason": "full", "capacity_bytes": 0}, "oom-without-capacity", "does not state how much there was"),
         ({"status": "oom", "reason": "full", "neighbours": 3}, "oom-with-neighbours", "beside 3 other jobs"),
     ],
 )
@@ -82,12 +82,12 @@ def test_less_memory_for_a_larger_batch_is_found(measurement: Measurement, oom: 
 
 
 def test_a_context_far_from_its_kind_is_found(measurement: Measurement) -> None:
-    alike = [batch(measurement, 100 + number, context_bytes=(500 + number % 7) * MIB) for number in range(40)]
-    odd = replace(alike[30], context_bytes=900 * MIB)
-    [finding] = validate([*alike[:30], odd, *alike[31:]])
-    assert (finding.row, finding.rule) == (31, "odd-context")
-    assert "900 MiB, those of alike rows 500 MiB to 506 MiB" in finding.sentence
-    assert validate([*alike[:10], odd]) == [], "too few to compare"
+    similar = [batch(measurement, 100 + number, context_bytes=(500 + number % 7) * MIB) for number in range(40)]
+    unusual = replace(similar[30], context_bytes=900 * MIB)
+    [finding] = validate([*similar[:30], unusual, *similar[31:]])
+    assert (finding.row, finding.rule) == (31, "unusual-context")
+    assert "900 MiB, those of similar rows 500 MiB to 506 MiB" in finding.sentence
+    assert validate([*similar[:10], unusual]) == [], "too few to compare"
 
 
 def test_published_labels_that_missed_their_peak_are_found(published_csv: Path) -> None:

@@ -21,7 +21,7 @@ def compose() -> dict[str, Any]:
     return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
 
 
-def test_compose_accepts_it(compose):
+def test_compose_accepts_it(compose: dict[str, Any]) -> None:
     """By docker itself, which needs no daemon for that."""
     if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
         pytest.skip("the compose plug-in of docker is not installed")
@@ -32,13 +32,13 @@ def test_compose_accepts_it(compose):
     assert json.loads(done.stdout)["services"].keys() == compose["services"].keys()
 
 
-def test_the_parts_are_these(compose):
+def test_the_parts_are_these(compose: dict[str, Any]) -> None:
     assert compose["services"].keys() == {"gpumemnet", "postgres", "prometheus", "grafana"}
     assert compose["services"]["postgres"]["profiles"] == ["postgres"]
     assert all("profiles" not in part for name, part in compose["services"].items() if name != "postgres")
 
 
-def test_folders_and_volumes_are_there(compose):
+def test_folders_and_volumes_are_there(compose: dict[str, Any]) -> None:
     for part in compose["services"].values():
         for volume in part.get("volumes", []):
             source = volume.split(":")[0]
@@ -52,13 +52,13 @@ def test_folders_and_volumes_are_there(compose):
     assert (DEPLOY / compose["services"]["gpumemnet"]["build"]["context"] / "Dockerfile").exists()
 
 
-def test_nothing_is_open_to_other_machines(compose):
+def test_nothing_is_open_to_other_machines(compose: dict[str, Any]) -> None:
     ports = [port for part in compose["services"].values() for port in part.get("ports", [])]
     assert len(ports) == 3
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_images_have_versions_and_parts_no_privileges(compose):
+def test_images_have_versions_and_parts_no_privileges(compose: dict[str, Any]) -> None:
     for part in compose["services"].values():
         assert re.search(r":v?\d", part["image"])
         assert part["cap_drop"] == ["ALL"]
@@ -66,7 +66,7 @@ def test_images_have_versions_and_parts_no_privileges(compose):
     assert compose["services"]["gpumemnet"]["read_only"] is True
 
 
-def test_the_settings_are_those_of_the_service_and_no_key_is_in_the_file(compose):
+def test_the_settings_are_those_of_the_service_and_no_key_is_in_the_file(compose: dict[str, Any]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     assert compose["services"]["gpumemnet"]["environment"].keys() <= known
     for secret in compose["secrets"].values():
@@ -74,7 +74,7 @@ def test_the_settings_are_those_of_the_service_and_no_key_is_in_the_file(compose
     assert "secrets/" in (DEPLOY / ".gitignore").read_text().splitlines()
 
 
-def test_the_state_is_where_the_image_keeps_it(compose):
+def test_the_state_is_where_the_image_keeps_it(compose: dict[str, Any]) -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     [state] = re.findall(r"^VOLUME (\S+)$", dockerfile, re.MULTILINE)
     assert f"state:{state}" in compose["services"]["gpumemnet"]["volumes"]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from service.settings import PREFIX, Settings
+from tests.conftest import RunningService
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
@@ -38,7 +39,7 @@ def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
     return [manifest for manifest in manifests if manifest["kind"] in kinds]
 
 
-def test_all_are_valid(targets):
+def test_all_are_valid(targets: dict[str, list[Manifest]]) -> None:
     for manifests in targets.values():
         assert manifests
         for manifest in manifests:
@@ -47,7 +48,7 @@ def test_all_are_valid(targets):
                 kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_pods_are_locked_down(targets):
+def test_pods_are_locked_down(targets: dict[str, list[Manifest]]) -> None:
     workloads = [manifest for manifests in targets.values() for manifest in of_kind(manifests, "Deployment", "StatefulSet")]
     assert len(workloads) == 5
     for workload in workloads:
@@ -73,7 +74,7 @@ def test_pods_are_locked_down(targets):
             assert mounted == {volume["name"] for volume in pod["volumes"]} | claims
 
 
-def test_selectors_choose_the_pods_that_are_meant(targets):
+def test_selectors_choose_the_pods_that_are_meant(targets: dict[str, list[Manifest]]) -> None:
     for manifests in targets.values():
         labels = {
             workload["metadata"]["name"]: workload["spec"]["template"]["metadata"]["labels"]
@@ -89,16 +90,18 @@ def test_selectors_choose_the_pods_that_are_meant(targets):
 
 def service_container(manifests: list[Manifest]) -> Manifest:
     [deployment] = of_kind(manifests, "Deployment")
-    return deployment["spec"]["template"]["spec"]["containers"][0]
+    container: Manifest = deployment["spec"]["template"]["spec"]["containers"][0]
+    return container
 
 
-def test_the_image_is_of_this_version(targets):
+def test_the_image_is_of_this_version(targets: dict[str, list[Manifest]]) -> None:
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
     for manifests in targets.values():
         assert service_container(manifests)["image"] == f"gpumemnet:{version[1]}"
 
 
-def test_observations_go_where_the_overlay_says(targets):
+def test_observations_go_where_the_overlay_says(targets: dict[str, list[Manifest]]) -> None:
     def database(name: str) -> Any:
         environment = {entry["name"]: entry for entry in service_container(targets[name])["env"]}
         return {key: value for key, value in environment["GPUMEMNET_DATABASE_URL"].items() if key != "name"}
@@ -108,7 +111,7 @@ def test_observations_go_where_the_overlay_says(targets):
     assert database("overlays/postgres") == {"valueFrom": {"secretKeyRef": {"name": "gpumemnet-database", "key": "url"}}}
 
 
-def test_sqlite_has_one_writer_on_a_volume(targets):
+def test_sqlite_has_one_writer_on_a_volume(targets: dict[str, list[Manifest]]) -> None:
     manifests = targets["overlays/sqlite"]
     [deployment] = of_kind(manifests, "Deployment")
     assert deployment["spec"]["replicas"] == 1
@@ -119,13 +122,13 @@ def test_sqlite_has_one_writer_on_a_volume(targets):
     assert of_kind(manifests, "HorizontalPodAutoscaler", "PodDisruptionBudget") == []
 
 
-def test_environment_variables_are_settings_of_the_service(targets):
+def test_environment_variables_are_settings_of_the_service(targets: dict[str, list[Manifest]]) -> None:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in TARGETS:
         assert {entry["name"] for entry in service_container(targets[name])["env"]} <= known
 
 
-def test_probes_ask_paths_that_are_open_to_all(targets, service):
+def test_probes_ask_paths_that_are_open_to_all(targets: dict[str, list[Manifest]], service: RunningService) -> None:
     import httpx
 
     for name in TARGETS:
@@ -137,7 +140,7 @@ def test_probes_ask_paths_that_are_open_to_all(targets, service):
             assert httpx.get(service.url + asked["path"], timeout=300).status_code == 200
 
 
-def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(targets):
+def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(targets: dict[str, list[Manifest]]) -> None:
     component = MANIFESTS / "components/service-monitor"
     [monitor] = [yaml.safe_load(path.read_text()) for path in component.glob("service-monitor.yaml")]
     [service] = of_kind(targets["base"], "Service")
@@ -146,7 +149,7 @@ def test_the_service_monitor_is_optional_and_names_a_port_of_the_service(targets
     assert all(not of_kind(manifests, "ServiceMonitor") for manifests in targets.values())
 
 
-def test_the_webhook_can_only_help(targets):
+def test_the_webhook_can_only_help(targets: dict[str, list[Manifest]]) -> None:
     [configuration] = of_kind(targets["webhook"], "MutatingWebhookConfiguration")
     [webhook] = configuration["webhooks"]
     assert webhook["failurePolicy"] == "Ignore"
@@ -164,7 +167,7 @@ def test_the_webhook_can_only_help(targets):
     assert program["data"]["webhook.py"] == (ROOT / "integrations/kubernetes/webhook.py").read_text()
 
 
-def test_the_webhooks_arguments_are_its_own(targets):
+def test_the_webhooks_arguments_are_its_own(targets: dict[str, list[Manifest]]) -> None:
     import sys
 
     arguments = service_container(targets["webhook"])["args"]

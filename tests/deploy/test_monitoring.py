@@ -12,6 +12,8 @@ import httpx
 import pytest
 import yaml
 
+from tests.conftest import RunningService
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
@@ -40,7 +42,7 @@ def dashboard() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expressions(rules, dashboard) -> list[str]:
+def expressions(rules: list[dict[str, Any]], dashboard: dict[str, Any]) -> list[str]:
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     return [rule["expr"] for rule in rules] + panels
 
@@ -51,13 +53,13 @@ def known_names() -> set[str]:
     return set(done.stdout.split())
 
 
-def test_every_metric_named_is_one_that_the_service_has(expressions, known_names):
+def test_every_metric_named_is_one_that_the_service_has(expressions: list[str], known_names: set[str]) -> None:
     named = {name for expression in expressions for name in NAME.findall(expression)}
     assert len(named) > 15
     assert named - known_names == set()
 
 
-def test_every_metric_named_is_exposed(expressions, service):
+def test_every_metric_named_is_exposed(expressions: list[str], service: RunningService) -> None:
     """Those with labels of which none has been seen yet have their TYPE line alone."""
     job = {"family": "mlp", "batch_size": 8, "input_elements": 4, "optimizer": "adam", "precision": "fp32"}
     job |= {"total_activations": 100, "total_parameters": 100}
@@ -68,7 +70,7 @@ def test_every_metric_named_is_exposed(expressions, service):
     assert families - exposed == set()
 
 
-def test_labels_named_are_labels_of_the_metric(expressions, service):
+def test_labels_named_are_labels_of_the_metric(expressions: list[str], service: RunningService) -> None:
     text = httpx.get(f"{service.url}/metrics", timeout=300).text
     seen: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
@@ -80,7 +82,7 @@ def test_labels_named_are_labels_of_the_metric(expressions, service):
                 assert set(re.findall(r"(\w+)\s*[=!]", labels)) <= seen[name] | added_by_prometheus | {"le"}
 
 
-def test_every_alert_says_what_is_wrong_and_how_bad(rules):
+def test_every_alert_says_what_is_wrong_and_how_bad(rules: list[dict[str, Any]]) -> None:
     names = [rule["alert"] for rule in rules]
     assert len(set(names)) == len(names)
     assert {"GpumemnetCoverage", "GpumemnetErrors", "GpumemnetLatency", "GpumemnetQueue"} <= set(names)
@@ -90,7 +92,7 @@ def test_every_alert_says_what_is_wrong_and_how_bad(rules):
         assert rule["for"]
 
 
-def test_prometheus_accepts_its_files():
+def test_prometheus_accepts_its_files() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed: it comes with Prometheus")
@@ -99,14 +101,14 @@ def test_prometheus_accepts_its_files():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_asks_the_service_of_the_compose_file():
+def test_prometheus_asks_the_service_of_the_compose_file() -> None:
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     [scrape] = config["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": ["gpumemnet:8000"]}]
     assert config["rule_files"] == ["alerts.yml"]
 
 
-def test_the_dashboard_is_in_order(dashboard):
+def test_the_dashboard_is_in_order(dashboard: dict[str, Any]) -> None:
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
@@ -123,13 +125,13 @@ def test_the_dashboard_is_in_order(dashboard):
             assert panel["targets"]
 
 
-def test_the_dashboard_shows_what_an_operator_asks(dashboard):
+def test_the_dashboard_shows_what_an_operator_asks(dashboard: dict[str, Any]) -> None:
     titles = " ".join(panel["title"].lower() for panel in dashboard["panels"])
     for wanted in ("requests", "time to answer", "refused", "coverage", "error", "challenger", "memory", "queue"):
         assert wanted in titles
 
 
-def test_grafana_finds_the_dashboard_where_compose_mounts_it():
+def test_grafana_finds_the_dashboard_where_compose_mounts_it() -> None:
     [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/gpumemnet.yaml").read_text())["providers"]
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     mounts = [volume.split(":") for volume in services["grafana"]["volumes"]]

@@ -46,7 +46,7 @@ class Canned(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def choose(monkeypatch) -> Callable[[str], None]:
+def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Chooses what ``/chosen/…`` answers."""
     return lambda kind: monkeypatch.setattr(Canned, "chosen", kind)
 

@@ -20,6 +20,7 @@ import yaml
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.site.drift import DriftReport, Finding
 from gpumemnet.site.drift_metrics import drift_metrics
+from tests.conftest import StartService
 from tests.sites import site_rows
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "retraining"
@@ -112,7 +113,9 @@ def turn(tmp_path: Path) -> Turn:
         ({"EXPORTED": "0"}, 10, 1, "no observations yet"),
     ],
 )
-def test_every_end_has_its_code_its_line_and_its_mail(turn: Turn, codes: dict[str, str], code: int, calls: int, words: str):
+def test_every_end_has_its_code_its_line_and_its_mail(
+    turn: Turn, codes: dict[str, str], code: int, calls: int, words: str
+) -> None:
     found, said = turn.run(**codes)
     assert found == code, said
     assert len(turn.calls) == calls
@@ -124,7 +127,7 @@ def test_every_end_has_its_code_its_line_and_its_mail(turn: Turn, codes: dict[st
     assert ("spoken" in said or "observations in" in said) == (code != 10)
 
 
-def test_how_the_commands_are_called(turn: Turn):
+def test_how_the_commands_are_called(turn: Turn) -> None:
     work = turn.work
     assert turn.run()[0] == 0
     assert turn.calls == [EXPORT_CALL, DRIFT_CALL, f"-m gpumemnet retrain --observations site.parquet --work {work}"]
@@ -139,7 +142,7 @@ def test_how_the_commands_are_called(turn: Turn):
     assert (work / "last-turn.txt").read_text().count("the models have spoken") == 1
 
 
-def test_two_turns_do_not_meet(turn: Turn):
+def test_two_turns_do_not_meet(turn: Turn) -> None:
     hold = turn.folder / "hold"
     hold.touch()
     first = turn.start(HOLD=str(hold))
@@ -167,14 +170,14 @@ def test_two_turns_do_not_meet(turn: Turn):
         ({"RETRAIN_FOLDER": "/dev/null/work"}, "/dev/null/work cannot be written to"),
     ],
 )
-def test_what_the_operator_can_mend_is_said_in_a_sentence(turn: Turn, changes: dict[str, str], words: str):
+def test_what_the_operator_can_mend_is_said_in_a_sentence(turn: Turn, changes: dict[str, str], words: str) -> None:
     code, said = turn.run(**changes)
     assert code == 2
     assert words in said
     assert not turn.calls
 
 
-def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, start_service):
+def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, start_service: StartService) -> None:
     """Too few reports to learn from, so that it ends where the training would begin; a service has stored them."""
     database = f"sqlite:///{turn.folder / 'observations.db'}"
     rows = site_rows(30, shift_mib=-700)
@@ -196,7 +199,7 @@ def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, st
     assert "too few" in report.read_text()
 
 
-def test_the_cron_file_starts_the_script_with_settings_that_it_knows():
+def test_the_cron_file_starts_the_script_with_settings_that_it_knows() -> None:
     lines = [line for line in (FOLDER / "gpumemnet.cron").read_text().splitlines() if line[0] != "#"]
     settings = {line.split("=")[0] for line in lines[:-1]}
     script = SCRIPT.read_text()
@@ -217,7 +220,7 @@ def runs(workflow: dict[Any, Any]) -> dict[str, str]:
     return {step["name"]: step["run"] for step in workflow["jobs"]["retrain"]["steps"] if "run" in step}
 
 
-def test_the_workflow_is_in_order(workflow):
+def test_the_workflow_is_in_order(workflow: dict[Any, Any]) -> None:
     assert set(workflow[True]) == {"schedule", "workflow_dispatch"}  # YAML reads 'on' as true, and GitHub does not mind
     assert workflow["concurrency"]["cancel-in-progress"] is False
     assert workflow["permissions"] == {"contents": "read"}
@@ -228,7 +231,9 @@ def test_the_workflow_is_in_order(workflow):
 
 
 @pytest.mark.parametrize(("retrain", "code"), [("0", 0), ("10", 0), ("2", 2), ("1", 1)])
-def test_the_steps_of_the_workflow_as_its_runner_takes_them(turn: Turn, workflow, retrain: str, code: int):
+def test_the_steps_of_the_workflow_as_its_runner_takes_them(
+    turn: Turn, workflow: dict[Any, Any], retrain: str, code: int
+) -> None:
     output, summary = turn.folder / "output", turn.folder / "summary"
     files = {"GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary)}
     report = turn.work / "runs" / "abc" / "report.md"
@@ -293,7 +298,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         ({"GPUMEMNET_REGISTRY": "/nowhere"}, ["failed"]),
     ],
 )
-def test_the_tasks_of_the_dag(turn: Turn, tasks, codes: dict[str, str], ends: list[str]):
+def test_the_tasks_of_the_dag(turn: Turn, tasks: list[dict[str, Any]], codes: dict[str, str], ends: list[str]) -> None:
     assert [task["task_id"] for task in tasks] == ["export", "drift", "retrain", "tell"]
     turn.work.mkdir()
     found = []
@@ -315,7 +320,7 @@ def test_the_tasks_of_the_dag(turn: Turn, tasks, codes: dict[str, str], ends: li
         ({"DRIFT": "0"}, ["success", "skipped", "skipped", "skipped"]),
     ],
 )
-def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: list[str]):
+def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: list[str]) -> None:
     """``AIRFLOW_PYTHON`` names the Python of an Airflow 3 with its standard provider."""
     python = os.environ.get("AIRFLOW_PYTHON")
     if not python:
@@ -341,7 +346,7 @@ def test_the_dag_in_a_true_airflow(turn: Turn, codes: dict[str, str], states: li
     assert [found[name] for name in ("export", "drift", "retrain", "tell")] == states
 
 
-def test_the_alerts_name_metrics_that_there_are():
+def test_the_alerts_name_metrics_that_there_are() -> None:
     (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
     finding = Finding("error", "mlp", "A100", "median", 40, 0.2, 0.1, 0.0, 0.0, True, "in words")
     names = set(re.findall(r"^# TYPE (\S+)", drift_metrics(DriftReport((finding,), (), 0.01, None), 0.0), re.MULTILINE))

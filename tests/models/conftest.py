@@ -16,6 +16,7 @@ from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.units import GIB, MIB
 from models.training.data import LabelledJobs, features_on
+from models.training.splits import folds
 
 GPU = "NVIDIA A100-SXM4-40GB"
 
@@ -59,6 +60,13 @@ def synthetic() -> LabelledJobs:
         label_source="nvml_process",
         sha256="0" * 64,
     )
+
+
+@pytest.fixture(scope="session")
+def halves(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
+    """Training jobs, and test jobs of other architectures that have a label."""
+    training, test = folds(synthetic.groups, 3, seed=1)[0]
+    return synthetic.take(training), synthetic.take(test[~np.isnan(synthetic.label_bytes[test])])
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,8 @@ class Promotion:
         """The folder of the candidate that was promoted."""
         report = site.work / "runs" / self.release.removeprefix("retrain-") / "report.json"
         tracks = json.loads(report.read_text("utf-8"))["tracks"]
-        return site.work / next(track["folder"] for track in tracks if track["promote"])
+        folder: str = next(track["folder"] for track in tracks if track["promote"])
+        return site.work / folder
 
 
 def faulty_runs(site: Site, kinds: tuple[str, ...], *more: str | Path) -> list[Fault]:

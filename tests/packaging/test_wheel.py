@@ -62,7 +62,8 @@ def clean_environment() -> dict[str, str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel without compiled modules, which every Python can install."""
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT]
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(ROOT)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=clean_environment() | {"GPUMEMNET_COMPILE": "0"}
     )
@@ -80,7 +81,7 @@ def install(wheel: Path, python: Path, dependencies: Path, folder: Path) -> Inst
     """Install ``wheel`` into a new environment that finds its dependencies in the site-packages of another."""
     subprocess.run([python, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=3000)
     new = folder / "venv" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", new, "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", str(new), "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", "--no-deps", "--no-compile", "--no-index", wheel], check=True, timeout=3000)
     [site_packages] = (folder / "venv" / "lib").glob("python*/site-packages")
     # Its own .pth files are not read, so the editable installation of the checkout is not found through it.
@@ -156,7 +157,7 @@ def test_a_project_with_its_own_models_and_service_is_extracted_and_traced(insta
 
 
 def test_the_service_answers(installed: Installed) -> None:
-    command = [installed.folder / "bin" / "gpumemnet", "serve", "--port", "0", "--database-url"]
+    command = [str(installed.folder / "bin" / "gpumemnet"), "serve", "--port", "0", "--database-url"]
     command.append(f"sqlite:///{installed.folder}/observations.db")
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=installed.project, env=clean_environment()) as process:
         try:

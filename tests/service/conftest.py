@@ -7,10 +7,11 @@ import pytest
 
 from gpumemnet.predict.predictor import Predictor
 from service.api.examples import EXAMPLE_JOBS
+from tests.conftest import RunningService
 
 
 @pytest.fixture(scope="session")
-def http(service) -> Iterator[httpx.Client]:
+def http(service: RunningService) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=service.url, timeout=300) as client:
         yield client
 
@@ -23,4 +24,4 @@ def predictor() -> Predictor:
 @pytest.fixture
 def job(predictor: Predictor) -> dict[str, Any]:
     """The document of a job that a shipped model answers for."""
-    return copy.deepcopy(EXAMPLE_JOBS[predictor.bundles[0].card.families[0]])
+    return copy.deepcopy(dict(EXAMPLE_JOBS[predictor.bundles[0].card.families[0]]))

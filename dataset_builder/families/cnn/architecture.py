@@ -190,9 +190,8 @@ def spread(blocks: int, stages: int, profile: str) -> tuple[int, ...]:
 def compose(values: Mapping[str, Any]) -> CnnArchitecture:
     """The architecture for one value of every feature in :data:`FEATURES`.
 
-    Kernels are made odd.  Widths go to the nearest multiple of 8 and of the groups, image sizes down to one of 8 and, in dense
-    prediction, of all that the network shrinks them by.  A network that answers for every pixel tells the square root of
-    ``classes`` apart.
+    Kernels are made odd.  Widths go to the nearest multiple of 8 and of the groups, image sizes down to a multiple of 8 and, in
+    dense prediction, of the network's reduction.  In dense prediction the number of classes is the square root of ``classes``.
     """
     rest = dict(values) | {"kernel": values["kernel"] | 1}
     width, widening, blocks, stages = (rest.pop(name) for name in ("width", "widening", "blocks", "stages"))

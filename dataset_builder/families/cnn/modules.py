@@ -32,7 +32,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class Scale(nn.Module):
-    """One learnt factor per channel."""
+    """One learned factor per channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

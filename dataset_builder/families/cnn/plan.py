@@ -85,7 +85,7 @@ class Upsample(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """One learnt factor per channel, the layer scale of ConvNeXt (Liu et al., arXiv 2201.03545)."""
+    """One learned factor per channel, the layer scale of ConvNeXt (Liu et al., arXiv 2201.03545)."""
 
     channels: int
 

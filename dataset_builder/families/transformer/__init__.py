@@ -1,6 +1,6 @@
-"""Transformers: encoder, decoder, encoder–decoder and vision transformer, with the attention kernel that is asked for.
+"""Transformers: encoder, decoder, encoder–decoder and vision transformer, with a chosen attention kernel.
 
-GPUMemNet's transformers (arXiv 2602.17817, section 4) were PyTorch's stock blocks; these are the blocks of the networks that
+GPUMemNet's transformers (arXiv 2602.17817, section 4) were PyTorch's stock blocks; these are the blocks of networks that
 people train, see :mod:`~dataset_builder.families.transformer.architecture`.
 """
 

@@ -68,7 +68,7 @@ class Attention(nn.Module):
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         grouped = self.group > 1
-        if grouped and self.kernel == "memory_efficient":  # the one kernel that wants a key head for each query head
+        if grouped and self.kernel == "memory_efficient":  # this kernel alone needs a key head for each query head
             key, value, grouped = key.repeat_interleave(self.group, 1), value.repeat_interleave(self.group, 1), False
         with sdpa_kernel(_BACKENDS[self.kernel]) if query.is_cuda or self.kernel == "math" else nullcontext():
             attended = functional.scaled_dot_product_attention(
@@ -176,7 +176,7 @@ class Stack(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """One learnt vector per position, added."""
+    """One learned vector per position, added."""
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Patches(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """A learnt first position."""
+    """A learned first position."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Transformer(nn.Module):
             features = self.decoder(features if targets is None else self.embedding(targets), memory)
         if self.classifies:
             features = features[:, 0]
-        if self.head is None:  # tied: a module of its own would own the embedding's weights a second time
+        if self.head is None:  # tied: a separate module would hold the embedding's weights a second time
             return functional.linear(features, self.embedding.get_parameter("weight"))
         logits: Tensor = self.head(features)
         return logits

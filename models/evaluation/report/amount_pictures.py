@@ -1,6 +1,6 @@
 """Pictures of expected bytes: predicted against labelled on logarithmic axes, and the error octave by octave of memory.
 
-The section's candidate stands beside two baselines, so that a reader sees what it adds to them.
+The section's candidate is drawn beside two baselines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MARKERS: Final = ("o", "s", "^")
 
 
 def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | None:
-    """Expected bytes against labels, one panel per candidate, coloured by family; answers off the axes stand at their edge."""
+    """Expected bytes against labels, one panel per candidate, coloured by family; answers beyond the axes are at their edge."""
     rows = judged_rows(section)
     rows = rows[:: -(-len(rows) // _MAX_POINTS)] if len(rows) else rows
     if not len(rows):
@@ -46,11 +46,11 @@ def scatter_picture(section: Section, candidates: Sequence[str]) -> Figure | Non
     for axes, candidate, title in zip(panels, candidates, shortened(candidates, 30), strict=True):
         expected = section.answers[candidate].expected_bytes[rows]
         for family, colour in FAMILY_COLOURS.items():
-            mine = (families == family) & np.isfinite(expected)
-            if mine.any():
-                drawn = np.clip(expected[mine], low * 1.03, high / 1.03)
+            selected = (families == family) & np.isfinite(expected)
+            if selected.any():
+                drawn = np.clip(expected[selected], low * 1.03, high / 1.03)
                 axes.scatter(
-                    labels[mine], drawn, s=7 if len(rows) > 200 else 22, alpha=0.5, color=colour, linewidth=0, label=family
+                    labels[selected], drawn, s=7 if len(rows) > 200 else 22, alpha=0.5, color=colour, linewidth=0, label=family
                 )
         axes.plot([low, high], [low, high], "--", color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
@@ -82,11 +82,11 @@ def octave_picture(section: Section, candidates: Sequence[str]) -> Figure | None
         p95 = np.maximum([each.p95_error for each in figures], _LEAST_ERROR)
         highest = max(highest, float(np.max(p95, initial=0.0, where=~np.isnan(p95))))
         lowest = min(lowest, float(np.min(median, initial=lowest, where=~np.isnan(median))))
-        places = np.arange(len(groups)) + 0.2 * (index - (len(candidates) - 1) / 2)
+        positions = np.arange(len(groups)) + 0.2 * (index - (len(candidates) - 1) / 2)
         colour = OURS if index == 0 else COLOURS[index - 1]
-        axes.vlines(places, median, p95, color=colour, linewidth=1.6)
-        axes.plot(places, median, _MARKERS[index % 3], color=colour, label=name, markersize=6)
-        axes.plot(places, p95, "_", color=colour, markersize=8)
+        axes.vlines(positions, median, p95, color=colour, linewidth=1.6)
+        axes.plot(positions, median, _MARKERS[index % 3], color=colour, label=name, markersize=6)
+        axes.plot(positions, p95, "_", color=colour, markersize=8)
     axes.axhline(0.1, color=GREY, linestyle="--", linewidth=0.8)
     axes.set_yscale("log")
     axes.set_ylim(lowest / 3, highest * 3)

@@ -59,16 +59,16 @@ def reliability(section: Section, candidate: str) -> Reliability | None:
         return None
     rows = judged_rows(section)
     rows = rows[np.isfinite(probabilities[rows]).all(axis=1)]
-    right = np.minimum(section.label_bytes[rows] // GIB, probabilities.shape[1] - 1)
-    hits = probabilities[rows].argmax(axis=1) == right
+    label_bins = np.minimum(section.label_bytes[rows] // GIB, probabilities.shape[1] - 1)
+    hits = probabilities[rows].argmax(axis=1) == label_bins
     confidence = probabilities[rows].max(axis=1, initial=0.0)
     interval = np.minimum((confidence * INTERVALS).astype(np.int64), INTERVALS - 1)
     jobs = np.bincount(interval, minlength=INTERVALS)
-    some = np.maximum(jobs, 1)
-    means = np.bincount(interval, weights=confidence, minlength=INTERVALS) / some
-    shares = np.bincount(interval, weights=hits, minlength=INTERVALS) / some
+    counts = np.maximum(jobs, 1)
+    means = np.bincount(interval, weights=confidence, minlength=INTERVALS) / counts
+    shares = np.bincount(interval, weights=hits, minlength=INTERVALS) / counts
     error = float((jobs * np.abs(means - shares)).sum() / len(rows)) if len(rows) else math.nan
-    return Reliability(tuple(jobs.tolist()), _where(jobs, means), _where(jobs, shares), error)
+    return Reliability(tuple(jobs.tolist()), _nan_where_empty(jobs, means), _nan_where_empty(jobs, shares), error)
 
 
 def coverages(section: Section, candidate: str) -> list[CoveragePoint]:
@@ -78,11 +78,11 @@ def coverages(section: Section, candidate: str) -> list[CoveragePoint]:
     points = []
     for family in FAMILIES:
         for nominal, bounds in sorted(_bounds(section.answers[candidate]).items()):
-            some = rows[(families[rows] == family) & np.isfinite(bounds[rows])]
-            if len(some):
-                held = section.label_bytes[some] <= bounds[some]
-                interval = share_interval(held, clusters[some])
-                points.append(CoveragePoint(family, nominal, float(held.mean()), interval, len(some)))
+            selected = rows[(families[rows] == family) & np.isfinite(bounds[rows])]
+            if len(selected):
+                is_held = section.label_bytes[selected] <= bounds[selected]
+                interval = share_interval(is_held, clusters[selected])
+                points.append(CoveragePoint(family, nominal, float(is_held.mean()), interval, len(selected)))
     return points
 
 
@@ -90,5 +90,5 @@ def _bounds(answers: Answers) -> dict[float, NDArray[np.float64]]:
     return dict(answers.bounds_bytes) or {COVERAGE: answers.safe_bytes}
 
 
-def _where(jobs: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[float, ...]:
+def _nan_where_empty(jobs: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(np.where(jobs > 0, values, math.nan).tolist())

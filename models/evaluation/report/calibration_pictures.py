@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 _MARKERS: Final = {"mlp": "o", "cnn": "s", "transformer": "^"}
 
 
-def reliability_picture(candidate: str, found: Reliability) -> Figure:
-    """Accuracy against confidence; below it, how many jobs the candidate is how sure of."""
+def reliability_picture(candidate: str, reliability: Reliability) -> Figure:
+    """Accuracy against confidence; below it, the number of jobs by confidence."""
     figure = new_figure(5.0)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1.0))
     edges = np.arange(INTERVALS) / INTERVALS
     upper.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="confidence = accuracy")
-    jobs = np.array(found.jobs)
-    some = jobs > 0
-    confidence, accuracy = np.array(found.confidence)[some], np.array(found.accuracy)[some]
+    jobs = np.array(reliability.jobs)
+    occupied = jobs > 0
+    confidence, accuracy = np.array(reliability.confidence)[occupied], np.array(reliability.accuracy)[occupied]
     upper.vlines(confidence, np.minimum(confidence, accuracy), np.maximum(confidence, accuracy), color=GREY, linewidth=1)
     upper.plot(confidence, accuracy, "o-", color=OURS, label=candidate)
-    few = jobs[some] < MIN_ROWS
+    few = jobs[occupied] < MIN_ROWS
     if few.any():
         style = {"markerfacecolor": "white", "color": OURS, "label": f"fewer than {MIN_ROWS} jobs"}
         upper.plot(confidence[few], accuracy[few], "o", **style)
     upper.set(ylim=(-0.02, 1.04), ylabel="accuracy, bins of 1 GiB")
-    upper.set_title(f"expected calibration error {share(found.expected_calibration_error, 2)}, {jobs.sum():,} jobs")
+    upper.set_title(f"expected calibration error {share(reliability.expected_calibration_error, 2)}, {jobs.sum():,} jobs")
     upper.legend(frameon=False, loc="upper left")
     lower.bar(edges, jobs, 1 / INTERVALS, align="edge", color=OURS, edgecolor="white")
     lower.set_yscale("symlog", linthresh=1)
@@ -49,16 +49,16 @@ def reliability_picture(candidate: str, found: Reliability) -> Figure:
 
 
 def coverage_picture(candidate: str, points: Sequence[CoveragePoint]) -> Figure:
-    """Left: all promised coverages against the shares held.  Right: the corner above 90 %, with 95 % intervals."""
+    """Left: coverage of all bounds against their nominal coverage.  Right: the corner above 90 %, with 95 % intervals."""
     figure = new_figure(4.2)
     left, right = figure.subplots(1, 2)
     for axes in (left, right):
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
         axes.set(xlabel="coverage promised", aspect="equal")
     for index, family in enumerate(dict.fromkeys(point.family for point in points)):
-        mine = [point for point in points if point.family == family]
+        selected = [point for point in points if point.family == family]
         for axes, shift in ((left, 0.0), (right, 0.0006 * (index - 1))):
-            _draw_family(axes, family, mine, shift)
+            _draw_family(axes, family, selected, shift)
     low = min([0.85, *(point.interval[0] for point in points if point.nominal >= 0.9)])
     left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), ylabel="share of jobs at or below the bound")
     right.set(xlim=(0.895, 1.003), ylim=(max(0.0, low) - 0.005, 1.003), aspect="auto")

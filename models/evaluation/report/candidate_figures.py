@@ -1,7 +1,7 @@
 """The figures of one candidate on a section or on some of its rows: bins, expected bytes and safe bytes.
 
-A job that the candidate leaves unanswered (NaN) is a wrong bin, but has no error in bytes; how many there are is a figure of its
-own.  Rows without a label (jobs that ran out of memory) are not judged.
+A job without an answer (NaN) counts as a wrong bin and has no error in bytes; the number of such jobs is a figure of its own.
+Rows without a label (jobs that ran out of memory) are not judged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rows = NDArray[np.int64]
 
 GIB_BINS: Final[BinScheme] = bins_of_width(GIB)
 GIB_BINS_TOP_BYTES: Final = 40 * GIB
-"""The targets for bins of 1 GiB are set for jobs up to here."""
+"""Largest job for which the targets for bins of 1 GiB are set."""
 SCHEMES: Final[tuple[BinScheme, ...]] = (GIB_BINS, *PUBLISHED_BINS.values())
 NO_ANSWER: Final = -1
 CLOSE: Final = 0.10
@@ -39,7 +39,7 @@ class SchemeFigures:
     """Figures of predicted bins: shares of ``jobs``, NaN where there is none.
 
     Attributes:
-        jobs: that are judged.
+        jobs: number of judged jobs.
         accuracy: share in the right bin.
         accuracy_interval: its 95 % confidence interval; see :mod:`models.evaluation.report.interval`.
         macro_f1: F1 averaged over the bins that occur.
@@ -55,11 +55,11 @@ class SchemeFigures:
 
 @dataclass(frozen=True, slots=True)
 class CandidateFigures:
-    """All figures of one candidate; NaN where there is no row to take them of.
+    """All figures of one candidate; NaN where there are no rows.
 
     Attributes:
-        jobs: that are judged: those with a label.
-        bins: bin scheme's name → its figures; those of 1 GiB are of jobs up to 40 GiB.
+        jobs: number of judged jobs, which have a label.
+        bins: bin scheme's name → its figures; those of 1 GiB cover jobs up to 40 GiB.
         without_expected: share that the candidate gives no expected bytes for.
         median_error_mib: absolute error of the expected bytes.
         median_error, p95_error: absolute error of the expected bytes over the label.

@@ -1,6 +1,6 @@
-"""What all pictures share: size, colours that colour-blind readers can tell apart (Okabe & Ito), axes of memory, and files.
+"""Common parts of all pictures: size, colours for colour-blind readers (Okabe & Ito), axes of memory, and files.
 
-Figures are made without pyplot, so nothing is kept between them.  At 900 pixels' width their text is as large as a page's.
+Figures are made without pyplot, so they share no state.  At 900 pixels' width their text is as large as a page's.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def width_name(scheme: BinScheme) -> str:
 
 
 def label_word(section: Section) -> str:
-    """What the labels of ``section`` are."""
+    """The kind of the labels of ``section``: measured or traced."""
     return "measured" if section.is_measured else "traced"
 
 
 def baselines(section: Section, figures: Mapping[str, CandidateFigures]) -> list[str]:
     """Two candidates to draw beside the section's own: calibrated physics, and the best of the others by median error.
 
-    Variants of the section's own candidate are none.
+    Variants of the section's own candidate are excluded.
     """
     others = [each for each in figures if not each.startswith(section.candidate) and not np.isnan(figures[each].median_error)]
     others.sort(key=lambda each: (not each.startswith(_PHYSICS), figures[each].median_error))

@@ -1,6 +1,6 @@
 """The report as files: ``report.md`` for people, ``report.json`` with every figure for programs, and the pictures.
 
-Each file appears whole or not at all, the report last, so that it never links to a picture that is not there.
+Each file is written atomically, the report last, so that all pictures that it links to exist.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def write_report(
     appendix: Sequence[str] = (),
     map_rows: int = MAX_MAP_ROWS,
 ) -> list[Path]:
-    """Write the report of ``sections`` into ``folder``, which is made where it is missing.
+    """Write the report of ``sections`` into ``folder``, which is created if necessary.
 
     Args:
-        sections: in the order of the report; their slugs name the pictures and differ.
-        folder: where to.
+        sections: the sections in the order of the report; their slugs are unique and name the pictures.
+        folder: the report's folder.
         notes: sentences for the top of the report.
-        appendix: parts of its end, in Markdown.
-        map_rows: most jobs on the maps of all.
+        appendix: Markdown for the end of the report.
+        map_rows: largest number of jobs on the maps.
 
     Returns:
         The paths of all files: ``report.md``, ``report.json``, and the pictures.
@@ -72,7 +72,7 @@ def write_report(
         text += section_text
         documents.append(document)
         pictures += drawn
-    map_link, map_paths = _drawn(
+    map_link, map_paths = _draw_file(
         folder, "map.png", "PCA and t-SNE of all jobs' features", lambda: map_picture(sections, map_rows)
     )
     if map_paths:
@@ -91,16 +91,16 @@ def _section(section: Section, folder: Path) -> tuple[list[str], dict[str, Any],
         word: {group.name: candidate_figures(section, section.candidate, group.rows) for group in groups}
         for word, groups in groupings(section).items()
     }
-    sure, covered = reliability(section, section.candidate), coverages(section, section.candidate)
+    bin_reliability, coverage_points = reliability(section, section.candidate), coverages(section, section.candidate)
     judged = next(iter(figures.values())).jobs
     kind = "" if section.is_measured else " (labels traced, not measured)"
     text = [f"## {section.title}{kind}\n", f"{section.about}\n", _judged(section, judged)]
     paths: list[Path] = []
     if judged:
         text += _tables(section, figures, grouped)
-        links, paths = _pictures(section, folder, figures, sure, covered)
+        links, paths = _pictures(section, folder, figures, bin_reliability, coverage_points)
         text += links
-    return text, _document(section, figures, grouped, sure, covered, paths), paths
+    return text, _document(section, figures, grouped, bin_reliability, coverage_points, paths), paths
 
 
 def _judged(section: Section, judged: int) -> str:
@@ -129,32 +129,38 @@ def _pictures(
     section: Section,
     folder: Path,
     figures: Mapping[str, CandidateFigures],
-    sure: Reliability | None,
-    covered: Sequence[CoveragePoint],
+    bin_reliability: Reliability | None,
+    coverage_points: Sequence[CoveragePoint],
 ) -> tuple[list[str], list[Path]]:
-    ours = section.candidate
-    shown = [ours, *baselines(section, figures)]
+    candidate = section.candidate
+    shown = [candidate, *baselines(section, figures)]
     pictures: dict[str, tuple[str, Draw]] = {
         "models": ("every estimate of the real models", lambda: zoo_picture(section)),
-        "confusion": (f"confusion matrix of {ours}", lambda: confusion_picture(section)),
+        "confusion": (f"confusion matrix of {candidate}", lambda: confusion_picture(section)),
         "scatter": (
             f"expected against {'measured' if section.is_measured else 'traced'} memory",
             lambda: scatter_picture(section, shown),
         ),
         "octaves": ("error by octave of memory", lambda: octave_picture(section, shown)),
-        "reliability": (f"reliability of {ours}", lambda: reliability_picture(ours, sure) if sure and sum(sure.jobs) else None),
-        "coverage": (f"coverage of the bounds of {ours}", lambda: coverage_picture(ours, covered) if covered else None),
+        "reliability": (
+            f"reliability of {candidate}",
+            lambda: reliability_picture(candidate, bin_reliability) if bin_reliability and sum(bin_reliability.jobs) else None,
+        ),
+        "coverage": (
+            f"coverage of the bounds of {candidate}",
+            lambda: coverage_picture(candidate, coverage_points) if coverage_points else None,
+        ),
     }
     text: list[str] = []
     paths: list[Path] = []
     for word, (caption, draw) in pictures.items():
-        links, drawn = _drawn(folder, f"{section.slug}-{word}.png", f"{section.title}: {caption}", draw)
+        links, drawn = _draw_file(folder, f"{section.slug}-{word}.png", f"{section.title}: {caption}", draw)
         text += links
         paths += drawn
     return (["### Pictures\n", *([] if section.is_measured else [f"{TRACED}\n"]), *text] if text else []), paths
 
 
-def _drawn(folder: Path, name: str, caption: str, draw: Draw) -> tuple[list[str], list[Path]]:
+def _draw_file(folder: Path, name: str, caption: str, draw: Draw) -> tuple[list[str], list[Path]]:
     """The link to a picture and its path, or nothing where there is nothing to draw."""
     figure = draw()
     if figure is None:
@@ -167,8 +173,8 @@ def _document(
     section: Section,
     figures: Mapping[str, CandidateFigures],
     grouped: Mapping[str, Mapping[str, CandidateFigures]],
-    sure: Reliability | None,
-    covered: Sequence[CoveragePoint],
+    bin_reliability: Reliability | None,
+    coverage_points: Sequence[CoveragePoint],
     pictures: Sequence[Path],
 ) -> dict[str, Any]:
     return {
@@ -184,8 +190,8 @@ def _document(
         "groups": {word: {name: asdict(each) for name, each in groups.items()} for word, groups in grouped.items()},
         "published": [asdict(each) for each in published_beside(section)],
         "models": _models(section),
-        "reliability": asdict(sure) if sure else None,
-        "coverage": [asdict(each) for each in covered],
+        "reliability": asdict(bin_reliability) if bin_reliability else None,
+        "coverage": [asdict(each) for each in coverage_points],
         "pictures": [path.name for path in pictures],
     }
 

@@ -1,6 +1,6 @@
-"""Groups of a section's jobs that are judged apart: by family, optimizer, precision, checkpointing and octave of memory.
+"""Groups of a section's jobs that are judged separately: by family, optimizer, precision, checkpointing and octave of memory.
 
-A good mean can hide a bad group.  Groups of fewer than 20 jobs say nothing, and one group says what the whole section says.
+A good mean can hide a bad group.  Groups of fewer than 20 jobs are left out, and so is a single group, which equals the section.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ _OPTIONS: Final = {"family": FAMILIES, "optimizer": OPTIMIZERS, "precision": PRE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Jobs that are alike in one respect; ``rows`` of the section, shape ``[R]``."""
+    """Jobs that share one property; ``rows`` of the section, shape ``[R]``."""
 
     name: str
     rows: Rows
 
 
 def groupings(section: Section) -> dict[str, list[Group]]:
-    """What jobs differ in → its groups of at least 20 judged jobs, where there is more than one."""
+    """Property → its groups of at least 20 judged jobs, if there are several."""
     judged = judged_rows(section)
-    found = {OCTAVE_WORD: octave_groups(section.label_bytes, judged)}
+    groups_by_property = {OCTAVE_WORD: octave_groups(section.label_bytes, judged)}
     for option, choices in _OPTIONS.items():
         values = [getattr(section.jobs[row], option) for row in judged.tolist()]
-        found[option] = _split(judged, values, choices)
-    large = {word: [group for group in found[word] if len(group.rows) >= MIN_ROWS] for word in (*_OPTIONS, OCTAVE_WORD)}
-    return {word: groups for word, groups in large.items() if len(groups) > 1}
+        groups_by_property[option] = _split(judged, values, choices)
+    large_groups = {
+        name: [group for group in groups_by_property[name] if len(group.rows) >= MIN_ROWS] for name in (*_OPTIONS, OCTAVE_WORD)
+    }
+    return {name: groups for name, groups in large_groups.items() if len(groups) > 1}
 
 
 def octave_groups(label_bytes: NDArray[np.float64], rows: Rows) -> list[Group]:

@@ -1,8 +1,9 @@
 """A 95 % interval of a share whose rows come in clusters: Wilson's interval with the effective number of rows.
 
-Jobs of one architecture fail together, so ten of them tell less than ten of different ones.  The rows are divided by the design
-effect (Kish, "Survey Sampling", 1965), and the interval is that of Wilson (JASA 22, 1927), which also holds near 0 and 1.
-SciPy's and statsmodels' intervals take whole numbers of rows only; the effective number is a fraction.
+Errors of jobs of one architecture are correlated, so ten of them carry less information than ten of different ones.  The rows
+are divided by the design effect (Kish, "Survey Sampling", 1965), and the interval is that of Wilson (JASA 22, 1927), which
+also holds near 0 and 1. SciPy's and statsmodels' intervals take whole numbers of rows only; the effective number is a
+fraction.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def share_interval(hits: NDArray[np.bool_], clusters: NDArray[np.int64]) -> Inte
 def independent_rows(hits: NDArray[np.bool_], clusters: NDArray[np.int64]) -> float:
     """The effective number of rows: how many independent rows would give the same variance, at most ``B``.
 
-    Where all rows agree, or there is one cluster, nothing shows how much clusters differ: then each counts as one row.
+    Where all rows agree, or there is one cluster, the variance between clusters is unknown: then each counts as one row.
     """
     _, members = np.unique(clusters, return_inverse=True)
     count, share = int(members.max()) + 1, float(hits.mean())

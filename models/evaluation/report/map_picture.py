@@ -1,6 +1,6 @@
 """Maps of all jobs of a report: principal components and t-SNE (van der Maaten & Hinton, JMLR 9, 2008) of their features.
 
-As in GPUMemNet's figure of its dataset, colour is the bin: where colours mix, features do not tell the bins apart.
+As in GPUMemNet's figure of its dataset, colour is the bin: where colours mix, the features do not separate the bins.
 """
 
 from __future__ import annotations
@@ -44,12 +44,19 @@ def map_picture(sections: Sequence[Section], max_rows: int = MAX_MAP_ROWS) -> Fi
     figure = new_figure(5.0)
     titles = (f"principal components ({variance:.0%} of the variance)", "t-SNE")
     panels = figure.subplots(1, 2)
-    for axes, places, title in zip(panels, (components, tsne(points)), titles, strict=True):
+    for axes, points_2d, title in zip(panels, (components, tsne(points)), titles, strict=True):
         for family, marker in _MARKERS.items():
-            mine = families == family
-            if mine.any():
+            in_family = families == family
+            if in_family.any():
                 image = axes.scatter(
-                    *places[mine].T, c=bins[mine], cmap="viridis", vmin=-0.5, vmax=classes - 0.5, s=11, marker=marker, linewidth=0
+                    *points_2d[in_family].T,
+                    c=bins[in_family],
+                    cmap="viridis",
+                    vmin=-0.5,
+                    vmax=classes - 0.5,
+                    s=11,
+                    marker=marker,
+                    linewidth=0,
                 )
         axes.set(title=title, xticks=[], yticks=[])
     bar = figure.colorbar(image, ax=panels, shrink=0.9, label=f"bin of {width_name(scheme)}")
@@ -88,8 +95,8 @@ def tsne(points: Array) -> Array:
     if not points.any():
         return points[:, :2]
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    placed: Array = TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(points)
-    return placed
+    embedded: Array = TSNE(2, perplexity=perplexity, init="pca", random_state=SEED).fit_transform(points)
+    return embedded
 
 
 def _family_keys(families: set[str]) -> list[object]:

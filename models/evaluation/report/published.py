@@ -1,6 +1,6 @@
-"""The accuracy that GPUMemNet reports for its two encoders (arXiv 2602.17817, tables 2–4), to stand beside ours.
+"""The accuracy that GPUMemNet reports for its two encoders (arXiv 2602.17817, tables 2–4), for comparison.
 
-Its jobs ran on one A100 and its test rows are its own, so the figures are a mark to aim at and no comparison on equal rows.
+Its jobs ran on one A100 and its test rows are its own, so the figures are a goal and not a comparison on equal rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PUBLISHED_ACCURACY: Final[Mapping[str, tuple[PublishedAccuracy, ...]]] = {
 
 
 def published_beside(section: Section) -> tuple[PublishedAccuracy, ...]:
-    """What may stand beside a section: nothing unless its labels are measured and its jobs of one family; nothing for the zoo."""
+    """The published figures for a section with measured labels of one family; none for other sections and for the zoo."""
     families = {job.family for job in section.jobs}
     if not section.is_measured or section.names or len(families) != 1:
         return ()

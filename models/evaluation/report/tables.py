@@ -47,8 +47,8 @@ LEGEND: Final = (
 
 
 def bin_table(section: Section, figures: Mapping[str, CandidateFigures], published: Sequence[PublishedAccuracy]) -> str:
-    """Bins of all candidates, the section's own in bold, and what was published below them."""
-    rows = [_marked(section, candidate, _bin_cells(one)) for candidate, one in figures.items()]
+    """Bins of all candidates, the section's own in bold, followed by published figures."""
+    rows = [_marked(section, candidate, _bin_cells(candidate_figures)) for candidate, candidate_figures in figures.items()]
     gap = [NOTHING] * len(_PUBLISHED_SCHEMES)
     for each in published:
         accuracy = [share(each.accuracy.get(scheme.name, math.nan), 0) for scheme in _PUBLISHED_SCHEMES]
@@ -57,15 +57,23 @@ def bin_table(section: Section, figures: Mapping[str, CandidateFigures], publish
 
 
 def byte_table(section: Section, figures: Mapping[str, CandidateFigures]) -> str:
-    """Expected and safe bytes of all candidates, the section's own in bold; what is true of some of them only has its column."""
-    unanswered = any(one.without_expected > 0 for one in figures.values())
+    """Expected and safe bytes of all candidates, the section's own in bold; columns that no candidate needs are left out."""
+    unanswered = any(candidate_figures.without_expected > 0 for candidate_figures in figures.values())
     rows = []
-    for candidate, one in figures.items():
+    for candidate, candidate_figures in figures.items():
         cells = [
-            *(number(one.median_error_mib), share(one.median_error), share(one.p95_error), share(one.close)),
-            *(share(one.under_predicted), _with_interval(one.above_safe, one.above_safe_interval, 2)),
-            *(share(one.over_allocated), share(one.without_safe)),
-            *([share(one.without_expected)] if unanswered else []),
+            *(
+                number(candidate_figures.median_error_mib),
+                share(candidate_figures.median_error),
+                share(candidate_figures.p95_error),
+                share(candidate_figures.close),
+            ),
+            *(
+                share(candidate_figures.under_predicted),
+                _with_interval(candidate_figures.above_safe, candidate_figures.above_safe_interval, 2),
+            ),
+            *(share(candidate_figures.over_allocated), share(candidate_figures.without_safe)),
+            *([share(candidate_figures.without_expected)] if unanswered else []),
             *([_time(section.seconds.get(candidate, math.nan))] if section.seconds else []),
         ]
         rows.append(_marked(section, candidate, cells))
@@ -75,7 +83,7 @@ def byte_table(section: Section, figures: Mapping[str, CandidateFigures]) -> str
 
 def group_table(word: str, figures: Mapping[str, CandidateFigures]) -> str:
     """One candidate's figures, group by group."""
-    return _table((word, *_GROUP_HEADINGS), [[name, *_group_cells(one)] for name, one in figures.items()])
+    return _table((word, *_GROUP_HEADINGS), [[name, *_group_cells(group_figures)] for name, group_figures in figures.items()])
 
 
 def model_table(section: Section) -> str:
@@ -94,7 +102,7 @@ def share(value: float, places: int = 1) -> str:
 
 
 def number(value: float, places: int = 1) -> str:
-    """A number with its thousands parted."""
+    """A number with thousands separators."""
     return NOTHING if math.isnan(value) else f"{value:,.{places}f}"
 
 

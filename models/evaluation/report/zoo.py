@@ -1,4 +1,4 @@
-"""Real models as in GPUMemNet's figure of unseen models (arXiv 2602.17817, section 6): what was measured, and all estimates."""
+"""Real models as in GPUMemNet's figure of unseen models (arXiv 2602.17817, section 6): measurements and all estimates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The picture of real models: bars side by side per model and batch, as in GPUMemNet's (arXiv 2602.17817, section 6).
 
-Models need between half a GiB and the whole card, so small and large ones have
-their own panels, and a bar that would dwarf its panel is cut, with its value written at the cut.
+Models need between half a GiB and the whole card.  So small and large ones are in separate panels, and a bar that is far too long
+for its panel is cut, with its value beside the cut.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def zoo_picture(section: Section) -> Figure | None:
     series = estimates(section)
     panels = _panels(section, rows, max(2, BARS_PER_PANEL // len(series)))
     figure = new_figure(0.7 + 2.5 * len(panels))
-    for axes, mine in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
-        _draw_panel(axes, section, mine, series)
+    for axes, panel_rows in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True):
+        _draw_panel(axes, section, panel_rows, series)
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, shortened(names), loc="outside upper center", ncols=3, frameon=False)
     return figure
@@ -55,10 +55,10 @@ def _panels(section: Section, rows: NDArray[np.int64], groups: int) -> list[list
     for row in sorted(rows.tolist(), key=lambda row: section.jobs[row].batch_size):
         models.setdefault(section.names[row], []).append(row)
     panels: list[list[int]] = [[]]
-    for mine in sorted(models.values(), key=lambda mine: float(np.median(section.label_bytes[mine]))):
-        if panels[-1] and len(panels[-1]) + len(mine) > groups:
+    for model_rows in sorted(models.values(), key=lambda model_rows: float(np.median(section.label_bytes[model_rows]))):
+        if panels[-1] and len(panels[-1]) + len(model_rows) > groups:
             panels.append([])
-        panels[-1] += mine
+        panels[-1] += model_rows
     return panels
 
 
@@ -67,26 +67,26 @@ def _draw_panel(axes: Axes, section: Section, rows: Sequence[int], series: dict[
     width = 0.84 / len(series)
     for index, (name, values) in enumerate(series.items()):
         colour = (_LABEL_COLOUR, OURS, *COLOURS)[index % (2 + len(COLOURS))]
-        places = np.arange(len(rows)) - 0.42 + width * (index + 0.5)
+        positions = np.arange(len(rows)) - 0.42 + width * (index + 0.5)
         heights = np.nan_to_num(values[rows] / GIB)
-        axes.bar(places, np.minimum(heights, top), width, color=colour, label=name)
-        for place, height in zip(places, heights, strict=True):
+        axes.bar(positions, np.minimum(heights, top), width, color=colour, label=name)
+        for position, height in zip(positions, heights, strict=True):
             if height > top:
-                axes.text(place, 0.98 * top, f"{height:.3g}", rotation=90, ha="center", va="top", fontsize=7)
+                axes.text(position, 0.98 * top, f"{height:.3g}", rotation=90, ha="center", va="top", fontsize=7)
     axes.set(ylim=(0, top), xlim=(-0.6, len(rows) - 0.4), ylabel="GiB")
     axes.set_xticks(range(len(rows)), _group_names(section, rows), fontsize=9)
     axes.tick_params(axis="x", length=0)
-    for place in range(1, len(rows)):
-        if section.names[rows[place]] != section.names[rows[place - 1]]:
-            axes.axvline(place - 0.5, color=GREY, linewidth=0.6)
+    for position in range(1, len(rows)):
+        if section.names[rows[position]] != section.names[rows[position - 1]]:
+            axes.axvline(position - 0.5, color=GREY, linewidth=0.6)
 
 
 def _group_names(section: Section, rows: Sequence[int]) -> list[str]:
     """The batch under each group, and a model's name once, under the middle one of its groups."""
     names = [f"batch {section.jobs[row].batch_size}" for row in rows]
     for model in dict.fromkeys(section.names[row] for row in rows):
-        mine = [place for place, row in enumerate(rows) if section.names[row] == model]
-        # a model with one group in the row has the width of that group and no more
-        words = textwrap.fill(model.replace("_", " "), LONGEST_NAME * len(mine), max_lines=2)
-        names[mine[len(mine) // 2]] += f"\n{words}"
+        positions = [position for position, row in enumerate(rows) if section.names[row] == model]
+        # a model with one group has only the width of that group
+        words = textwrap.fill(model.replace("_", " "), LONGEST_NAME * len(positions), max_lines=2)
+        names[positions[len(positions) // 2]] += f"\n{words}"
     return names

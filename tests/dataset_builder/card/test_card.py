@@ -118,13 +118,13 @@ def test_another_file_is_another_card_and_the_same_file_the_same(tmp_path: Path,
     assert cells(texts[2], "all")[6] == "50"
 
 
-def test_published_rows_are_credited_and_their_gaps_are_told(tmp_path: Path, published_csv: Path) -> None:
+def test_published_rows_are_credited_and_their_gaps_are_stated(tmp_path: Path, published_csv: Path) -> None:
     path = tmp_path / "p.parquet"
     write_dataset(path, itertools.islice(read_published(published_csv), 300))
     text = write_card(path, tmp_path / "card")[0].read_text()
     assert "300 published rows: GPUMemNet, IT University of Copenhagen (github.com/itu-rad/GPUMemNet" in text
     assert "CC BY 4.0" in text
-    assert "No row tells its context bytes." in text
+    assert "No row states its context bytes." in text
     assert "No job ran out of memory" in text
     assert "The software stack of some rows is not known." in text
     assert "mlp: one optimizer only, `adam`." in text
@@ -217,7 +217,7 @@ def test_maps_keep_neighbours_together(rows: list[Measurement]) -> None:
 
 @settings(max_examples=15)
 @given(count=st.integers(1, 12), columns=st.integers(1, 5), equal=st.booleans())
-def test_any_few_points_can_be_mapped(count: int, columns: int, equal: bool) -> None:
+def test_any_small_number_of_points_can_be_mapped(count: int, columns: int, equal: bool) -> None:
     points = np.ones((count, columns)) if equal else np.random.default_rng(count).normal(size=(count, columns))
     places = tsne(points, seed=0)
     assert places.shape == (count, 2)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def network(width: int) -> mlp.MlpArchitecture:
     )
 
 
-def measurement(width: int, label_bytes: int = 10**9, **options: object) -> Measurement:
+def measurement(width: int, label_bytes: int = 10**9, **options: Any) -> Measurement:
     planned = PlannedJob("mlp", network(width), Options(batch_size=64, **options))
     return Measurement(
         job=training_job(planned),
@@ -102,7 +103,7 @@ def test_a_constant_context_is_found_from_the_other_folds(rows: list[Measurement
     assert table["raw FakeTensor"].safe_missed is None
 
 
-def test_nothing_is_fitted_on_the_fold_that_it_answers_for(rows: list[Measurement]) -> None:
+def test_no_estimator_is_fitted_on_its_test_fold(rows: list[Measurement]) -> None:
     honest = traced(rows)
     fold = honest[0].fold
     spoilt = [replace(row, label_bytes=row.label_bytes * 100) if row.fold == fold else row for row in honest]

@@ -16,7 +16,7 @@ def torchvision_operators() -> Iterator[None]:
     if importlib.util.find_spec("torchvision") is None or torch.version.cuda is not None:
         yield
         return
-    operators = torch.library.Library("torchvision", "FRAGMENT")
+    operators = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
-        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
     yield

@@ -121,7 +121,7 @@ def executed_multiply_adds(network: nn.Module, inputs: torch.Tensor) -> int:
     """Multiply-adds per sample as torch counts them."""
     with FlopCounterMode(display=False) as counter:
         network(inputs)
-    return counter.get_total_flops() // 2 // len(inputs)
+    return int(counter.get_total_flops()) // 2 // len(inputs)
 
 
 @pytest.mark.parametrize("style", space.STYLES)
@@ -158,7 +158,7 @@ def test_sampled_jobs_are_distinct_can_train_and_take_about_a_second(jobs: list[
     assert np.mean(operations) < 0.01e15  # a quarter of a second at 40 Tflop/s, and a job takes four steps
 
 
-def test_sampled_networks_are_what_they_say(jobs: list[PlannedJob]) -> None:
+def test_sampled_networks_match_their_description(jobs: list[PlannedJob]) -> None:
     short = [job for job in jobs if len(training_job(job).layers) < 100]
     for job in short[:4]:
         check_job(replace(job, options=replace(job.options, batch_size=2)))
@@ -278,7 +278,7 @@ def test_cudnn_benchmark_is_switched_by_the_job() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_convolutions_may_use_tf32_as_pytorch_lets_them(precision: str) -> None:
+def test_convolutions_may_use_tf32_as_in_pytorch(precision: str) -> None:
     torch.backends.cudnn.allow_tf32 = False
     train(PlannedJob("cnn", tiny(), Options(batch_size=2, precision=precision)), CPU, 0, lambda _: 0)
     assert torch.backends.cudnn.allow_tf32
@@ -296,7 +296,8 @@ def test_checkpointing_gives_the_same_gradients() -> None:
             network = build_network(PlannedJob("cnn", architecture, Options(batch_size=2, checkpointing=checkpointing)), CPU)
             network(torch.linspace(0, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)).square().sum().backward()
             gradients.append(torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None]))
-        assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6), style
+        first, second = gradients
+        assert torch.allclose(first, second, rtol=1e-4, atol=1e-6), style
 
 
 @settings(max_examples=30)
@@ -330,7 +331,7 @@ def test_a_row_rebuilds_its_network() -> None:
         ({"image_size": 33, "stem": "pooled", "stages": 4, "style": "unet"}, 2, None),
     ],
 )
-def test_what_cannot_train_is_named(changes: dict[str, Any], batch_size: int, sentence: str | None) -> None:
+def test_a_network_that_cannot_train_is_named(changes: dict[str, Any], batch_size: int, sentence: str | None) -> None:
     architecture = tiny(**{"blocks": 5, "widening": 1.0} | changes)
     obstacle = cnn.obstacle(architecture, batch_size)
     assert (obstacle is None) == (sentence is None)

@@ -186,11 +186,11 @@ def test_every_style_trains_in_every_precision_with_and_without_recomputation(st
         assert train(PlannedJob("transformer", tiny(style=style, **changes), options), CPU, 0, lambda _: 0) == 3
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Names of the operators that run."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -208,7 +208,8 @@ def executed(architecture: TransformerArchitecture, device: torch.device, **opti
     with Operators() as operators:
         logits = network(*batch)
         torch.autograd.backward(transformer.loss(logits, *batch_of([target], 2, device)))
-    return operators.names
+    names: Counter[str] = operators.names
+    return names
 
 
 @pytest.mark.parametrize(("checkpointing", "times"), [("none", 1), ("every_block", 2)])

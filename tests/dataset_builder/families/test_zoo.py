@@ -34,7 +34,7 @@ def test_the_recipe_holds_the_whole_catalogue() -> None:
     assert models.values == tuple(CATALOGUE)
 
 
-def test_the_unet_of_the_zoo_is_seen_as_it_is() -> None:
+def test_the_unet_of_the_zoo_is_described_correctly() -> None:
     planned = PlannedJob("zoo", zoo_model("unet"), Options(batch_size=2))
     job = training_job(planned)
     network = build_network(planned, torch.device("meta"))

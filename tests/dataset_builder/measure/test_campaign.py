@@ -120,7 +120,7 @@ def test_a_stand_in_row_never_enters_a_dataset(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["c"]
 
 
-def test_ends_that_are_no_success_are_recorded_with_their_reason(tmp_path: Path) -> None:
+def test_failures_are_recorded_with_their_reason(tmp_path: Path) -> None:
     behaviours = ["hang", "killed", "crash", "oom", "ok", "ok"]
     rehearsal = Rehearsal(tmp_path / "c", 6, behaviours)
     rehearsal.run("process", 3, 50, 1.0)
@@ -136,7 +136,7 @@ def test_ends_that_are_no_success_are_recorded_with_their_reason(tmp_path: Path)
         assert row.neighbours == 0, "judged only after a run alone"
 
 
-def test_what_neighbours_may_have_shaped_is_run_again_alone(tmp_path: Path) -> None:
+def test_a_job_that_neighbours_may_have_influenced_is_run_again_alone(tmp_path: Path) -> None:
     rehearsal = Rehearsal(tmp_path / "c", 10, ["slow", "crowded", "retries", "slow", "slow", "slow", "crowded"])
     rehearsal.run()
     rows = rehearsal.by_key()
@@ -151,7 +151,7 @@ def test_what_neighbours_may_have_shaped_is_run_again_alone(tmp_path: Path) -> N
     ("mode", "source", "side_by_side"),
     [("container", "nvml_process", True), ("accounting", "nvml_accounting", True), ("device", "nvml_device_difference", False)],
 )
-def test_labels_come_from_what_can_be_trusted(tmp_path: Path, mode: str, source: str, side_by_side: bool) -> None:
+def test_labels_come_from_readings_that_can_be_trusted(tmp_path: Path, mode: str, source: str, side_by_side: bool) -> None:
     rehearsal = Rehearsal(tmp_path / "c", 5, ["slow"] * 5)
     rehearsal.run(mode)
     rows = rehearsal.rows()

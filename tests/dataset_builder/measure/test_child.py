@@ -63,7 +63,7 @@ def test_a_child_that_cannot_use_a_gpu_says_why(server: ForkServer) -> None:
     assert finish(server, pid) == 0
 
 
-def test_a_child_whose_parent_goes_away_ends_by_itself(server: ForkServer) -> None:
+def test_a_child_exits_when_its_parent_is_gone(server: ForkServer) -> None:
     pid, end = server.start({"planned": {}, "seed": 0, "visible": "none"})
     end.close()
     assert finish(server, pid) == 3
@@ -82,7 +82,7 @@ def test_the_peaks_of_all_phases_are_kept() -> None:
     assert noted == {"peak_requested_bytes": 9, "alloc_retries": 3}
 
 
-def test_a_process_knows_its_own_id() -> None:
+def test_a_process_reports_its_own_id() -> None:
     assert os.getpid() in process_ids()
 
 
@@ -108,7 +108,7 @@ def told(request: dict[str, object]) -> list[dict[str, object]]:
         ("CUDA error: an illegal memory access was encountered", "error"),
     ],
 )
-def test_which_failures_mean_a_full_card(failure: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_that_mean_out_of_memory(failure: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError(failure)
 

@@ -60,7 +60,7 @@ def test_the_context_is_what_the_process_has_beside_what_it_reserved(mode: str, 
     assert document["convolutions"]
 
 
-def test_a_rehearsal_is_no_profile_and_a_measurement_is(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_only_a_measurement_is_accepted_as_a_profile(rehearse: Rehearse, tmp_path: Path) -> None:
     document, path = rehearse(), tmp_path / "profile.json"
     write_profile(document, path)
     with pytest.raises(InvalidRequestError, match="was not measured on a GPU"):
@@ -82,7 +82,7 @@ def test_a_rehearsal_is_no_profile_and_a_measurement_is(rehearse: Rehearse, tmp_
         ({"blas_workspaces": "no_workspace"}, "did not grow with the first matrix product: unset CUBLAS_WORKSPACE_CONFIG"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(behaviour: dict[str, str], sentence: str, rehearse: Rehearse) -> None:
+def test_a_host_that_cannot_measure_is_one_sentence(behaviour: dict[str, str], sentence: str, rehearse: Rehearse) -> None:
     with pytest.raises(MeasurementError) as raised:
         rehearse(**behaviour)
     assert sentence in str(raised.value)
@@ -132,7 +132,7 @@ def test_without_a_gpu_it_is_one_sentence_and_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_profile_of_the_gpu_at_hand(tmp_path: Path) -> None:
+def test_the_profile_of_a_real_gpu(tmp_path: Path) -> None:
     reason = no_gpu()
     if reason is not None:
         pytest.skip(reason)

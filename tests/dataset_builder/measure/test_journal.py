@@ -30,7 +30,7 @@ def test_rows_are_there_at_once_and_keys_are_remembered(tmp_path: Path, measurem
 
 
 @pytest.mark.parametrize("tail", [b"{", b'{"key": "c", "row": {}}', b"\x00\xff", b'{"key'])
-def test_a_torn_last_line_is_cut_off(tmp_path: Path, measurement: Measurement, tail: bytes) -> None:
+def test_an_incomplete_last_line_is_cut_off(tmp_path: Path, measurement: Measurement, tail: bytes) -> None:
     with Journal(tmp_path) as journal:
         journal.append("a", measurement)
     with (tmp_path / "journal.jsonl").open("ab") as file:
@@ -53,13 +53,13 @@ def test_a_damaged_line_is_named(tmp_path: Path, measurement: Measurement, line:
             attempt()
 
 
-def test_a_row_that_is_no_measurement_is_named(tmp_path: Path) -> None:
+def test_a_row_that_is_not_a_measurement_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text('{"key": "a", "row": {"family": "mlp"}}\n')
     with pytest.raises(DatasetError, match="line 1: batch_size: is missing"):
         list(read_journal(tmp_path))
 
 
-def test_no_campaign_in_a_folder(tmp_path: Path) -> None:
+def test_a_folder_without_a_campaign_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="holds no campaign"):
         list(read_journal(tmp_path))
 
@@ -85,7 +85,7 @@ def test_the_plan_is_kept_and_other_settings_are_refused(tmp_path: Path) -> None
             journal.plan(SETTINGS)
 
 
-def test_a_file_in_the_way_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):
         Journal(tmp_path / "c")
@@ -110,7 +110,7 @@ with Journal(folder) as journal:
 """
 
 
-def test_a_full_disk_is_one_sentence_and_no_torn_row(tmp_path: Path, measurement: Measurement) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_no_incomplete_row(tmp_path: Path, measurement: Measurement) -> None:
     """The kernel's limit on file sizes stands in for the end of the disk: the same failing write."""
     with Journal(tmp_path) as journal:
         journal.append("a", measurement)

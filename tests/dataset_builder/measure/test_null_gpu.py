@@ -67,7 +67,7 @@ def test_the_gpu_tests_pass_on_it(libraries: Path) -> None:
         (NullGpu(lists=False), "nvml_device_difference"),
     ],
 )
-def test_labels_come_from_what_the_driver_tells(libraries: Path, tmp_path: Path, gpu: NullGpu, source: str) -> None:
+def test_labels_come_from_the_driver_s_readings(libraries: Path, tmp_path: Path, gpu: NullGpu, source: str) -> None:
     rows = campaign(libraries, tmp_path / "c", "mlp", gpu)
     assert {(row.status, row.label_source, row.provenance) for row in rows} == {("ok", source, "stand_in")}
     for row in rows:
@@ -90,7 +90,7 @@ def test_a_full_card_is_out_of_memory(libraries: Path, tmp_path: Path, family: s
     assert {row.status for row in rows} == {"oom"}
 
 
-def test_its_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
+def test_rehearsal_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> None:
     from gpumemnet.data.dataset import write_dataset
 
     rows = campaign(libraries, tmp_path / "c", "mlp", NullGpu(), 2)

@@ -10,8 +10,8 @@ from gpumemnet.units import GIB
 
 GPUS = [
     Gpu("GPU-aaaa-1", "one", "580", 80 * GIB),
-    Gpu("MIG-bbbb-1", "two 1g", "580", 10 * GIB, is_mig=True),
-    Gpu("MIG-bbbb-2", "two 2g", "580", 20 * GIB, is_mig=True),
+    Gpu("MIG-bbbb-1", "two 1g", "580", 10 * GIB),
+    Gpu("MIG-bbbb-2", "two 2g", "580", 20 * GIB),
     Gpu("GPU-cccc-1", "three", "580", 80 * GIB),
 ]
 PARENTS = [0, 1, 1, 2]

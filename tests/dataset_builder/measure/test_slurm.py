@@ -39,7 +39,7 @@ def submit(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_two_tasks_work_in_folders_of_their_own(tmp_path: Path) -> None:
+def test_two_tasks_use_separate_folders(tmp_path: Path) -> None:
     for task in ("0", "1"):
         done = submit(tmp_path, SLURM_ARRAY_TASK_ID=task, SLURM_CPUS_PER_TASK="6", RECIPE="mlp", TIME_BUDGET="30")
         assert done.returncode == 0, done.stderr
@@ -53,7 +53,7 @@ def test_two_tasks_work_in_folders_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "missing"), [({"RECIPE": "mlp"}, "SLURM_ARRAY_TASK_ID"), ({"SLURM_ARRAY_TASK_ID": "0"}, "RECIPE")]
 )
-def test_what_is_missing_is_said(tmp_path: Path, variables: dict[str, str], missing: str) -> None:
+def test_missing_parts_are_stated(tmp_path: Path, variables: dict[str, str], missing: str) -> None:
     done = submit(tmp_path, **variables)
     assert done.returncode != 0
     assert missing in done.stderr

@@ -47,7 +47,12 @@ def test_every_optimizer_and_implementation_trains_in_every_precision(precision:
     for optimizer, implementation in COMBINATIONS:
         job = planned(optimizer=optimizer, optimizer_implementation=implementation, precision=precision)
         phases: list[str] = []
-        assert train(job, CPU, 0, lambda name, phases=phases: phases.append(name) or 0) == 3  # type: ignore[func-returns-value]
+
+        def observe(name: str, phases: list[str] = phases) -> int:
+            phases.append(name)
+            return 0
+
+        assert train(job, CPU, 0, observe) == 3
         assert phases == ["build", "forward", "backward", "step_1", "step_2", "step_3"]
 
 
@@ -73,17 +78,18 @@ def test_checkpointing_gives_the_same_gradients_and_recomputes() -> None:
         for module in network.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        runs = []
+        runs: list[int] = []
         next(module for module in network.modules() if isinstance(module, torch.nn.PReLU)).register_forward_hook(
             lambda *_, runs=runs: runs.append(1)
         )
         network(torch.ones(4, 7).cumsum(0)).sum().backward()
         gradients.append(torch.cat([each.grad.flatten() for each in network.parameters() if each.grad is not None]))
         assert len(runs) == (2 if checkpointing == "every_block" else 1)
-    assert torch.allclose(*gradients)
+    first, second = gradients
+    assert torch.allclose(first, second)
 
 
-def test_a_network_is_filled_with_sensible_values_and_trains_to_a_lower_loss() -> None:
+def test_a_network_has_usable_initial_values_and_trains_to_a_lower_loss() -> None:
     job = planned()
     torch.manual_seed(0)
     network = build_network(job, CPU)

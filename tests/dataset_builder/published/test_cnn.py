@@ -64,9 +64,9 @@ def test_every_network_trains(arch: str, depth: int, base: int, size: int, norm:
         (image,), target = tensors(architecture)
         outputs = network(torch.empty(2, *image.shape))
         assert outputs.shape == (2, 7)
-        loss(outputs, torch.empty(2, *target.shape, dtype=torch.long)).backward()
+        torch.autograd.backward(loss(outputs, torch.empty(2, *target.shape, dtype=torch.long)))
     assert all(parameter.grad is not None for parameter in network.parameters())
-    assert isinstance(network[-1], nn.Softmax)
+    assert isinstance(list(network.children())[-1], nn.Softmax)
 
 
 def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
     assert [m.status for m in read_published(table)] == ["ok", "oom"]
 
 
-def test_rows_that_nobody_can_rebuild_are_counted(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_rebuilt_are_counted(tmp_path: Path) -> None:
     total = parameters("uniform")
     good = f"{NAME.format(arch='uniform', act='relu')},{total},5,1500,4,SUCCESSFUL"
     table = tmp_path / "cnns.csv"
@@ -102,7 +102,7 @@ def test_rows_that_nobody_can_rebuild_are_counted(tmp_path: Path) -> None:
         ((",1500,", ",much,"), "must be a whole number"),
     ],
 )
-def test_what_is_wrong_with_a_row(change: tuple[str, str], sentence: str) -> None:
+def test_invalid_rows(change: tuple[str, str], sentence: str) -> None:
     good = f"{NAME.format(arch='uniform', act='relu')},{parameters('uniform')},5,1500,4,SUCCESSFUL"
     with pytest.raises(DatasetError, match=sentence):
         measurement_of_row(row(good.replace(*change)))

@@ -49,7 +49,7 @@ def test_a_row_becomes_a_measurement(tmp_path: Path) -> None:
     assert sum(each.numel() for each in network.parameters()) == 34
 
 
-def test_a_prelu_gets_the_parameter_that_it_really_has(tmp_path: Path) -> None:
+def test_a_prelu_has_its_parameter(tmp_path: Path) -> None:
     text = GOOD.replace("swish", "prelu").replace("'SiLU'", "'PReLU'").replace("SiLU", "PReLU")
     [row] = read_published(table(tmp_path, HEADER + text))
     assert row.job.total_parameters == 35

@@ -49,7 +49,7 @@ def test_the_committed_rows_are_the_table(rows: list[Measurement]) -> None:
         assert options == {name: value for name, value in others.items() if value is not None}
 
 
-def test_every_committed_row_can_be_asked_about(rows: list[Measurement]) -> None:
+def test_every_committed_row_can_be_predicted(rows: list[Measurement]) -> None:
     outside = context(device_profile("A100")).expected_bytes
     for row in rows:
         assert (row.status, row.recipe, row.provenance) == ("ok", "zoo", "published")
@@ -62,14 +62,14 @@ def test_every_committed_row_can_be_asked_about(rows: list[Measurement]) -> None
         assert 0.65 < (row.job.traced_peak_bytes + outside) / row.label_bytes < 1.1
 
 
-def test_they_are_for_testing_only_and_nothing_is_wrong_with_them(rows: list[Measurement]) -> None:
+def test_real_models_are_test_only_and_valid(rows: list[Measurement]) -> None:
     split = split_by_architecture(rows, 5, 0)
     assert not split.fold_of
     assert len(split.test_only) == len(REAL_MODELS) == 10
     assert validate(rows) == []
 
 
-def test_a_comparison_says_that_it_cannot_rebuild_them(rows: list[Measurement]) -> None:
+def test_a_comparison_reports_rows_that_it_cannot_rebuild(rows: list[Measurement]) -> None:
     with pytest.raises(DatasetError, match=r"not rebuilt from its row: benchmarks/real_models\.py traces those"):
         published_family(rows[0])
 

@@ -91,7 +91,7 @@ def test_the_description_is_what_torch_builds_and_runs(architecture: PublishedTr
 def test_the_published_counts_are_those_of_the_modules_that_were_summed(architecture: PublishedTransformer) -> None:
     with torch.device("meta"):
         network = build(architecture)
-    sizes = dict.fromkeys((nn.Embedding, nn.Linear, nn.LayerNorm), 0)
+    sizes: dict[type[nn.Module], int] = dict.fromkeys((nn.Embedding, nn.Linear, nn.LayerNorm), 0)
     projections = 0
     for name, module in network.named_modules():
         for kind in sizes:
@@ -113,7 +113,7 @@ def test_the_network_trains_a_step() -> None:
     optimizer = torch.optim.Adam(network.parameters(), lr=0.001)
     outputs = network(batch)
     assert outputs.shape == (3, 5)
-    loss(outputs, torch.randint(0, 5, (3, *target.shape))).backward()
+    torch.autograd.backward(loss(outputs, torch.randint(0, 5, (3, *target.shape))))
     optimizer.step()
     assert all(each.grad is not None and not each.grad.is_sparse for each in network.parameters())
 
@@ -134,7 +134,7 @@ def test_a_row_becomes_a_measurement() -> None:
 
 
 @pytest.mark.parametrize(("line", "stage"), [(OOM, "in training"), (EARLY_OOM, "before training")])
-def test_an_oom_row_is_censored_and_says_how_far_it_came(line: str, stage: str) -> None:
+def test_an_oom_row_is_censored_and_keeps_its_phases(line: str, stage: str) -> None:
     measurement = measurement_of_row(row(line))
     assert (measurement.status, measurement.label_bytes) == ("oom", None)
     assert measurement.reason is not None

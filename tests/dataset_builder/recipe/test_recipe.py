@@ -63,7 +63,7 @@ def changed(folder: Path, path: str, value: object) -> str:
         ("features", 5, "features", "must be a mapping"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, path: str, value: object, field: str, sentence: str) -> None:
+def test_the_invalid_field_is_named(tmp_path: Path, path: str, value: object, field: str, sentence: str) -> None:
     with pytest.raises(InvalidRequestError, match=sentence) as caught:
         load_recipe(changed(tmp_path, path, value))
     assert caught.value.field.endswith(f"mine.yaml: {field}")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_a_traced_row_is_reserved_bytes_and_context_and_says_that_nobody_measured_it() -> None:
+def test_a_traced_row_is_reserved_bytes_and_context_and_is_marked_as_traced() -> None:
     row = traced_measurement(planned(), "tiny", 0, H200)
     parameters = (256 * 4096 + 4096) + (4096 * 4096 + 4096) + (4096 * 10 + 10)
     assert row.status == "ok"
@@ -77,20 +78,21 @@ def test_a_traced_row_is_reserved_bytes_and_context_and_says_that_nobody_measure
     assert measurement_from_dict(measurement_to_dict(row)) == row
 
 
-def test_what_does_not_fit_is_out_of_memory() -> None:
+def test_a_job_that_does_not_fit_is_out_of_memory() -> None:
     small = replace(H200, capacity_bytes=500 * MIB)
     row = traced_measurement(planned(), "tiny", 0, small)
     assert (row.status, row.label_bytes, row.capacity_bytes) == ("oom", None, 500 * MIB)
 
 
-def test_no_measured_row_passes_for_a_traced_one_or_the_other_way_round() -> None:
+def test_measured_and_traced_rows_cannot_be_confused() -> None:
     row = traced_measurement(planned(64), "tiny", 0, H200)
-    for changes in ({"provenance": "measured"}, {"label_source": "nvml_process"}):
+    wrong_values: list[dict[str, Any]] = [{"provenance": "measured"}, {"label_source": "nvml_process"}]
+    for changes in wrong_values:
         with pytest.raises(DatasetError, match="traced row has both"):
             replace(row, **changes)
 
 
-def test_a_campaign_ends_as_a_dataset_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_campaign_writes_a_dataset_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     recipe, out = tmp_path / "tiny.yaml", tmp_path / "out"
     recipe.write_text(RECIPE)
     done = run("trace-recipe", recipe, "--out", out, "--jobs", 6, "--workers", 1, "--gpu", "A100")

@@ -77,7 +77,7 @@ def _pages(begin: int, size: int, page: int) -> range:
 def recorded_job(settings: AllocatorSettings, capacity: int | None = None, streams: int = 2) -> list[HistoryEvent]:
     generator = random.Random(0)
     gpu = Recorder(settings, capacity)
-    live = []
+    live: list[Any] = []
     for step in range(800):
         wanted = 40 if step // 100 % 2 else 10
         if live and generator.random() * 2 * wanted < len(live):
@@ -157,7 +157,8 @@ def test_a_snapshot() -> None:
     ]
     trace.append({"action": "oom", "device_free": 1, "size": 2, "stream": 0})
     assert list(snapshot_history({"segments": [], "device_traces": [[], trace]}, device=1))[:-1] == history
-    for wrong in ({}, {"device_traces": [[]]}, {"device_traces": [[], [{"addr": 1}]]}):
+    wrong_snapshots: list[dict[str, Any]] = [{}, {"device_traces": [[]]}, {"device_traces": [[], [{"addr": 1}]]}]
+    for wrong in wrong_snapshots:
         with pytest.raises(DatasetError, match="no history of device 1"):
             snapshot_history(wrong, device=1)
 

@@ -17,7 +17,7 @@ from gpumemnet.job.json_codec import job_from_json
 EXAMPLES = Path(__file__).parents[1] / "extract" / "examples"
 
 
-def test_resnet50_is_written_whole_and_shown(tmp_path, capfd):
+def test_resnet50_is_written_whole_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "job.json"
     source = f"{EXAMPLES}/resnet50.py:build"
     options = ["--batch-size", "32", "--input", "3x224x224", "--optimizer", "adamw", "--precision", "fp32", "--out", str(out)]
@@ -35,7 +35,7 @@ def test_resnet50_is_written_whole_and_shown(tmp_path, capfd):
     assert shown.err == ""
 
 
-def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(capfd):
+def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["extract", f"{EXAMPLES}/small.py:sized", "--batch-size", "2", "--input", "8"]
     options = ["--arg", "width=5", "--arg", "activation=Tanh", "--channels-last", "--cudnn-benchmark", "--family", "cnn"]
     assert main([*arguments, *options, "--gradient-accumulation", "3", "--optimizer-implementation", "fused"]) == 0
@@ -49,7 +49,7 @@ def test_without_a_file_the_job_goes_to_standard_output_and_the_table_does_not(c
     assert "Largest of 3 layers" in shown.err
 
 
-def test_programs_get_one_document_even_from_a_factory_that_prints(capfd):
+def test_programs_get_one_document_even_from_a_factory_that_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["extract", f"{EXAMPLES}/awkward.py:prints_and_forks", "--batch-size", "2", "--input", "8", "--json"]) == 0
     shown = capfd.readouterr()
     document = json.loads(shown.out)
@@ -73,7 +73,9 @@ def test_programs_get_one_document_even_from_a_factory_that_prints(capfd):
         (["--family", "gan"], "error: family: must be one of "),
     ],
 )
-def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, capfd):
+def test_wrong_options_are_one_sentence_and_exit_code_2(
+    options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["extract", f"{EXAMPLES}/small.py:sized", "--batch-size", "2", *options]) == 2
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -81,7 +83,7 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, capfd
     assert shown.err.count("\n") == 1
 
 
-def test_an_existing_file_is_kept_when_the_extraction_fails(tmp_path, capfd):
+def test_an_existing_file_is_kept_when_the_extraction_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "job.json"
     out.write_text("before")
     assert main(["extract", f"{tmp_path}/none.py:build", "--out", str(out)]) == 2
@@ -90,7 +92,7 @@ def test_an_existing_file_is_kept_when_the_extraction_fails(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["extract"], ["extract", "a.py:b", "--batch-size", "many"]])
-def test_usage_errors_exit_with_2(arguments, capfd):
+def test_usage_errors_exit_with_2(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     said = capfd.readouterr().err
     assert said.startswith("error: ")
@@ -98,7 +100,7 @@ def test_usage_errors_exit_with_2(arguments, capfd):
     assert "--help" in said
 
 
-def test_help_names_the_commands_and_loads_no_torch():
+def test_help_names_the_commands_and_loads_no_torch() -> None:
     code = (
         "import sys\nfrom gpumemnet.cli import main\nassert main(['--help']) == 0\n"
         "assert not {'torch', 'onnxruntime', 'pandas'} & set(sys.modules), sorted(sys.modules)"
@@ -107,12 +109,12 @@ def test_help_names_the_commands_and_loads_no_torch():
     assert "extract" in shown.stdout
 
 
-def test_the_module_runs_as_the_command_and_knows_its_version():
+def test_the_module_runs_as_the_command_and_knows_its_version() -> None:
     shown = subprocess.run([sys.executable, "-m", "gpumemnet", "--version"], check=True, capture_output=True, text=True)
     assert re.fullmatch(r"gpumemnet \d+\.\d+\.\d+, compiled modules: (yes|no)\n", shown.stdout)
 
 
-def test_ctrl_c_ends_the_child_too_and_exits_with_130(tmp_path):
+def test_ctrl_c_ends_the_child_too_and_exits_with_130(tmp_path: Path) -> None:
     mark = tmp_path / "child.pid"
     (tmp_path / "slow.py").write_text(
         f"import os, time\nopen({str(mark)!r} + '.part', 'w').write(str(os.getpid()))\n"
@@ -125,6 +127,7 @@ def test_ctrl_c_ends_the_child_too_and_exits_with_130(tmp_path):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
+        assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)

@@ -46,7 +46,8 @@ def written(folder: Path, profile: object, **more: object) -> Path:
 
 
 def document(**changes: object) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(MEASURED))) | changes
+    document: dict[str, Any] = json.loads(json.dumps(asdict(MEASURED)))
+    return document | changes
 
 
 # The catalogue.

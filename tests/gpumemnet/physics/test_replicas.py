@@ -31,7 +31,7 @@ from gpumemnet.site.rows import read_site_rows
 from gpumemnet.tracing import ExtraResults
 from gpumemnet.units import GIB, MIB
 from models.retrain.collect import collect
-from models.training.data import labelled_families, load_labelled_jobs, rows_to_learn_from
+from models.training.data import labelled_families, load_labelled_jobs, load_training_rows
 from tests.jobs import jobs, mlp
 from tests.models.retraining import dataset, measured
 from tests.sites import DATASETS
@@ -153,12 +153,12 @@ def test_alike_rows_are_alone_or_replicas() -> None:
     ]
 
 
-def test_replicas_are_no_rows_to_learn_from(tmp_path: Path) -> None:
+def test_replicas_are_no_training_rows(tmp_path: Path) -> None:
     rows = measured(60, 1)
     spread = [replace(row, job=replace(row.job, ranks=4)) for row in rows]
     mixed = dataset(tmp_path / "mixed.parquet", rows[:40] + spread[40:])
     assert len(load_labelled_jobs(mixed, "mlp")) == 40
-    assert len(rows_to_learn_from(mixed)) == 40
+    assert len(load_training_rows(mixed)) == 40
     found = collect([mixed])
     assert len(found.rows) == 40
     assert [(one.rows, "one of several replicas" in one.reason) for one in found.refusals] == [(20, True)]

@@ -220,7 +220,10 @@ def test_a_running_service_follows_the_alias(place: Place, tmp_path: Path, start
     """The whole way: MLflow's alias moves, a pull brings it to the folder, and the service swaps by itself."""
     pull(place)
     with start_service(GPUMEMNET_REGISTRY=str(place[2].folder), GPUMEMNET_RELOAD_SECONDS="0.1") as running:
-        release = lambda: httpx.get(f"{running.url}/v1/models").json()["release"]  # noqa: E731
+
+        def release() -> str:
+            return str(httpx.get(f"{running.url}/v1/models").json()["release"])
+
         assert release() == "first"
         second(place, tmp_path)
         pull(place)

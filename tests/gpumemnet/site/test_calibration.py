@@ -118,8 +118,8 @@ def test_every_other_gpu_is_answered_as_before(tmp_path: Path) -> None:
     shift = predictor.predict(job).expected_bytes - before.predict(job).expected_bytes
     assert shift / MIB == pytest.approx(-900, abs=5)
     assert predictor.predict(job, gpu="A100").expected_bytes == predictor.predict(job).expected_bytes
-    for gpu in (None, "A100", "A30"):
-        alone, [among_many] = predictor.predict(job, gpu=gpu), predictor.predict_many([job], gpu=gpu)
+    for name in (None, "A100", "A30"):
+        alone, [among_many] = predictor.predict(job, gpu=name), predictor.predict_many([job], gpu=name)
         assert (alone.expected_bytes, alone.safe_bytes) == (among_many.expected_bytes, among_many.safe_bytes)
         np.testing.assert_allclose(alone.probabilities, among_many.probabilities, rtol=0, atol=1e-15)
 

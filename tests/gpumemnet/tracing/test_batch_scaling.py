@@ -16,7 +16,7 @@ from gpumemnet.tracing.batch_scaling import PRIMES, ScalableRun, prime_for
 from gpumemnet.tracing.memory import steady_memory
 from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.step import record
+from gpumemnet.tracing.step import Recording, record
 
 A100 = device_profile("A100")
 
@@ -37,7 +37,7 @@ def test_another_batch_size_is_as_traced(name: str, example: Callable[[str], Mod
     options = TraceOptions(optimizer="adamw", cudnn_benchmark=True)
     platform = Platform.of(A100, options)
 
-    def recording(batch_size: int):
+    def recording(batch_size: int) -> Recording:
         sample = torch.empty(batch_size, 3, 32, 32) if name == "small" else torch.zeros(batch_size, 64, dtype=torch.long)
         return record(model, inputs_from_example(sample, None), options, platform, keeps_calls=True)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -66,7 +68,7 @@ def folder(trained: TrainedClassifier, data: LabelledJobs, tmp_path_factory: pyt
     return folder
 
 
-def test_architectures_of_the_families_stay_apart(parts: tuple[LabelledJobs, LabelledJobs], data: LabelledJobs) -> None:
+def test_architectures_of_the_families_stay_separate_groups(parts: tuple[LabelledJobs, LabelledJobs], data: LabelledJobs) -> None:
     assert (data.family, data.families) == ("all", ("mlp", "cnn"))
     assert len(np.unique(data.groups)) == sum(len(np.unique(part.groups)) for part in parts)
     assert [len(data.rows_of(family)) for family in data.families] == [len(part) for part in parts]
@@ -74,9 +76,10 @@ def test_architectures_of_the_families_stay_apart(parts: tuple[LabelledJobs, Lab
     assert joined(parts[:1]) is parts[0]
     with pytest.raises(DatasetError, match="a family in common"):
         joined((parts[0], parts[0]))
-    for name, value in (("gpu", "NVIDIA L4"), ("provenance", "published"), ("label_source", "traced")):
-        with pytest.raises(DatasetError, match=f"of different {name}"):
-            joined((parts[0], replace(parts[1], **{name: value})))
+    changes: list[dict[str, Any]] = [{"gpu": "NVIDIA L4"}, {"provenance": "published"}, {"label_source": "traced"}]
+    for change in changes:
+        with pytest.raises(DatasetError, match=f"of different {next(iter(change))}"):
+            joined((parts[0], replace(parts[1], **change)))
 
 
 def test_each_family_has_bounds_and_fallbacks_of_its_own(trained: TrainedClassifier) -> None:
@@ -135,7 +138,7 @@ def test_the_support_of_one_family_is_not_that_of_another(folder: Path, data: La
         (lambda card: card["families"]["cnn"]["support"]["ranges"].update(warmth=[0, 1]), "unknown feature column 'warmth'"),
     ],
 )
-def test_a_card_with_something_amiss_is_refused(folder: Path, tmp_path: Path, change, says: str) -> None:
+def test_an_invalid_card_is_refused(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str) -> None:
     bundle = load_bundle(folder)
     document = json.loads((folder / CARD_FILE).read_text())
     change(document)
@@ -144,18 +147,18 @@ def test_a_card_with_something_amiss_is_refused(folder: Path, tmp_path: Path, ch
     assert not (tmp_path / "changed").exists()
 
 
-def test_the_studies_of_the_families_hold_it(parts: tuple[LabelledJobs, LabelledJobs]) -> None:
+def test_the_common_model_is_a_candidate_in_the_studies(parts: tuple[LabelledJobs, LabelledJobs]) -> None:
     few = [replace(part.take(np.arange(260)), provenance="traced", label_source="traced") for part in parts]
     small = TrainingPlan(epochs=1, hidden=8, members=2)
     plans = Plans(small, SequencePlan(epochs=1), common=small)
-    studies = [replace(traced_study(data, plans), candidates=(), fold_count=2, ours=COMMON) for data in few[:1]]
+    studies = [replace(traced_study(data, plans), candidates=(), fold_count=2, candidate=COMMON) for data in few[:1]]
     (section,) = run_studies(studies, lambda what, share: None, 2, few)
     assert list(section.answers) == [COMMON]
     assert len(section.jobs) == int((~np.isnan(few[0].label_bytes)).sum())
     assert {job.family for job in section.jobs} == {"mlp"}
 
 
-def test_it_is_asked_for_beside_the_families_own(folder: Path, tmp_path: Path, data: LabelledJobs) -> None:
+def test_the_common_model_answers_only_when_requested_or_alone(folder: Path, tmp_path: Path, data: LabelledJobs) -> None:
     own = data.take(data.rows_of("mlp"))
     shutil.copytree(folder, tmp_path / "common")
     save_classifier(tmp_path / "own", train_classifier(own, PLAN), own, PLAN, name="own", version="1")

@@ -271,7 +271,7 @@ def test_one_row_and_no_safe_bytes(tmp_path: Path) -> None:
     assert model["bytes"]["Horus"] == 100 * MIB
 
 
-def test_nothing_to_judge(tmp_path: Path) -> None:
+def test_a_report_without_labels(tmp_path: Path) -> None:
     paths = write_report([section([math.nan])], tmp_path)
     assert [path.name for path in paths] == ["report.md", "report.json"]
     assert "0 jobs are judged" in paths[0].read_text()

@@ -11,12 +11,12 @@ import torch
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import GROUP_NAMES, Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.bins import PUBLISHED_BINS
 from gpumemnet.units import MIB
 from models.answers import Answers
 from models.evaluation.baselines import commonest_bin
 from models.published.gpumemnet_paper.features import ACTIVATION_ORDER, paper_features, paper_sequences
-from models.published.gpumemnet_paper.formulas import horus, naive
 from models.published.gpumemnet_paper.networks import PaperTransformer
 from models.published.gpumemnet_paper.training import fit_paper_mlp, fit_paper_transformer
 from models.training.data import LabelledJobs
@@ -74,7 +74,7 @@ def test_features_are_the_papers_columns() -> None:
     assert np.expm1(paper_features([transformer]))[0, :4] == pytest.approx([1, 0, 0, 2])
 
 
-def test_features_of_several_families_or_of_totals_alone_are_refused() -> None:
+def test_features_of_several_families_or_of_totals_only_are_refused() -> None:
     with pytest.raises(ValueError, match="cnn, mlp have different features"):
         paper_features([MLP, CNN])
     for read in (paper_features, paper_sequences):
@@ -92,7 +92,7 @@ def test_sequences_are_padded_and_masked() -> None:
     assert not sequences[0, 2:].any()
 
 
-def test_padding_and_neighbours_do_not_change_the_transformers_answer(synthetic: LabelledJobs) -> None:
+def test_padding_and_other_jobs_do_not_change_the_transformer_s_answer(synthetic: LabelledJobs) -> None:
     network, (features, sequences, mask) = network_and_inputs(synthetic.jobs)
     shortest = min(range(len(synthetic)), key=lambda row: len(synthetic.jobs[row].layers))
     alone, alone_mask = (torch.from_numpy(part) for part in paper_sequences([synthetic.jobs[shortest]]))
@@ -112,7 +112,7 @@ def test_the_transformer_reads_more_than_the_features(synthetic: LabelledJobs) -
 
 
 @pytest.mark.parametrize(("fit", "epochs"), [(fit_paper_mlp, 100), (fit_paper_transformer, 25)])
-def test_bins_of_unseen_jobs_are_learnt(
+def test_bins_of_unseen_jobs_are_predicted(
     synthetic: LabelledJobs, fit: Callable[..., Callable[[LabelledJobs], Answers]], epochs: int
 ) -> None:
     sizes = np.array([job.total_activations or 0 for job in synthetic.jobs])
@@ -130,7 +130,7 @@ def test_bins_of_unseen_jobs_are_learnt(
     np.testing.assert_array_equal(answers.safe_bytes, (predicted + 1) * 1000 * MIB)
 
 
-def test_jobs_that_ran_out_of_memory_fill_the_top_class_which_bounds_nothing(synthetic: LabelledJobs) -> None:
+def test_jobs_that_ran_out_of_memory_are_in_the_top_class_which_has_no_bound(synthetic: LabelledJobs) -> None:
     batches = np.array([job.batch_size for job in synthetic.jobs])
     too_large = batches > np.median(batches)
     data = replace(

@@ -14,7 +14,7 @@ from gpumemnet.predict.bundle import Bundle, save_bundle, shipped_bundles
 from gpumemnet.predict.prediction import PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from models.retrain.champion_data import held_out_architectures_learnt, missing_comparison_data, newest_observation_learnt
+from models.retrain.champion_data import known_held_out_architectures, missing_comparison_data, newest_training_observation
 from models.retrain.collect import collect
 from models.retrain.holdout import HELD_OUT_RULE
 from models.retrain.judging import without_answer
@@ -39,7 +39,7 @@ def learnt(tmp_path: Path, provenance: str, origin: str, retraining: dict[str, o
     return save_bundle(tmp_path / provenance, bundle.model, document | ({"retraining": retraining} if retraining else {}))
 
 
-def test_the_champion_s_rows_are_at_hand(track: Track, tmp_path: Path) -> None:
+def test_the_champion_s_rows_are_available(track: Track, tmp_path: Path) -> None:
     champion = [learnt(tmp_path, "published", track.origins[0])]
     assert missing_comparison_data(track, champion, [track], track.origins, FEWEST) is None
     assert "not among the files" in str(missing_comparison_data(track, champion, [track], [], FEWEST))
@@ -47,25 +47,25 @@ def test_the_champion_s_rows_are_at_hand(track: Track, tmp_path: Path) -> None:
     assert "5 rows are held out" in str(missing_comparison_data(little, champion, [little], track.origins, FEWEST))
 
 
-def test_a_model_that_is_asked_after_the_candidate_must_be_at_hand_too(track: Track, tmp_path: Path) -> None:
+def test_the_data_of_a_less_trusted_model_must_be_available_too(track: Track, tmp_path: Path) -> None:
     after, before = learnt(tmp_path, "traced", "f" * 64), learnt(tmp_path, "measured", "e" * 64)
     assert "(sha256 ffffffffffff" in str(missing_comparison_data(track, [after], [track], track.origins, FEWEST))
     assert missing_comparison_data(track, [before], [track], track.origins, FEWEST) is None
 
 
-def test_a_site_s_observations_may_stand_alone(track: Track, tmp_path: Path) -> None:
+def test_a_site_s_observations_may_be_the_only_data(track: Track, tmp_path: Path) -> None:
     champion = [learnt(tmp_path, "published", "f" * 64)]
     assert missing_comparison_data(replace(track, provenance="observed"), champion, [], [], FEWEST) is None
 
 
-def test_who_has_learnt_from_all_rows_knows_the_held_out_ones(track: Track, tmp_path: Path) -> None:
+def test_a_model_trained_on_all_rows_was_trained_on_held_out_ones(track: Track, tmp_path: Path) -> None:
     shipped = learnt(tmp_path, "published", track.origins[0])
-    assert held_out_architectures_learnt(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
+    assert known_held_out_architectures(shipped, [track]) == {row.measurement.architecture_key for row in track.held_out}
     said = {"held_out": HELD_OUT_RULE, "origins": list(track.origins), "learnt_until": 7.0}
     retrained = learnt(tmp_path, "observed", "0" * 64, said)
-    assert held_out_architectures_learnt(retrained, [track]) == frozenset()
-    assert held_out_architectures_learnt(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
-    assert newest_observation_learnt([shipped, retrained]) == {"mlp": 7.0}
+    assert known_held_out_architectures(retrained, [track]) == frozenset()
+    assert known_held_out_architectures(learnt(tmp_path, "measured", "0" * 64, said | {"held_out": "another rule"}), [track])
+    assert newest_training_observation([shipped, retrained]) == {"mlp": 7.0}
 
 
 def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_candidate_that_does_not_answer_with_a_number_is_noticed(track: Track,
     assert without_answer(candidate, track) > 0
 
 
-def test_the_hash_of_the_code_knows_what_is_imported() -> None:
+def test_the_hash_of_the_code_includes_imported_modules() -> None:
     training, judging = ({str(path.relative_to(ROOT)) for path in code_files(one)} for one in (TRAINING_CODE, JUDGING_CODE))
     assert {
         "models/training/mlp.py",
@@ -95,7 +95,7 @@ def test_the_hash_of_the_code_knows_what_is_imported() -> None:
     assert not any("cli" in name or "service" in name for name in judging)
 
 
-def test_a_document_is_made_once_and_again_when_it_is_cut_short_or_holds_no_longer(tmp_path: Path) -> None:
+def test_a_document_is_made_again_only_when_it_is_damaged_or_outdated(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "one.json"
     assert cached_document(path, lambda: {"a": 1}) == ({"a": 1}, False)
     assert cached_document(path, lambda: {"a": 2}) == ({"a": 1}, True)

@@ -21,7 +21,7 @@ def refused(*refusals: Refusal) -> str:
     return " / ".join(f"{one.file}: {one.rows}: {one.reason}" for one in refusals)
 
 
-def test_sound_rows_are_all_used(tmp_path: Path) -> None:
+def test_valid_rows_are_all_used(tmp_path: Path) -> None:
     found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "b.parquet", measured(ROWS, 2))])
     assert len(found.rows) == 2 * ROWS
     assert not found.refusals
@@ -56,14 +56,14 @@ def test_a_label_above_the_capacity_is_refused(tmp_path: Path) -> None:
     assert "above-capacity" in refused(*collect([dataset(tmp_path / "a.parquet", rows)]).refusals)
 
 
-def test_mib_for_bytes_condemns_the_file(tmp_path: Path) -> None:
+def test_a_file_with_mib_for_bytes_is_refused(tmp_path: Path) -> None:
     rows = [relabelled(one, (one.peak_device_bytes or 0) / MIB) for one in measured(ROWS, 2)]
     found = collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "mib.parquet", rows)])
     assert len(found.rows) == ROWS
     assert "mib.parquet: 60: mlp: below-weights" in refused(*found.refusals)
 
 
-def test_a_tenth_of_impossible_rows_condemns_the_others(tmp_path: Path) -> None:
+def test_a_tenth_of_impossible_rows_excludes_the_others(tmp_path: Path) -> None:
     rows = measured(ROWS, 1)
     rows[:8] = [relabelled(one, 100.0) for one in rows[:8]]
     with pytest.raises(DatasetError, match="no row to learn from"):
@@ -88,7 +88,7 @@ def test_a_file_in_another_unit_is_refused(tmp_path: Path, ratio: float, words: 
     assert words in refused(*found.refusals)
 
 
-def test_another_context_is_no_other_unit(tmp_path: Path) -> None:
+def test_another_context_is_not_taken_for_another_unit(tmp_path: Path) -> None:
     rows = measured(ROWS, 2, context_bytes=1335 * MIB)  # the context by the ratio of MB and MiB, the slope as it was
     assert (
         len(collect([dataset(tmp_path / "a.parquet", measured(ROWS, 1)), dataset(tmp_path / "b.parquet", rows)]).rows) == 2 * ROWS
@@ -109,7 +109,7 @@ def test_an_empty_export_is_no_error_beside_a_dataset(tmp_path: Path) -> None:
     assert "none.parquet: 0: holds no row" in refused(*found.refusals)
 
 
-def test_only_observations_are_observations(tmp_path: Path) -> None:
+def test_only_observed_rows_are_accepted_as_observations(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no site has observed"):
         collect([], [dataset(tmp_path / "a.parquet", measured(ROWS, 1))])
 
@@ -121,7 +121,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         collect([tmp_path / "half.parquet"])
 
 
-def test_held_out_architectures_are_about_a_seventh_and_never_learnt_from(tmp_path: Path) -> None:
+def test_held_out_architectures_are_about_a_seventh_and_never_trained_on(tmp_path: Path) -> None:
     found = collect([dataset(tmp_path / "a.parquet", measured(400, 1))])
     (track,), _ = find_tracks(found.rows, {})
     assert 0.08 < len(track.held_out) / 400 < 0.22
@@ -129,7 +129,7 @@ def test_held_out_architectures_are_about_a_seventh_and_never_learnt_from(tmp_pa
     assert len(training_data(track).data) == len(track.training)
 
 
-def test_a_site_borrows_rows_moved_to_its_context(tmp_path: Path) -> None:
+def test_a_site_borrows_rows_shifted_to_its_context(tmp_path: Path) -> None:
     base = dataset(tmp_path / "base.parquet", measured(400, 1))
     site = dataset(tmp_path / "site.parquet", observed(measured(100, 2, context_bytes=500 * MIB)))
     found = collect([base], [site])
@@ -146,7 +146,7 @@ def test_a_site_borrows_rows_moved_to_its_context(tmp_path: Path) -> None:
     assert data.data.context_bytes == pytest.approx(500 * MIB, abs=40 * MIB)
 
 
-def test_what_the_champion_has_learnt_from_is_not_the_newest(tmp_path: Path) -> None:
+def test_observations_that_the_champion_was_trained_on_are_not_the_newest(tmp_path: Path) -> None:
     rows = collect([], [dataset(tmp_path / "site.parquet", observed(measured(100, 2)))]).rows
     late = 1.7e9 + 3600.0 * 95
     (track,), _ = find_tracks(rows, {"mlp": late})
@@ -164,4 +164,4 @@ def test_runs_of_one_job_count_once(tmp_path: Path) -> None:
 def test_family_of_three_rows_says_so(tmp_path: Path) -> None:
     (track,), _ = find_tracks(collect([dataset(tmp_path / "a.parquet", measured(3, 1))]).rows, {})
     assert track.held_out  # one of the three
-    assert too_few(track) == "2 rows with layers to learn from are too few: 120 are needed"
+    assert too_few(track) == "2 rows with layers to train on are too few: 120 are needed"

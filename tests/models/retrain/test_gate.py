@@ -39,10 +39,10 @@ def test_a_clearly_better_candidate_is_promoted() -> None:
     assert "held-out architectures: better error" in verdict.reasons
 
 
-def test_the_same_model_again_is_not() -> None:
+def test_the_same_model_again_is_not_promoted() -> None:
     same = part(0.05, 0.05)
     same = Judged(same.name, True, same.label_bytes, same.architectures, same.champion, same.champion)
-    assert judge([same]).reasons == ("no improvement that is more than luck",)
+    assert judge([same]).reasons == ("no significant improvement",)
 
 
 def test_a_worse_one_is_refused_with_its_figures() -> None:
@@ -51,17 +51,17 @@ def test_a_worse_one_is_refused_with_its_figures() -> None:
     assert any("error" in reason and "worse" in reason for reason in verdict.reasons)
 
 
-def test_a_bare_difference_on_few_jobs_is_luck() -> None:
+def test_a_bare_difference_on_few_jobs_is_not_significant() -> None:
     assert not judge([part(0.05, 0.048, jobs=30)]).promote
 
 
-def test_many_jobs_of_few_networks_are_few() -> None:
+def test_many_jobs_of_few_networks_count_as_few() -> None:
     verdict = judge([part(0.05, 0.01, networks=4)])
     assert not verdict.promote
     assert "too few jobs to judge by (200 of held-out architectures)" in verdict.reasons[0]
 
 
-def test_broken_coverage_stands_against_better_accuracy() -> None:
+def test_broken_coverage_outweighs_better_accuracy() -> None:
     verdict = judge([part(0.05, 0.02, candidate_margin=0.99)])
     assert not verdict.promote
     assert any("1% is promised" in reason for reason in verdict.reasons)
@@ -77,18 +77,18 @@ def test_more_waste_is_no_improvement() -> None:
     assert not judge([part(0.05, 0.04, candidate_margin=1.5)]).promote
 
 
-def test_what_is_worse_on_another_part_is_refused() -> None:
+def test_a_candidate_that_is_worse_on_another_part_is_refused() -> None:
     guard = part(0.02, 0.05, name="the champion's own jobs", decides=False)
     verdict = judge([part(0.05, 0.02), guard])
     assert not verdict.promote
     assert all(reason.startswith("the champion's own jobs") for reason in verdict.reasons)
 
 
-def test_a_guard_of_few_jobs_is_not_asked() -> None:
+def test_a_guard_of_few_jobs_is_left_out() -> None:
     assert judge([part(0.05, 0.02), part(0.02, 0.05, name="few", decides=False, jobs=10)]).promote
 
 
-def test_one_absurd_answer_does_not_outweigh_the_rest() -> None:
+def test_one_extreme_answer_does_not_outweigh_the_rest() -> None:
     absurd = part(0.05, 0.02)
     absurd.candidate[0, 0] *= 1e9
     absurd.candidate[1, 0] *= 1e9
@@ -96,7 +96,7 @@ def test_one_absurd_answer_does_not_outweigh_the_rest() -> None:
     assert losses(absurd.label_bytes, absurd.candidate)["waste"].max() == 1.0
 
 
-def test_luck_seldom_promotes() -> None:
+def test_chance_seldom_promotes() -> None:
     promoted = 0
     for seed in range(100):
         generator = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ def loop(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_another_context_is_noticed_learnt_and_served():
+def test_another_context_is_detected_learned_and_served() -> None:
     done = loop("--jobs", 200, "--new", 40, "--epochs", 4)
     assert done.returncode == 0, done.stdout + done.stderr
     cells = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in done.stdout.splitlines()}
@@ -24,7 +24,7 @@ def test_another_context_is_noticed_learnt_and_served():
     assert f"the running service answers from {cells['release'][1]}" in done.stdout
 
 
-def test_a_step_that_cannot_be_done_ends_it():
+def test_a_failing_step_ends_the_run() -> None:
     done = loop("--jobs", 5000)
     assert done.returncode == 1
     assert "holds too few jobs" in done.stderr

@@ -61,14 +61,14 @@ def refused(site: Site, *more: str | Path) -> str:
     return said
 
 
-def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_nothing_by_halves(promotion: Promotion) -> None:
+def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_no_partial_files(promotion: Promotion) -> None:
     *cut_short, last = promotion.faults
     assert {fault.status for fault in cut_short if fault.kind == "full disk"} == {1}
     assert {fault.status for fault in cut_short if fault.kind != "full disk"} == {-signal.SIGKILL}
     assert not [fault.problems for fault in promotion.faults if fault.problems]
     for fault in cut_short:
         if fault.kind == "full disk":
-            assert "File too large: the champion is as it was" in fault.said.replace("[Errno 27] ", "")
+            assert "File too large: the champion is unchanged" in fault.said.replace("[Errno 27] ", "")
             assert "Traceback" not in fault.said
     steps = [Path(fault.step) for fault in cut_short if fault.kind == "killed after"]
     assert len(steps) == len({*steps})  # none of them was done twice
@@ -80,7 +80,7 @@ def test_a_full_disk_or_a_kill_at_any_step_leaves_the_champion_and_nothing_by_ha
     assert last.status == 10
 
 
-def test_what_is_better_is_promoted_with_its_lineage(promotion: Promotion) -> None:
+def test_a_better_candidate_is_promoted_with_its_lineage(promotion: Promotion) -> None:
     site = promotion.site
     release = site.registry.release(promotion.release)
     assert site.champion == release.name
@@ -119,7 +119,7 @@ def test_the_report_says_what_was_judged(promotion: Promotion) -> None:
     assert json.loads(path.with_suffix(".json").read_text("utf-8"))["promoted"]
 
 
-def test_what_was_taken_back_is_not_promoted_again_and_a_dry_run_says_so(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_withdrawn_release_is_not_promoted_again_and_a_dry_run_says_so(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.after(tmp_path)
     site.registry.rollback(by="test", reason="")
     for dry in ((), ("--dry-run",)):
@@ -129,7 +129,7 @@ def test_what_was_taken_back_is_not_promoted_again_and_a_dry_run_says_so(promoti
     assert site.champion == "first"
 
 
-def test_nor_is_it_when_only_the_code_is_another(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_withdrawn_release_is_not_promoted_again_by_newer_code(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.after(tmp_path)
     site.registry.rollback(by="test", reason="")
     report = promotion.candidate(site).parents[1] / "runs" / promotion.release.removeprefix("retrain-") / "report.json"
@@ -143,7 +143,7 @@ def test_nor_is_it_when_only_the_code_is_another(promotion: Promotion, tmp_path:
     assert site.champion == "retrain-seed"
 
 
-def test_a_dry_run_changes_nothing_and_a_challenger_leaves_the_champion_alone(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing_and_a_challenger_does_not_change_the_champion(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.before(tmp_path)
     status, said = site.run("--observations", promotion.export, "--dry-run")
     assert status == 0, said
@@ -159,7 +159,7 @@ def test_a_dry_run_changes_nothing_and_a_challenger_leaves_the_champion_alone(pr
         assert "challenger already" in said
 
 
-def test_a_champion_that_came_meanwhile_is_not_replaced(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_champion_that_was_set_meanwhile_is_not_replaced(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.before(tmp_path)
     status, said = site.run("--observations", promotion.export, fault="another champion")
     assert status == 1, said
@@ -167,7 +167,7 @@ def test_a_champion_that_came_meanwhile_is_not_replaced(promotion: Promotion, tm
     assert site.champion == "shipped"
 
 
-def test_a_candidate_that_is_gone_is_trained_again(promotion: Promotion, tmp_path: Path) -> None:
+def test_a_deleted_candidate_is_trained_again(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.before(tmp_path)
     folder = promotion.candidate(site)
     sha256 = load_bundle(folder).sha256
@@ -178,7 +178,7 @@ def test_a_candidate_that_is_gone_is_trained_again(promotion: Promotion, tmp_pat
     assert site.champion == promotion.release
 
 
-def test_what_is_promoted_is_what_was_judged(promotion: Promotion, tmp_path: Path) -> None:
+def test_the_promoted_bundle_is_the_judged_one(promotion: Promotion, tmp_path: Path) -> None:
     site = promotion.before(tmp_path)
     judged = load_bundle(promotion.candidate(site))
     another = save_bundle(promotion.candidate(site), judged.model, {**judged.card.document, "version": "another"})
@@ -195,24 +195,24 @@ def test_its_own_data_again_is_no_improvement(site: Site) -> None:
     assert [release.name for release in site.registry.releases()] == ["shipped", "first"]
 
 
-def test_a_family_of_three_rows_leaves_its_model_alone(site: Site, tmp_path: Path) -> None:
+def test_a_family_of_three_rows_keeps_its_model(site: Site, tmp_path: Path) -> None:
     cnn = [replace(one, job=replace(one.job, family="cnn"), architecture_key="") for one in measured(3, 7)]
     status, said = site.run("--dataset", dataset(tmp_path / "cnn.parquet", cnn))
     assert status == 10
     text = report_of(said).read_text("utf-8")
     assert "## cnn-a100-published, mlp" in text
-    assert "rows with layers to learn from are too few" in text
+    assert "rows with layers to train on are too few" in text
     assert site.champion == "first"
 
 
 def test_without_the_champion_s_dataset_nothing_is_promoted(site: Site, tmp_path: Path) -> None:
     status, said = site.run("--dataset", dataset(tmp_path / "new.parquet", measured(200, 3)), base=False)
     assert status == 10
-    assert "learnt from a dataset that is not among the files" in report_of(said).read_text("utf-8")
+    assert "was trained on a dataset that is not among the files" in report_of(said).read_text("utf-8")
     assert site.champion == "first"
 
 
-def test_what_the_champion_learnt_from_is_believed_first(site: Site, tmp_path: Path) -> None:
+def test_the_champion_s_training_data_is_read_first(site: Site, tmp_path: Path) -> None:
     rows = [relabelled(one, (one.peak_device_bytes or 0) * 1000**2 / 1024**2) for one in measured(60, 5)]
     wrong = dataset(tmp_path / "wrong.parquet", rows)
     status, said = site.run("--dataset", wrong, "--dataset", site.base, base=False)
@@ -228,13 +228,13 @@ def test_a_truncated_file_is_one_sentence(site: Site, tmp_path: Path) -> None:
     assert "half.parquet is no whole Parquet file" in refused(site, "--observations", tmp_path / "half.parquet")
 
 
-def test_a_schema_from_the_future_is_one_sentence(site: Site, tmp_path: Path) -> None:
+def test_a_newer_schema_is_one_sentence(site: Site, tmp_path: Path) -> None:
     table = pq.read_table(site.base).cast(dataset_schema().with_metadata({VERSION_KEY: b"9"}))
     pq.write_table(table.replace_schema_metadata({VERSION_KEY: b"9"}), tmp_path / "future.parquet")
     assert "has dataset version 9" in refused(site, "--dataset", tmp_path / "future.parquet")
 
 
-def test_an_empty_dataset_is_one_sentence_alone_and_no_harm_beside_others(site: Site, tmp_path: Path) -> None:
+def test_an_empty_dataset_is_an_error_only_when_it_is_alone(site: Site, tmp_path: Path) -> None:
     empty = dataset(tmp_path / "empty.parquet", [])
     status, said = site.run("--dataset", empty, base=False)
     assert status == 2
@@ -256,7 +256,7 @@ def test_a_damaged_registry_is_one_sentence(site: Site) -> None:
     assert "aliases.json: no valid JSON" in said
 
 
-def test_without_a_registry_it_asks_for_one() -> None:
+def test_a_missing_registry_is_one_sentence() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GPUMEMNET_REGISTRY"}
     command = [sys.executable, "-m", "models", "retrain", "--epochs", str(EPOCHS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
@@ -264,9 +264,9 @@ def test_without_a_registry_it_asks_for_one() -> None:
     assert "--registry" in done.stderr
 
 
-def test_two_at_a_time_in_one_folder_are_one_too_many(site: Site) -> None:
+def test_two_runs_in_one_folder_are_refused(site: Site) -> None:
     site.work.mkdir(exist_ok=True)
     with locked(site.work / ".lock", 1.0):
         status, said = site.run()
     assert status == 1
-    assert "another retraining works in" in said
+    assert "another retraining is using" in said

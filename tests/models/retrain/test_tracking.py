@@ -32,8 +32,8 @@ Retrain = Callable[..., int]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A registry whose champion is to be beaten by observations, and a work folder in which that has been found out.
 
-    The champion says that it learnt from a dataset that is too small for a candidate of its own, so only one model is trained,
-    by a plan that a search might have found.
+    The champion states that it was trained on a dataset that is too small for a candidate of its own.  So only one model is
+    trained, by a plan that a search might have found.
     """
     folder = tmp_path_factory.mktemp("site")
     base = dataset(folder / "base.parquet", measured(119, 1))
@@ -138,7 +138,7 @@ def test_nothing_changed_makes_no_second_version_and_rollback_is_followed(place:
     assert "taken back" in promoting.data.tags["mlflow.note.content"]
 
 
-def test_a_challenger_is_one_there_too(place: Path, retrain: Retrain) -> None:
+def test_a_challenger_has_the_alias_in_mlflow(place: Path, retrain: Retrain) -> None:
     assert retrain("--challenger") == 0
     assert store_of(place).client.get_registered_model("gpumemnet").aliases == {"champion": 1, "challenger": 2}
     assert champion(place) == "first"
@@ -154,7 +154,7 @@ def test_a_dry_run_is_logged_and_registers_nothing(place: Path, retrain: Retrain
 
 
 @pytest.mark.parametrize("breaks", ["log_batch", "log_artifacts", "create_model_version", "set_registered_model_alias"])
-def test_tracking_that_fails_hides_no_promotion_and_is_made_good(
+def test_failed_tracking_does_not_hide_a_promotion_and_is_repeated(
     place: Path, retrain: Retrain, breaks: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mlflow import MlflowClient
@@ -190,7 +190,7 @@ def test_a_store_that_cannot_be_reached_is_a_warning_after_the_promotion(
     assert "secret" not in told.err
 
 
-def test_a_report_that_is_gone_does_not_stop_the_next_run(place: Path, retrain: Retrain) -> None:
+def test_a_deleted_report_does_not_stop_the_next_run(place: Path, retrain: Retrain) -> None:
     (place / "work" / "untracked").mkdir()
     (place / "work" / "untracked" / "gone.json").write_text('{"report": "runs/gone/report.md"}')
     assert retrain() == 0
@@ -207,7 +207,7 @@ def test_a_report_that_is_gone_does_not_stop_the_next_run(place: Path, retrain: 
         (("--tracking-model", "a b"), "tracking_model: use up to 100 letters"),
     ],
 )
-def test_what_cannot_be_tracked_is_refused_before_any_work(
+def test_impossible_tracking_is_refused_before_any_work(
     place: Path, retrain: Retrain, more: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert retrain(*more) == 2
@@ -224,7 +224,7 @@ def test_without_mlflow_it_says_so_before_any_work(
     assert champion(place) == "first"
 
 
-def test_a_file_that_is_no_store_is_told_with_its_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_store_is_named(tmp_path: Path) -> None:
     (tmp_path / "some.db").write_bytes(b"no database" * 500)
     with pytest.raises(TrackingError, match=r"some\.db cannot be opened"):
         MlflowStore(f"sqlite:///{tmp_path}/some.db")

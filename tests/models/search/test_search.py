@@ -20,7 +20,7 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.units import MIB
 from models.cli import main
 from models.retrain.holdout import is_held_out
-from models.search.judging import fold_loss, question
+from models.search.objective import fold_loss, load_task
 from models.training.mlp import TrainingPlan
 from models.training.plan_file import read_plan
 from tests.models.retraining import dataset, measured, observed
@@ -31,14 +31,14 @@ ROWS = measured(400, 1)
 TRIALS = 3
 KILLED = """
 import os, signal, sys
-import models.search.engines as place
-original, calls = place.fold_loss, []
+import models.search.engines as engines
+original, calls = engines.fold_loss, []
 def dies(*arguments):
     calls.append(arguments)
     if len(calls) == 4:  # the second fold of the second trial
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*arguments)
-place.fold_loss = dies
+engines.fold_loss = dies
 from models.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -62,7 +62,7 @@ def arguments(base: Path, folder: Path, *more: str) -> list[str]:
 
 
 def tried(folder: Path) -> list[tuple[dict[str, Any], float]]:
-    """What each trial that came to its end has tried, and its value."""
+    """The parameters of each complete trial, and its value."""
     import optuna
 
     storage = f"sqlite:///{folder}/search.db"
@@ -78,7 +78,7 @@ def found(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def searched(base: Path) -> Path:
-    """The folder of a search that came to its end without a break."""
+    """The folder of a complete, uninterrupted search."""
     folder = base.parent / "searched"
     folder.mkdir()
     assert main(arguments(base, folder)) == 0
@@ -86,9 +86,9 @@ def searched(base: Path) -> Path:
 
 
 @needs_optuna
-def test_the_plan_says_what_its_figures_are_not(searched: Path) -> None:
+def test_the_plan_file_says_that_its_figures_are_optimistic(searched: Path) -> None:
     document = found(searched)
-    assert "no figures of a model" in document["about"]
+    assert "do not measure a model" in document["about"]
     search = document["search"]
     assert search["on_the_folds_that_chose_it"]["plan"] <= search["on_the_folds_that_chose_it"]["without_a_search"]
     assert sum(search["trials"].values()) == TRIALS
@@ -99,7 +99,7 @@ def test_the_plan_says_what_its_figures_are_not(searched: Path) -> None:
 
 
 @needs_optuna
-def test_the_same_again_trains_nothing_and_more_trials_go_on(
+def test_a_repeated_search_trains_nothing_and_more_trials_resume_it(
     base: Path, searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(searched, tmp_path / "more")
@@ -138,7 +138,7 @@ def test_a_plan_that_is_worse_on_the_first_fold_is_not_trained_on_the_others(
     given: list[tuple[int, int]] = []
     worse = iter(range(1, 100))
 
-    def loss(asked: object, plan: TrainingPlan, fold: int) -> float:
+    def loss(task: object, plan: TrainingPlan, fold: int) -> float:
         given.append((plan.hidden, fold))
         return float(next(worse))
 
@@ -149,34 +149,34 @@ def test_a_plan_that_is_worse_on_the_first_fold_is_not_trained_on_the_others(
 
 
 @needs_optuna
-def test_a_plan_that_diverges_is_no_find(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.search.engines.fold_loss", lambda asked, plan, fold: 1.0 if plan.hidden == 48 else float("nan"))
+def test_a_plan_that_diverges_is_not_chosen(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.search.engines.fold_loss", lambda task, plan, fold: 1.0 if plan.hidden == 48 else float("nan"))
     assert main(arguments(base, tmp_path)) == 0
     assert found(tmp_path)["search"]["trials"]["diverged"] > 0
     assert found(tmp_path)["plan"]["hidden"] == 48
 
 
 def test_each_fold_is_trained_anew_and_gives_the_same_again(base: Path) -> None:
-    asked = question(base, "mlp", "mlp", 2, 0)
+    task = load_task(base, "mlp", "mlp", 2, 0)
     plan = TrainingPlan(members=2, hidden=8, epochs=1)
-    assert fold_loss(asked, plan, 1) == fold_loss(asked, plan, 1) != fold_loss(asked, plan, 0)
+    assert fold_loss(task, plan, 1) == fold_loss(task, plan, 1) != fold_loss(task, plan, 0)
 
 
 def test_the_transformer_is_judged_too(base: Path) -> None:
     from models.training.sequence import SequencePlan
 
-    asked = question(base, "mlp", "transformer", 2, 0)
-    assert 0.0 < fold_loss(asked, SequencePlan(width=4, depth=1, heads=1, hidden=8, epochs=1), 0) < 1.0
+    task = load_task(base, "mlp", "transformer", 2, 0)
+    assert 0.0 < fold_loss(task, SequencePlan(width=4, depth=1, heads=1, hidden=8, epochs=1), 0) < 1.0
 
 
 @needs_optuna
-def test_what_cannot_be_searched_is_one_sentence(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_search_is_one_sentence(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = dataset(tmp_path / "few.parquet", ROWS[:100])
     site = dataset(tmp_path / "site.parquet", observed(measured(400, 2, context_bytes=700 * MIB)))
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(base.read_bytes()[:3000])
     (tmp_path / "damaged.db").write_bytes(b"no database" * 500)
-    asked = (
+    cases = (
         (("--dataset", few), "mlp jobs that no retraining holds out are too few for 2 folds"),
         (("--dataset", site), "holds observations"),
         (("--dataset", cut), "cut.parquet"),
@@ -189,7 +189,7 @@ def test_what_cannot_be_searched_is_one_sentence(base: Path, tmp_path: Path, cap
         (("--storage", f"sqlite:///{tmp_path}/damaged.db"), "file is not a database"),
         (("--out", tmp_path / "none" / "plan.json"), "does not exist"),
     )
-    for more, sentence in asked:
+    for more, sentence in cases:
         assert main([*arguments(base, tmp_path), *map(str, more)]) == 2, more
         told = capsys.readouterr().err.splitlines()[-1]
         assert told.startswith("error: ")
@@ -260,8 +260,8 @@ def plan_file(folder: Path, **changes: Any) -> Path:
         {"encoder": "transformer", "plan": {"width": 16, "heads": 3}},
     ],
 )
-def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError, match="is no plan as 'gpumemnet search' writes it"):
+def test_a_file_that_is_not_a_plan_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="is not a plan as 'gpumemnet search' writes it"):
         read_plan(plan_file(tmp_path, **changes))
 
 

@@ -84,7 +84,7 @@ def test_another_shape_is_exported(exports: list[nn.Module]) -> None:
     assert exports == networks
 
 
-def test_what_is_no_state_is_noticed(exports: list[nn.Module]) -> None:
+def test_constants_outside_the_state_are_noticed(exports: list[nn.Module]) -> None:
     networks = [Small(0), Small(1, factor=3.0)]
     assert all(_is_right(_export(network), network) for network in networks)
     assert exports == networks
@@ -117,7 +117,7 @@ def test_a_second_classifier_of_a_shape_is_not_exported_again(
             np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=2e-5)
 
 
-def test_heads_are_told_apart(exports: list[nn.Module], synthetic: LabelledJobs) -> None:
+def test_heads_differ(exports: list[nn.Module], synthetic: LabelledJobs) -> None:
     """They show in no shape of the numbers."""
     plans = [SequencePlan(epochs=1, width=8, depth=1, hidden=8, heads=heads) for heads in (2, 4)]
     trained = [train_sequence_classifier(synthetic, plan) for plan in plans]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -22,15 +23,8 @@ from models.training.mlp import (
     TrainingPlan,
     train_classifier,
 )
-from models.training.splits import folds
 
 PLAN = TrainingPlan(epochs=15, hidden=16, members=3)
-
-
-@pytest.fixture(scope="module")
-def halves(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
-    training, test = folds(synthetic.groups, 3, seed=1)[0]
-    return synthetic.take(training), synthetic.take(test[~np.isnan(synthetic.label_bytes[test])])
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +71,7 @@ def test_the_same_seed_gives_the_same_network(halves: tuple[LabelledJobs, Labell
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_model_of_one_fold_knows_nothing_of_the_next(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+def test_a_model_of_one_fold_is_not_used_in_the_next(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
     plan = TrainingPlan(epochs=1, hidden=8, members=2)
     seen: list[float] = []
     train_classifier(halves[0], plan, seen.append)
@@ -97,7 +91,7 @@ def test_the_card_says_what_was_trained_on(predictor: Predictor, halves: tuple[L
     assert card.coverages[-1] < 0.999  # two hundred rows cannot bear witness for one in a thousand
 
 
-def test_baselines_learn_the_rule_as_far_as_they_can(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+def test_baselines_learn_the_rule_approximately(halves: tuple[LabelledJobs, LabelledJobs]) -> None:
     training, test = halves
     known = training.take(np.flatnonzero(~np.isnan(training.label_bytes)))
     errors = {}
@@ -111,7 +105,9 @@ def test_baselines_learn_the_rule_as_far_as_they_can(halves: tuple[LabelledJobs,
     assert all(error < np.median(np.abs(majority.expected_bytes - test.label_bytes)) / MIB for error in errors.values())
 
 
-def test_a_bundle_never_lands_half(tmp_path: Path, trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+def test_a_bundle_is_registered_whole_or_not_at_all(
+    tmp_path: Path, trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     from gpumemnet.errors import BundleError
@@ -121,18 +117,19 @@ def test_a_bundle_never_lands_half(tmp_path: Path, trained: TrainedClassifier, h
     assert [entry.name for entry in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
-def test_jobs_that_ran_out_of_memory_teach_and_do_not_stop_the_learning(synthetic: LabelledJobs) -> None:
+def test_jobs_that_ran_out_of_memory_are_trained_on(synthetic: LabelledJobs) -> None:
     data = synthetic.take(np.arange(150))
     assert np.isnan(data.label_bytes).any()
     trained = train_classifier(data, PLAN)
     assert min(trained.best_epochs) > 0
-    before = MemberMLPs(trained.network.transform.width, PLAN.members, PLAN.hidden, PLAN.components, PLAN.seed)
+    network: Any = trained.network
+    before = MemberMLPs(network.transform.width, PLAN.members, PLAN.hidden, PLAN.components, PLAN.seed)
     for old, new in zip(before.parameters(), trained.members.parameters(), strict=True):
         assert torch.isfinite(new).all()
         assert not torch.equal(old, new)
 
 
-def test_benchmark_jobs_are_bounded_apart(synthetic: LabelledJobs) -> None:
+def test_benchmark_jobs_have_separate_bounds(synthetic: LabelledJobs) -> None:
     generator = np.random.default_rng(4)
     benchmark = np.arange(len(synthetic)) % 3 == 0
     jobs = tuple(replace(job, cudnn_benchmark=bool(one)) for job, one in zip(synthetic.jobs, benchmark, strict=True))
@@ -146,7 +143,7 @@ def test_benchmark_jobs_are_bounded_apart(synthetic: LabelledJobs) -> None:
     assert alike["layers"] == alike["layers, cudnn_benchmark"]  # thirty scores are too few to stand alone
 
 
-def test_levels_beyond_the_scores_rest_on_twice_the_largest() -> None:
+def test_coverages_beyond_the_scores_use_twice_the_largest() -> None:
     scores = np.linspace(-1.0, 3.0, 50)
     multiples = conformal_multiples(scores, COVERAGES)
     assert list(multiples) == sorted(multiples)
@@ -154,9 +151,9 @@ def test_levels_beyond_the_scores_rest_on_twice_the_largest() -> None:
     assert multiples[COVERAGES.index(0.99)] == 6.0
 
 
-def test_the_network_answers_what_its_members_say(trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
+def test_the_network_equals_its_members(trained: TrainedClassifier, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
     """Side by side in the graph the members say what they learnt one by one, and the bounds are what was calibrated."""
-    network = trained.network
+    network: Any = trained.network
     for mode, jobs in (("layers", halves[1]), ("totals", halves[1].without_layers())):
         features = float_tensor(jobs.features)
         with torch.no_grad():

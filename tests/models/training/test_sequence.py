@@ -19,15 +19,8 @@ from models.training.data import LabelledJobs
 from models.training.export import save_classifier
 from models.training.mlp import TrainedClassifier
 from models.training.sequence import SequencePlan, train_sequence_classifier
-from models.training.splits import folds
 
 PLAN = SequencePlan(epochs=10, width=8, depth=1, hidden=16)
-
-
-@pytest.fixture(scope="module")
-def halves(synthetic: LabelledJobs) -> tuple[LabelledJobs, LabelledJobs]:
-    training, test = folds(synthetic.groups, 3, seed=1)[0]
-    return synthetic.take(training), synthetic.take(test[~np.isnan(synthetic.label_bytes[test])])
 
 
 @pytest.fixture(scope="module")

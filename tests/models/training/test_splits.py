@@ -27,6 +27,6 @@ def test_seeds_decide() -> None:
     assert np.bincount(pieces(codes, 5, 0)).tolist() == [20] * 5
 
 
-def test_too_few_architectures_are_said() -> None:
+def test_too_few_architectures_are_reported() -> None:
     with pytest.raises(ValueError, match="2 architectures cannot be split into 3"):
         pieces(np.array([0, 1, 1]), 3, 0)

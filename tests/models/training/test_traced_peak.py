@@ -77,7 +77,7 @@ def test_options_that_no_traced_row_was_measured_with_get_no_bound(predictor: Pr
     assert estimate.reasons == ("precision is 'bf16'; traced jobs were measured with 'fp32'",)
 
 
-def test_the_card_says_what_it_rests_on(predictor: Predictor, traced: LabelledJobs, tmp_path: Path) -> None:
+def test_the_card_states_its_data(predictor: Predictor, traced: LabelledJobs, tmp_path: Path) -> None:
     stated = predictor.bundles[0].card.document["traced_peak"]
     assert stated["rows"] == int((~np.isnan(traced.label_bytes)).sum())
     assert stated["provenance"] == "measured"

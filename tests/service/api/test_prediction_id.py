@@ -12,7 +12,7 @@ from service.api.prediction_id import prediction_id
 
 
 @given(st.integers(0, 2**48 * 10**6 - 1))
-def test_an_id_is_a_uuid_that_tells_its_time(now_nanoseconds):
+def test_an_id_is_a_uuid_that_tells_its_time(now_nanoseconds: int) -> None:
     text = prediction_id(now_nanoseconds)
     identity = uuid.UUID(text)
     assert str(identity) == text
@@ -20,13 +20,13 @@ def test_an_id_is_a_uuid_that_tells_its_time(now_nanoseconds):
     assert identity.int >> 80 == now_nanoseconds // 10**6
 
 
-def test_no_id_comes_twice_from_threads():
+def test_no_id_comes_twice_from_threads() -> None:
     with ThreadPoolExecutor(8) as threads:
         ids = list(threads.map(lambda _: prediction_id(0), range(20_000)))
     assert len(set(ids)) == len(ids)
 
 
-def test_forked_workers_make_ids_of_their_own():
+def test_forked_workers_make_ids_of_their_own() -> None:
     prediction_id(0)  # there is a block to be shared
     made = []
     for _ in range(3):

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict, read_jobs
+from gpumemnet.job.training_job import TrainingJob
 from service.api.examples import EXAMPLE_JOBS
 from service.observations.job_documents import job_documents
 from tests.jobs import jobs
 
 
 @given(st.lists(jobs(), min_size=1, max_size=8))
-def test_a_document_can_be_read_again(some) -> None:
+def test_a_document_can_be_read_again(some: list[TrainingJob]) -> None:
     table = JobTable.from_jobs(some)
     documents = job_documents(table)
     assert [job_from_dict(json.loads(document)) for document in documents] == list(table)

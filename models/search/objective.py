@@ -20,7 +20,7 @@ from ..networks.mlp import float_tensor
 from ..networks.served import SequenceClassifier
 from ..retrain.gate import MOST_WASTE, losses
 from ..retrain.holdout import is_held_out
-from ..training.data import ZOO, LabelledJobs, labelled_jobs, rows_to_learn_from
+from ..training.data import ZOO, LabelledJobs, labelled_jobs, load_training_rows
 from ..training.mlp import TrainedClassifier, train_classifier
 from ..training.plans import Plan
 from ..training.sequence import SequencePlan, batch_of, train_sequence_classifier
@@ -36,7 +36,7 @@ OBJECTIVE: Final = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class SearchTask:
     """The rows and folds on which plans are compared.
 
     Attributes:
@@ -56,13 +56,13 @@ class Question:
     seed: int
 
 
-def question(path: Path, family: str, encoder: str, fold_count: int, seed: int) -> Question:
+def load_task(path: Path, family: str, encoder: str, fold_count: int, seed: int) -> SearchTask:
     """Load the rows of one family in the dataset at ``path``, on which plans are compared.
 
     Raises:
         DatasetError: when there are too few rows or architectures, or the dataset cannot be read.
     """
-    rows = [row for row in rows_to_learn_from(path) if row.job.family == family and row.recipe != ZOO]
+    rows = [row for row in load_training_rows(path) if row.job.family == family and row.recipe != ZOO]
     usable = [row for row in rows if row.job.has_layers and not is_held_out(row.architecture_key)]
     if not usable:
         raise DatasetError(f"{path} has no {family} job with layers to learn from: choose another family or dataset")
@@ -79,29 +79,31 @@ def question(path: Path, family: str, encoder: str, fold_count: int, seed: int) 
         folds(data.groups, fold_count, seed)
     except ValueError as error:
         raise DatasetError(f"{path}: {error}") from None
-    return Question(data, path.name, data.sha256, encoder, fold_count, seed)
+    return SearchTask(data, path.name, data.sha256, encoder, fold_count, seed)
 
 
-def fold_loss(asked: Question, plan: Plan, fold: int) -> float:
+def fold_loss(task: SearchTask, plan: Plan, fold: int) -> float:
     """Train a new network with ``plan`` and return its loss on one fold.
 
     Raises:
         ValueError: when the fold has too few architectures to train on.
     """
     torch.set_num_threads(1)  # the networks are too small to benefit from a second thread
-    training_rows, test_rows = folds(asked.data.groups, asked.fold_count, asked.seed)[fold]
-    training = asked.data.take(training_rows)
-    test = asked.data.take(test_rows[~np.isnan(asked.data.label_bytes[test_rows])])
-    plan = replace(plan, seed=asked.seed + fold)
+    training_rows, test_rows = folds(task.data.groups, task.fold_count, task.seed)[fold]
+    training = task.data.take(training_rows)
+    test = task.data.take(test_rows[~np.isnan(task.data.label_bytes[test_rows])])
+    plan = replace(plan, seed=task.seed + fold)
     if isinstance(plan, SequencePlan):
         trained = train_sequence_classifier(training, plan)
         tests = [test]
     else:
         trained = train_classifier(training, plan)
         tests = [test, test.without_layers()]
-    found = losses(np.tile(test.label_bytes, len(tests)), np.concatenate([_answers(trained, one) for one in tests], axis=1))
-    waste = np.where(found["above safe"] > 0.0, MOST_WASTE, found["waste"])
-    return float(np.sqrt(found["error"].mean() * waste.mean()))
+    losses_by_measure = losses(
+        np.tile(test.label_bytes, len(tests)), np.concatenate([_answers(trained, jobs) for jobs in tests], axis=1)
+    )
+    waste = np.where(losses_by_measure["above safe"] > 0.0, MOST_WASTE, losses_by_measure["waste"])
+    return float(np.sqrt(losses_by_measure["error"].mean() * waste.mean()))
 
 
 def _answers(trained: TrainedClassifier, test: LabelledJobs) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
