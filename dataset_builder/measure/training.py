@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
+from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.physics.optimizers import torch_call
 
 from ..families import Family, TensorSpec, family
@@ -212,7 +213,8 @@ def _batch(run: _Run) -> tuple[tuple[Tensor, ...], Tensor]:
 def _random(spec: TensorSpec, run: _Run) -> Tensor:
     options = run.planned.options
     shape = (options.batch_size, *spec.shape)
-    layout = torch.channels_last if options.channels_last and len(shape) == 4 and spec.high is None else torch.contiguous_format
+    is_image = len(shape) == IMAGE_DIMENSIONS and spec.high is None
+    layout = torch.channels_last if options.channels_last and is_image else torch.contiguous_format
     count = min(math.prod(shape), _BLOCK_ELEMENTS)
     if spec.high is None:
         dtype: torch.dtype = getattr(torch, MODEL_TYPES.get(options.precision, "float32"))

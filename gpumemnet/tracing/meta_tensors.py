@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpumemnet.extract.placement import is_small
+from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.tensors import storage_id
-
-_IMAGE_DIMENSIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channe
         shared = None if tensor.is_meta else storages.get(storage_id(tensor))
         if shared is not None and wanted == shared.dtype and shared.numel() >= tensor.storage_offset() + tensor.numel():
             return shared.reshape(-1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        layout = torch.channels_last if channels_last and tensor.ndim == _IMAGE_DIMENSIONS else torch.preserve_format
+        layout = torch.channels_last if channels_last and tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
         converted = torch.empty_like(tensor, dtype=wanted, device="meta", memory_format=layout)
         if not tensor.is_meta:
             storages[storage_id(tensor)] = converted

@@ -20,6 +20,7 @@ from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import placement
 from gpumemnet.extract.walk import tensors_in
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
+from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.faults import fault_sentence
 from gpumemnet.torch_private.dynamo import without_dynamo
 from gpumemnet.torch_private.operators import unscale_gradients, without_function_modes
@@ -248,7 +249,8 @@ class _Run:
         whole = self._inputs.batch_size
 
         def arrive(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-            layout = torch.channels_last if self._options.channels_last and len(shape) == 4 else torch.contiguous_format
+            is_converted = self._options.channels_last and len(shape) == IMAGE_DIMENSIONS
+            layout = torch.channels_last if is_converted else torch.contiguous_format
             fresh = torch.empty(shape, dtype=dtype, device="meta", memory_format=layout)
             self.recorder.arrived(fresh, "input", "")
             return fresh

@@ -24,13 +24,11 @@ from torch import Tensor
 
 from gpumemnet.torch_private.operators import aten, operator_name
 from gpumemnet.tracing.workspaces.convolution import gradient_layouts, result_layout
-from gpumemnet.tracing.workspaces.layout_copies import laid_out, memory_format
+from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, laid_out, memory_format
 
 LayoutRule = Callable[[Sequence[Any], Any], Any]
 """Called with arguments and result of an operator on meta tensors; returns the result with the layout on CUDA."""
 
-_DIMENSIONS: Final = {torch.channels_last: 4, torch.channels_last_3d: 5}
-"""Of the tensors that a layout is for."""
 _BINARY: Final = frozenset(
     {
         *("add", "sub", "rsub", "mul", "div", "fmod", "remainder", "copysign", "xlogy"),
@@ -74,7 +72,7 @@ def _convolution_gradients(arguments: Sequence[Any], gradients: Sequence[Tensor 
 
 
 def _laid_out(result: Tensor | None, layout: torch.memory_format) -> Tensor | None:
-    if result is None or result.dim() != _DIMENSIONS.get(layout, result.dim()):
+    if result is None or layout not in (torch.contiguous_format, CHANNELS_LAST.get(result.dim())):
         return result
     return _with_strides_of(result, laid_out(result, layout))
 
@@ -106,7 +104,7 @@ def _binary(arguments: Sequence[Any], result: Any) -> Any:
 
 def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:
     grad, given = (each for each in arguments if isinstance(each, Tensor))
-    if grad.dim() in (4, 5) and grad.stride() != given.stride():
+    if grad.dim() in CHANNELS_LAST and grad.stride() != given.stride():
         result = _with_strides_of(result, aten.gelu_backward(grad, given))  # a gradient that meta tensors do not take apart
     return result if _keeps_strides(arguments, result) else _contiguous(arguments, result)
 
@@ -126,7 +124,7 @@ def _loss(arguments: Sequence[Any], result: Tensor) -> Tensor:
 
 def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
     """Whether an elementwise result lies as its operands do; else they are one shape, contiguous, and channels last besides."""
-    if result.dim() not in (4, 5) or result.stride(-1) == 1 or not result.is_contiguous():
+    if result.dim() not in CHANNELS_LAST or result.stride(-1) == 1 or not result.is_contiguous():
         return True
     operands = [each for each in arguments if isinstance(each, Tensor)]
     return any(each is result or each.shape != result.shape or not each.is_contiguous() for each in operands)

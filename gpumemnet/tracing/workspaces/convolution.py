@@ -23,7 +23,7 @@ from gpumemnet.tracing.workspaces.cudnn import (
     benchmark_workspace,
     workspace,
 )
-from gpumemnet.tracing.workspaces.layout_copies import copy_bytes, is_channels_last, laid_out, memory_format
+from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, copy_bytes, is_channels_last, laid_out, memory_format
 from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 
@@ -73,7 +73,7 @@ def result_layout(given: Tensor, weight: Tensor) -> torch.memory_format:
     """
     if given.dtype == torch.float64 or not (is_channels_last(given) or is_channels_last(weight)):
         return torch.contiguous_format
-    return torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+    return CHANNELS_LAST[weight.dim()]
 
 
 @dataclass(frozen=True, slots=True)

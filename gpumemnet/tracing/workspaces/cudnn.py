@@ -18,6 +18,7 @@ from typing import Final
 
 import torch
 
+from gpumemnet.physics.memory_layouts import TENSOR_CORE_VECTOR_BYTES, TF32_SMALLEST_CHANNELS
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.scratch import ceil_div, round_up
 
@@ -53,7 +54,7 @@ class ConvolutionCoefficients:
 
     operand_copies: float = 1.0
     result_copies: float = 1.0
-    smallest_channels: int = 4
+    smallest_channels: int = TF32_SMALLEST_CHANNELS
     fft_from_filter: int = 5
     fp32_sums: float = 1.0
     benchmark_share: float = 1.0
@@ -148,12 +149,12 @@ def benchmark_workspace(
 def layout_copies(convolution: Convolution, operation: str, platform: Platform, coefficients: ConvolutionCoefficients) -> int:
     """Return the bytes of the copies that a tensor-core kernel makes of operands in other layouts.
 
-    It copies operands that are not channels last, or whose channels need padding.  Tensor cores read channels
-    last in multiples of 16 bytes (NVIDIA, "Convolutional Layers User's Guide", tensor layouts).
+    It copies operands that are not channels last, or whose channels need padding, by the rules of
+    :mod:`gpumemnet.physics.memory_layouts`.
     """
     if not uses_tensor_cores(convolution, platform, coefficients):
         return 0
-    vector = 16 // convolution.dtype.itemsize
+    vector = TENSOR_CORE_VECTOR_BYTES // convolution.dtype.itemsize
     channels, outputs = round_up(convolution.channels, vector), round_up(convolution.outputs, vector)
     group_channels = round_up(convolution.channels // convolution.groups, vector)
     amounts = {

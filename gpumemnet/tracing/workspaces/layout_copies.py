@@ -12,13 +12,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.physics.memory_layouts import CHANNELS_LAST_FORMATS
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
 
+CHANNELS_LAST: Final[dict[int, torch.memory_format]] = {
+    dimensions: getattr(torch, name) for dimensions, name in CHANNELS_LAST_FORMATS.items()
+}
+"""Dimensions of a tensor → its channels-last format."""
+
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a tensor of 4 or 5 dimensions has channels-last strides, by the rule of ``suggest_memory_format``."""
-    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
+    """Whether a tensor has channels-last strides, by the rule of ``suggest_memory_format``."""
+    if tensor.dim() not in CHANNELS_LAST or tensor.stride(1) == 0:
         return False
     smallest = 0
     for dim in (1, *range(tensor.dim() - 1, 1, -1), 0):
@@ -31,9 +37,7 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 def memory_format(tensor: Tensor) -> torch.memory_format:
     """Return the memory format of results that are computed from ``tensor``."""
-    if not is_channels_last(tensor):
-        return torch.contiguous_format
-    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return CHANNELS_LAST[tensor.dim()] if is_channels_last(tensor) else torch.contiguous_format
 
 
 def copy_bytes(tensor: Tensor, wanted: torch.memory_format = torch.contiguous_format) -> int:
