@@ -58,7 +58,12 @@ class MemoryDistribution:
         return shares
 
     def bin_probabilities(self, log_inner_edges: Array) -> Array:
-        """Probabilities of the ``E + 1`` bins between ``E`` increasing inner edges; shape ``[B, E + 1]``, rows sum to one."""
+        """Probabilities of the ``E + 1`` bins between ``E`` increasing inner edges; shape ``[B, E + 1]``, rows sum to one.
+
+        Few pairs of a component and an edge go through a compiled loop, many through arrays: neither is fast for both.  On one
+        core, one job with 16 components and 40 edges takes 5 µs by the loop and 58 µs by arrays.  The first 1,000 traced CNNs,
+        with 141 edges and wide distributions, take 36 ms by the loop and 21 ms by arrays.
+        """
         count = len(log_inner_edges)
         if self.weights.size * count <= _FEW_PAIRS:
             shares = np.zeros((len(self.weights), count + 1))
