@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -148,6 +149,7 @@ def merge(
     sources: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Parquet files of datasets.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be one of the sources.")],
     keep: Annotated[Keep | None, typer.Option(help="Which of contradicting rows to keep; without it they are an error.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Join datasets of several GPUs, hosts and campaigns; each job on one GPU and software occurs once in the result."""
     try:
@@ -158,6 +160,9 @@ def merge(
         raise
     for conflict in merged.conflicts:
         print(conflict, file=sys.stderr)
+    if as_json:
+        print(json.dumps(asdict(merged) | {"conflicts": [str(conflict) for conflict in merged.conflicts]}, indent=2))
+        return
     print(
         f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.exact:,} were there already, {merged.repeats:,} "
         f"repeated a job, {len(merged.conflicts):,} contradicted another; {merged.histories:,} histories were copied, "
@@ -221,11 +226,12 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table and the traced rows.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Trace measured jobs, and compare the traces with the measurements and with FakeTensor alone."""
     from .compare.run import compare as run
 
-    run(datasets, rows, seed, workers, out)
+    run(datasets, rows, seed, workers, out, as_json=as_json)
 
 
 @app.command("trace-recipe", rich_help_panel=_MAKE)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
@@ -72,8 +72,10 @@ def _trace_document(document: dict[str, object]) -> Outcome:
         return str(error)
 
 
-def compare(paths: Sequence[Path], count: int | None, seed: int, workers: int | None, out: Path | None) -> None:
-    """Print the table of every estimator against the measured rows; write it and the rows to ``out``.
+def compare(
+    paths: Sequence[Path], count: int | None, seed: int, workers: int | None, out: Path | None, *, as_json: bool = False
+) -> None:
+    """Print the table of every estimator against the measured rows, or its JSON; write it and the rows to ``out``.
 
     Raises:
         DatasetError: as :func:`chosen_rows`, or when no row could be traced.
@@ -95,7 +97,10 @@ def compare(paths: Sequence[Path], count: int | None, seed: int, workers: int | 
     if not traced:
         raise DatasetError(f"none of the {len(rows):,} rows could be traced: {refused[0]}")
     table = all_figures(traced, device)
-    show(table, traced, refused, device, Console())
+    if as_json:
+        sys.stdout.write(json.dumps(report_document(table, traced, refused, device)) + "\n")
+    else:
+        show(table, traced, refused, device, Console())
     if out is not None:
         write_report(out, table, traced, refused, device)
 
@@ -159,18 +164,24 @@ def _cells(entry: Figures) -> tuple[str, ...]:
     )
 
 
-def write_report(
-    folder: Path, table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile
-) -> None:
-    """``comparison.json``, ``comparison.md`` and the traced rows under ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    document = {
+def report_document(
+    table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile
+) -> dict[str, Any]:
+    """The table and the traced rows as a JSON object."""
+    return {
         "gpu": device.name,
         "figures": [asdict(entry) for entry in table],
         "rows": [asdict(row) for row in rows],
         "refused": list(refused),
     }
-    replace_file(folder / "comparison.json", json.dumps(document, indent=1).encode())
+
+
+def write_report(
+    folder: Path, table: Sequence[Figures], rows: Sequence[TracedRow], refused: Sequence[str], device: DeviceProfile
+) -> None:
+    """``comparison.json``, ``comparison.md`` and the traced rows under ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "comparison.json", json.dumps(report_document(table, rows, refused, device), indent=1).encode())
     lines = [f"# Trace against measurement, {device.name}", ""]
     for group in dict.fromkeys(entry.group for entry in table):
         entries = [entry for entry in table if entry.group == group]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from gpumemnet.batch.chunks import Chunk
-from gpumemnet.batch.options import Names, Question
+from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.job.job_table import Indices
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
@@ -58,21 +58,19 @@ def answer_schema() -> pa.Schema:
     )
 
 
-def answer(predictor: Predictor, question: Question, names: Names, location: str, chunk: Chunk) -> Answered:
+def answer(predictor: Predictor, options: BatchOptions, names: Names, location: str, chunk: Chunk) -> Answered:
     """Predicts one chunk of the file at ``location``."""
     columns = _Columns(len(chunk.numbers), names)
     rejected = dict(chunk.read.errors)
     table, rows = chunk.read.table, chunk.read.rows
-    refusals = predictor.refusals(table, question.encoder)
+    refusals = predictor.refusals(table, options.encoder)
     if refusals:
         rejected |= {int(rows[at]): error for at, error in refusals.items()}
         left = np.setdiff1d(np.arange(len(table)), list(refusals), assume_unique=True)
         table, rows = table.take(left), rows[left]
     columns.fill(
         rows,
-        predictor.predict_table(
-            table, bins=question.bins, coverage=question.coverage, gpu=question.gpu, encoder=question.encoder
-        ),
+        predictor.predict_table(table, bins=options.bins, coverage=options.coverage, gpu=options.gpu, encoder=options.encoder),
     )
     batch = columns.batch(chunk, location, sorted(rejected))
     numbers = chunk.numbers

@@ -151,12 +151,12 @@ def _csv_chunks(file: InputFile, part: Part, id_column: str | None) -> Iterator[
 def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int, lines: list[bytes]) -> Chunk:
     rows = [row for row, line in enumerate(lines) if not line.isspace()]
     texts = [lines[row] for row in rows]
-    wanted = [name for name in dict.fromkeys((*JOB_FIELDS, identity)) if name in names]
-    tables = _csv_tables(header, wanted, texts, 0)
-    good = [place for start, table in tables for place in range(start, start + table.num_rows)]
+    columns = [name for name in dict.fromkeys((*JOB_FIELDS, identity)) if name in names]
+    tables = _csv_tables(header, columns, texts, 0)
+    good = [position for start, table in tables for position in range(start, start + table.num_rows)]
     broken: dict[int, FieldError] = {
-        place: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
-        for place in set(range(len(texts))).difference(good)
+        position: InvalidJobError(f"is no line of CSV with {len(names)} columns in UTF-8")
+        for position in set(range(len(texts))).difference(good)
     }
     numbers = first + 1 + np.array(rows, dtype=np.int64)
     if not good:
@@ -169,23 +169,23 @@ def _csv_chunk(header: bytes, names: list[str], identity: str | None, first: int
     if identity is not None:
         identities = batch.column(identity)
         if len(good) < len(texts):
-            place_of = dict(zip(good, range(len(good)), strict=True))
-            identities = identities.take(pa.array([place_of.get(place) for place in range(len(texts))], pa.int64()))
+            position_of = dict(zip(good, range(len(good)), strict=True))
+            identities = identities.take(pa.array([position_of.get(position) for position in range(len(texts))], pa.int64()))
     return Chunk(numbers, read, identities, len(lines))
 
 
-def _csv_tables(header: bytes, wanted: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
-    """Parses the wanted columns into tables of strings, each with the position of its first line; skips malformed lines."""
-    table = _parsed_csv(header, wanted, lines)
+def _csv_tables(header: bytes, columns: list[str], lines: list[bytes], start: int) -> list[tuple[int, pa.Table]]:
+    """Parses these columns into tables of strings, each with the position of its first line; skips malformed lines."""
+    table = _parsed_csv(header, columns, lines)
     if table is not None:
         return [(start, table)]
     if len(lines) < 2:
         return []
     half = len(lines) // 2
-    return _csv_tables(header, wanted, lines[:half], start) + _csv_tables(header, wanted, lines[half:], start + half)
+    return _csv_tables(header, columns, lines[:half], start) + _csv_tables(header, columns, lines[half:], start + half)
 
 
-def _parsed_csv(header: bytes, wanted: list[str], lines: list[bytes]) -> pa.Table | None:
+def _parsed_csv(header: bytes, columns: list[str], lines: list[bytes]) -> pa.Table | None:
     """Parses the lines as one table of strings; ``None`` when one of them is malformed."""
     import pyarrow as pa
     from pyarrow import csv
@@ -196,8 +196,8 @@ def _parsed_csv(header: bytes, wanted: list[str], lines: list[bytes]) -> pa.Tabl
             io.BytesIO(content),
             read_options=csv.ReadOptions(use_threads=False, block_size=max(len(content), _LEAST_BLOCK_BYTES)),
             convert_options=csv.ConvertOptions(
-                include_columns=wanted,
-                column_types=dict.fromkeys(wanted, pa.string()),
+                include_columns=columns,
+                column_types=dict.fromkeys(columns, pa.string()),
                 strings_can_be_null=True,
                 null_values=[""],
             ),
@@ -215,35 +215,36 @@ def _read_csv(batch: pa.RecordBatch) -> ReadJobs:
     if "layers" in batch.schema.names and batch.column("layers").null_count < len(batch):
         return read_jobs(_csv_documents(batch, np.arange(len(batch))))
     arrays, names = [], []
-    is_odd = np.zeros(len(batch), dtype=np.bool_)
+    is_malformed = np.zeros(len(batch), dtype=np.bool_)
     for name in batch.schema.names:
         if name not in JOB_FIELDS or name == "layers":
             continue
         column = batch.column(name)
         if name in COUNT_FIELDS:
-            column = _cast(column, pa.int64(), lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER), is_odd)
+            column = _cast(column, pa.int64(), lambda texts: pc.match_substring_regex(texts, _WHOLE_NUMBER), is_malformed)
         elif name in SWITCH_FIELDS:
-            column = _cast(column, pa.bool_(), lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))), is_odd)
+            column = _cast(column, pa.bool_(), lambda texts: pc.is_in(texts, pa.array(list(_SWITCH_WORDS))), is_malformed)
         arrays.append(column)
         names.append(name)
     columns = pa.RecordBatch.from_arrays(arrays, names)
-    if not is_odd.any():
+    if not is_malformed.any():
         return read_arrow_jobs(columns)
-    plain, odd = (~is_odd).nonzero()[0], is_odd.nonzero()[0]
-    return merge_reads([(plain, read_arrow_jobs(columns.take(pa.array(plain)))), (odd, read_jobs(_csv_documents(batch, odd)))])
+    well_formed, malformed = (~is_malformed).nonzero()[0], is_malformed.nonzero()[0]
+    from_columns = read_arrow_jobs(columns.take(pa.array(well_formed)))
+    return merge_reads([(well_formed, from_columns), (malformed, read_jobs(_csv_documents(batch, malformed)))])
 
 
-def _cast(column: pa.Array, kind: pa.DataType, is_plain: Callable[[pa.Array], pa.Array], is_odd: Any) -> pa.Array:
-    """Casts strings to ``kind``; strings in another form become null and set ``is_odd``."""
+def _cast(column: pa.Array, kind: pa.DataType, is_well_formed: Callable[[pa.Array], pa.Array], is_malformed: Any) -> pa.Array:
+    """Casts strings to ``kind``; strings in another form become null and set ``is_malformed``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    plain = is_plain(column)
-    if pc.all(plain, min_count=0).as_py() is not False:
+    well_formed = is_well_formed(column)
+    if pc.all(well_formed, min_count=0).as_py() is not False:
         return column.cast(kind)
-    plain = plain.fill_null(True)
-    is_odd |= ~plain.to_numpy(zero_copy_only=False)
-    return pc.if_else(plain, column, pa.scalar(None, column.type)).cast(kind)
+    well_formed = well_formed.fill_null(True)
+    is_malformed |= ~well_formed.to_numpy(zero_copy_only=False)
+    return pc.if_else(well_formed, column, pa.scalar(None, column.type)).cast(kind)
 
 
 def _csv_documents(batch: pa.RecordBatch, rows: Indices) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ def _expanded(pattern: str) -> list[str]:
         if not is_wild:
             return [pattern]
         system, path = store(pattern)
-        names = sorted(map(str, _asked(pattern, lambda: system.glob(path))))
+        names = sorted(map(str, _from_store(pattern, lambda: system.glob(path))))
         found = [system.unstrip_protocol(name) for name in names]
     else:
         path = str(local_path(pattern))
@@ -122,7 +122,7 @@ def _described(location: str) -> InputFile:
     form = format_of(location, "jobs")
     if is_url(location):
         system, path = store(location)
-        facts = _asked(location, lambda: system.info(path))
+        facts = _from_store(location, lambda: system.info(path))
         if facts.get("type") == "directory" or facts.get("size") is None:
             raise InvalidRequestError(f"{location} is no file", "jobs")
         stamp = next(
@@ -136,10 +136,10 @@ def _described(location: str) -> InputFile:
     return InputFile(location, form, state.st_size, str(state.st_mtime_ns))
 
 
-def _asked(location: str, ask: Any) -> Any:
-    """Calls ``ask`` and turns the exceptions of the stores' packages into :class:`~gpumemnet.errors.InvalidRequestError`."""
+def _from_store(location: str, call: Any) -> Any:
+    """Calls ``call`` and turns the exceptions of the stores' packages into :class:`~gpumemnet.errors.InvalidRequestError`."""
     try:
-        return ask()
+        return call()
     except FileNotFoundError:
         raise InvalidRequestError(f"{location} does not exist", "jobs") from None
     except Exception as error:

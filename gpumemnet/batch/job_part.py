@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 from gpumemnet.batch.answers import Answered, Rejected, answer, answer_schema
 from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.inputs import InputFile
-from gpumemnet.batch.options import Names, Question
+from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch, Tally
 from gpumemnet.batch.text_formats import LINES
@@ -25,13 +25,13 @@ class Work:
     """Settings that all parts of a batch share.
 
     Attributes:
-        question: the options of the prediction.
+        options: the options of the prediction.
         names: the strings that answers repeat.
         inputs: the input files.
         output_format: ``parquet``, ``csv`` or ``jsonl``.
     """
 
-    question: Question
+    options: BatchOptions
     names: Names
     inputs: tuple[InputFile, ...]
     output_format: str
@@ -47,8 +47,8 @@ def answer_part(
     """
     file = work.inputs[part.file]
     answered = []
-    for chunk in reader.chunks(file, part, work.question.id_column):
-        answered.append(answer(predictor, work.question, work.names, file.location, chunk))
+    for chunk in reader.chunks(file, part, work.options.id_column):
+        answered.append(answer(predictor, work.options, work.names, file.location, chunk))
         on_rows(chunk.row_count)
     return answered
 

@@ -90,6 +90,6 @@ def require_pyarrow(purpose: str) -> Any:
 
 def _words(schema: Any) -> list[str]:
     """Paths of the string columns with few distinct values: options of the job, and the kinds of the layers."""
-    paths = [schema.column(place).path for place in range(len(schema))]
+    paths = [schema.column(index).path for index in range(len(schema))]
     chosen = [path for path in paths if path in WORD_FIELDS or (path.startswith("layers.") and path.endswith(".kind"))]
     return [path for path in chosen if schema.column(paths.index(path)).physical_type == "BYTE_ARRAY"]

@@ -13,7 +13,7 @@ from gpumemnet.predict.predictor import Predictor
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BatchOptions:
     """The options of a batch.
 
     Attributes:
@@ -49,22 +49,22 @@ class Names:
     gpus: tuple[str, ...]
 
 
-def checked_names(predictor: Predictor, question: Question) -> Names:
-    """Checks that the models support ``question``; returns the names in its answers.
+def checked_names(predictor: Predictor, options: BatchOptions) -> Names:
+    """Checks that the models support ``options``; returns the names in its answers.
 
     Raises:
         InvalidRequestError: when no model supports the coverage, the GPU or the encoder.
     """
     gpus: set[str] = set()
-    for family in _families(predictor, question):
-        for model in predictor.models_reaching(question.coverage, family, question.encoder):
-            model.level(question.coverage)
-            gpus.add(model.place(question.gpu).gpu)
+    for family in _families(predictor, options):
+        for model in predictor.models_reaching(options.coverage, family, options.encoder):
+            model.level(options.coverage)
+            gpus.add(model.place(options.gpu).gpu)
     bundles = predictor.bundles
     return Names(tuple(bundle.card.name for bundle in bundles), tuple(bundle.sha256 for bundle in bundles), tuple(sorted(gpus)))
 
 
-def _families(predictor: Predictor, question: Question) -> Iterable[str]:
+def _families(predictor: Predictor, options: BatchOptions) -> Iterable[str]:
     """The families that have a model with the requested encoder; if none has, the first family, whose error says so."""
     known: list[str] = []
     refused: list[str] = []
@@ -74,7 +74,7 @@ def _families(predictor: Predictor, question: Question) -> Iterable[str]:
         except UnsupportedJobError:
             continue
         try:
-            predictor.models_of(family, question.encoder)
+            predictor.models_of(family, options.encoder)
         except ValueError:
             refused.append(family)
         else:

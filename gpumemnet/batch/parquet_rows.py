@@ -20,17 +20,17 @@ ID_COLUMNS: Final = ("job_id", "id")
 """Columns that may hold the job ids, in order of preference."""
 
 
-def id_column_of(names: Sequence[str], asked: str | None, where: str) -> str | None:
+def id_column_of(names: Sequence[str], id_column: str | None, where: str) -> str | None:
     """Finds the column that holds the job ids; ``None`` when there is none.
 
     Raises:
-        DatasetError: when the column ``asked`` is missing.
+        DatasetError: when the column ``id_column`` is missing.
     """
-    if asked is None:
+    if id_column is None:
         return next((name for name in ID_COLUMNS if name in names), None)
-    if asked not in names:
-        raise DatasetError(f"{where} has no column '{asked}' for the jobs' ids")
-    return asked
+    if id_column not in names:
+        raise DatasetError(f"{where} has no column '{id_column}' for the jobs' ids")
+    return id_column
 
 
 class ParquetRows:
@@ -53,7 +53,7 @@ class ParquetRows:
             columns = [name for name in (*JOB_FIELDS, self.identity) if name in names]
             self._starts = _starts(parquet.metadata)
             group = self._group(first)
-            self._place = self._starts[group]
+            self._row = self._starts[group]
             groups = list(range(group, parquet.metadata.num_row_groups))
             self._batches: Iterator[pa.RecordBatch] = parquet.iter_batches(
                 CHUNK_ROWS, row_groups=groups, columns=list(dict.fromkeys(columns)), use_threads=False
@@ -65,29 +65,29 @@ class ParquetRows:
 
     def is_near(self, file: InputFile, first: int) -> bool:
         """Whether reading on from here reaches the row ``first`` of ``file`` faster than starting at its row group."""
-        return file == self._file and self._starts[self._group(first)] <= self._place <= first
+        return file == self._file and self._starts[self._group(first)] <= self._row <= first
 
     def read(self, first: int, count: int) -> Iterator[pa.RecordBatch]:
         """Reads ``count`` rows from the row ``first`` on, in batches of :data:`~gpumemnet.batch.plan.CHUNK_ROWS`."""
         held: list[pa.RecordBatch] = []
-        wanted = min(CHUNK_ROWS, count)
-        while wanted:
+        remaining = min(CHUNK_ROWS, count)
+        while remaining:
             batch = self._next()
             if batch is None:
                 break
-            skipped = min(max(first - self._place, 0), len(batch))
-            taken = batch.slice(skipped, wanted)
-            self._place += skipped + len(taken)
+            skipped = min(max(first - self._row, 0), len(batch))
+            taken = batch.slice(skipped, remaining)
+            self._row += skipped + len(taken)
             if skipped + len(taken) < len(batch):
                 self._rest = batch.slice(skipped + len(taken))
             if not len(taken):
                 continue
             held.append(taken)
-            wanted -= len(taken)
-            if not wanted:
+            remaining -= len(taken)
+            if not remaining:
                 count -= sum(map(len, held))
                 yield _joined(held)
-                held, wanted = [], min(CHUNK_ROWS, count)
+                held, remaining = [], min(CHUNK_ROWS, count)
         if held:
             yield _joined(held)
 
@@ -104,7 +104,7 @@ class ParquetRows:
         try:
             return next(self._batches, None)
         except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{self._file.location} is damaged after row {self._place}: {first_line(error)}") from None
+            raise DatasetError(f"{self._file.location} is damaged after row {self._row}: {first_line(error)}") from None
 
     def _group(self, row: int) -> int:
         """Position of the row group that holds the row."""

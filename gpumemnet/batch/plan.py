@@ -109,7 +109,7 @@ def plan(number: int, file: InputFile, groups: Sequence[int] | None) -> Iterator
 
 def _line_runs(file: InputFile, start: int, run_lines: int) -> Iterator[tuple[int, int]]:
     """Yields the number of lines of each run and the byte offset of its end; the last line may lack its newline."""
-    lines, place, line_start = 0, start, start
+    lines, offset, line_start = 0, start, start
     with reading(file) as stream:
         stream.seek(start)
         while block := stream.read(_BLOCK_BYTES):
@@ -117,14 +117,14 @@ def _line_runs(file: InputFile, start: int, run_lines: int) -> Iterator[tuple[in
             taken = 0
             while lines + len(ends) - taken >= run_lines:
                 taken += run_lines - lines
-                yield run_lines, place + int(ends[taken - 1]) + 1
+                yield run_lines, offset + int(ends[taken - 1]) + 1
                 lines = 0
             lines += len(ends) - taken
-            line_start = place + int(ends[-1]) + 1 if len(ends) else line_start
-            place += len(block)
-            if place - line_start > MAX_LINE_BYTES:
+            line_start = offset + int(ends[-1]) + 1 if len(ends) else line_start
+            offset += len(block)
+            if offset - line_start > MAX_LINE_BYTES:
                 raise DatasetError(f"{file.location} holds a line of more than {MAX_LINE_BYTES} bytes: write one job a line")
-    if place > line_start:
+    if offset > line_start:
         lines += 1
     if lines:
-        yield lines, place
+        yield lines, offset

@@ -123,7 +123,7 @@ class _Answerer:
         pa.set_io_thread_count(1)
         self._work = work
         self._reader = PartReader()
-        self._predictor = work.question.predictor()
+        self._predictor = work.options.predictor()
         hashes = {bundle.card.name: bundle.sha256 for bundle in self._predictor.bundles}
         self._trouble = ""
         if hashes != dict(zip(work.names.models, work.names.hashes, strict=True)):

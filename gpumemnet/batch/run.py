@@ -13,7 +13,7 @@ from gpumemnet.batch.inputs import InputFile, find_inputs, format_of, is_url, lo
 from gpumemnet.batch.job_part import Work
 from gpumemnet.batch.local_engine import answer_here, answer_in_processes
 from gpumemnet.batch.opening import require_pyarrow
-from gpumemnet.batch.options import Question, checked_names
+from gpumemnet.batch.options import BatchOptions, checked_names
 from gpumemnet.batch.outputs import Output, check_writable, rejected_location
 from gpumemnet.batch.plan import Part, check_input, plan
 from gpumemnet.batch.progress import Meter
@@ -44,14 +44,14 @@ class Outcome:
 
 
 def predict_files(
-    patterns: Sequence[str], out: str, question: Question, *, engine: str = "local", workers: int | None = None
+    patterns: Sequence[str], out: str, options: BatchOptions, *, engine: str = "local", workers: int | None = None
 ) -> Outcome:
     """Predicts every job in the input files and writes the answers to ``out``, which appears only when complete.
 
     Args:
         patterns: paths, globs or URLs of ``.parquet``, ``.csv``, ``.jsonl`` or ``.ndjson`` files.
         out: path or URL; the suffix selects the format.
-        question: the options of the prediction.
+        options: the options of the prediction.
         engine: ``local`` for processes on this machine, ``ray`` for a cluster.
         workers: number of processes; by default the number of cores.
 
@@ -71,10 +71,10 @@ def predict_files(
     check_writable(out, [file.location for file in inputs])
     groups = [check_input(file) for file in inputs]
     rows = [None if each is None else sum(each) for each in groups]
-    predictor = question.predictor()
-    work = Work(question, checked_names(predictor, question), tuple(inputs), output_format)
-    key = batch_key(inputs, work.names, question, output_format)
-    folder, name = _scratch_place(out)
+    predictor = options.predictor()
+    work = Work(options, checked_names(predictor, options), tuple(inputs), output_format)
+    key = batch_key(inputs, work.names, options, output_format)
+    folder, name = _scratch_location(out)
     with scratch_of(folder, name, key, output_format) as scratch, Meter(_total(rows)) as meter:
         batch = _Batch(work, scratch, groups, meter, Output(out, output_format, scratch))
         try:
@@ -168,7 +168,7 @@ def _is_in_memory(file: InputFile) -> bool:
     return file.location.startswith("memory://")
 
 
-def _scratch_place(out: str) -> tuple[Path, str]:
+def _scratch_location(out: str) -> tuple[Path, str]:
     """Parent folder and name of the scratch folder: next to a local output, or in the user's cache for an output in a store."""
     if not is_url(out):
         path = local_path(out)

@@ -20,7 +20,7 @@ from typing import IO, Final
 
 from gpumemnet.batch.answers import Rejected
 from gpumemnet.batch.inputs import InputFile
-from gpumemnet.batch.options import Names, Question
+from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import CHUNK_ROWS, PART_ROWS, Part
 from gpumemnet.data.atomic_files import locked, replace_file
 from gpumemnet.errors import DatasetError, InvalidRequestError, first_line
@@ -54,7 +54,7 @@ class Tally:
         )
 
 
-def batch_key(inputs: Iterable[InputFile], names: Names, question: Question, output_format: str) -> str:
+def batch_key(inputs: Iterable[InputFile], names: Names, options: BatchOptions, output_format: str) -> str:
     """Hash of everything that the answers of a batch depend on; an input counts with its location, format, size and stamp."""
     facts = {
         "form": (_VERSION, CHUNK_ROWS, PART_ROWS, output_format),
@@ -62,7 +62,7 @@ def batch_key(inputs: Iterable[InputFile], names: Names, question: Question, out
         "inputs": [asdict(file) for file in inputs],
         "models": names.hashes,
         "gpus": names.gpus,
-        "question": asdict(question) | {"bundles": None},
+        "options": asdict(options) | {"bundles": None},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

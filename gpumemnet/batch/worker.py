@@ -18,7 +18,7 @@ from typing import Any
 from gpumemnet.batch.chunks import PartReader
 from gpumemnet.batch.inputs import InputFile
 from gpumemnet.batch.job_part import Work, answer_part, keep_part
-from gpumemnet.batch.options import Names, Question
+from gpumemnet.batch.options import BatchOptions, Names
 from gpumemnet.batch.plan import Part
 from gpumemnet.batch.scratch import Scratch
 from gpumemnet.errors import GpumemnetError
@@ -33,12 +33,12 @@ def work_document(work: Work, scratch: Scratch) -> dict[str, Any]:
 def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
     """Reads the settings that :func:`work_document` wrote."""
     work = document["work"]
-    question = work["question"]
-    question["bundles"] = tuple(question["bundles"])
-    if question["bins"] is not None:
-        question["bins"] = BinScheme(**question["bins"])
+    options = work["options"]
+    options["bundles"] = tuple(options["bundles"])
+    if options["bins"] is not None:
+        options["bins"] = BinScheme(**options["bins"])
     made = Work(
-        Question(**question),
+        BatchOptions(**options),
         Names(**{name: tuple(values) for name, values in work["names"].items()}),
         tuple(InputFile(**file) for file in work["inputs"]),
         work["output_format"],
@@ -53,7 +53,7 @@ def main() -> int:
     try:
         work, scratch = work_from(json.loads(sys.stdin.readline()))
         _one_thread()
-        predictor = work.question.predictor()
+        predictor = work.options.predictor()
         with PartReader() as reader:
             for line in sys.stdin:
                 part = Part(**json.loads(line))

@@ -24,10 +24,10 @@ def predict_into_file(
     workers: int | None,
 ) -> None:
     """Predicts the jobs, writes the answers to ``out``, and prints a summary on standard error."""
-    from gpumemnet.batch.options import Question
+    from gpumemnet.batch.options import BatchOptions
     from gpumemnet.batch.run import predict_files
 
-    question = Question(
+    options = BatchOptions(
         bundles=tuple(str(folder.resolve()) for folder in bundles),
         bins=bins,
         coverage=coverage,
@@ -35,7 +35,7 @@ def predict_into_file(
         encoder=encoder,
         id_column=id_column,
     )
-    outcome = predict_files(jobs, out, question, engine=engine, workers=workers)
+    outcome = predict_files(jobs, out, options, engine=engine, workers=workers)
     tally = outcome.tally
     lines = [f"{tally.answered:,} jobs answered in {outcome.seconds:.1f} s, {outcome.rate:,.0f} rows a second: {out}"]
     if tally.outside:

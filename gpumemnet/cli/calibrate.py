@@ -165,8 +165,8 @@ def _figures_rows(model: ModelCalibration) -> list[tuple[str, ...]]:
     assert before is not None
     assert after is not None
 
-    def row(name: str, said: Callable[[Figures], str]) -> tuple[str, ...]:
-        return name, said(before), said(after)
+    def row(name: str, text_of: Callable[[Figures], str]) -> tuple[str, ...]:
+        return name, text_of(before), text_of(after)
 
     rows = [
         row("judged", lambda one: f"{one.jobs}"),

@@ -117,7 +117,7 @@ def _gpumemnet(
     show_version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=lambda asked: _print_version() if asked else None, is_eager=True, help="Show the version."
+            "--version", callback=lambda is_given: _print_version() if is_given else None, is_eager=True, help="Show the version."
         ),
     ] = False,
 ) -> None:

@@ -48,9 +48,9 @@ def drift(
     registry: Annotated[
         Path | None, typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry.")
     ] = None,
-    release: Annotated[str | None, typer.Option(help="Which; the champion unless given.")] = None,
-    window: Annotated[int | None, typer.Option(help="The newest jobs of each family and GPU that are looked at; 200.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="Probability of a false alarm in one run; 0.01.")] = None,
+    release: Annotated[str | None, typer.Option(help="Name of the release; the champion unless given.")] = None,
+    window: Annotated[int | None, typer.Option(help="Newest jobs of each family and GPU to test; 200 unless given.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Probability of a false alarm in one run; 0.01 unless given.")] = None,
     coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
     on: Annotated[
         list[str] | None,

@@ -58,9 +58,7 @@ def extract(
     cudnn_benchmark: Annotated[bool, training_option("cudnn_benchmark")] = DEFAULT_OPTIONS.cudnn_benchmark,
     ranks: Annotated[int, training_option("ranks")] = DEFAULT_OPTIONS.ranks,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
-    ] = False,
+    show_output: Annotated[bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")] = False,
 ) -> None:
     """Turn a model into a job, without a GPU. No weights are allocated."""
     options = ExtractOptions(

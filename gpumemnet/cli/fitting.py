@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def fitting(
-    predictor: Predictor, job: TrainingJob, is_fits_asked: bool, batch_target: str | None, **question: Any
+    predictor: Predictor, job: TrainingJob, with_fits: bool, batch_target: str | None, **options: Any
 ) -> tuple[tuple[Fit, ...] | None, BatchSizes | None]:
     """Finds the GPUs of the catalogue that hold a job, and its largest batches on ``batch_target``; ``None`` if not requested.
 
     Raises:
         InvalidRequestError: when the catalogue has no such GPU.
     """
-    found = fits(predictor, job, **question) if is_fits_asked else None
-    sizes = None if batch_target is None else batch_sizes(predictor, job, target(batch_target), **question)
+    found = fits(predictor, job, **options) if with_fits else None
+    sizes = None if batch_target is None else batch_sizes(predictor, job, target(batch_target), **options)
     return found, sizes
 
 
@@ -45,9 +45,9 @@ def fitting_document(found: Sequence[Fit] | None, sizes: BatchSizes | None) -> d
 def show_fitting(found: Sequence[Fit] | None, sizes: BatchSizes | None, console: Console) -> None:
     """Prints the result of :func:`fitting` as tables."""
     if sizes is not None:
-        place = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
+        target_name = sizes.gpu if sizes.mig is None else f"{sizes.gpu}, {sizes.mig}"
         facts = [
-            ("GPU", f"{place}, {sizes.available_mib:,} MiB available"),
+            ("GPU", f"{target_name}, {sizes.available_mib:,} MiB available"),
             ("safe", _batch_text(sizes.safe_batch, sizes) + f", covers {sizes.coverage:.4g} of such jobs"),
             ("likely", _batch_text(sizes.likely_batch, sizes)),
             *(("outside", reason) for reason in sizes.reasons),

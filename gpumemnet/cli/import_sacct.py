@@ -65,19 +65,19 @@ def import_sacct(
     try:
         if url is not None:
             counts = _send(found, url.rstrip("/"), skipped)
-            said = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
+            message = f"{counts['stored']} observations stored, {counts['there_before']} were there before"
         else:
             assert out is not None
             lines = list(observation_lines(found))
             write_atomically(out, "".join(lines))
             counts = {"written": len(lines)}
-            said = f"{len(lines)} observations in {out}"
+            message = f"{len(lines)} observations in {out}"
     finally:
         write_atomically(skipped_file, "".join(json.dumps(asdict(one)) + "\n" for one in skipped), "report")
     if as_json:
         typer.echo(json.dumps({**counts, "left_out": len(skipped), "report": str(skipped_file)}))
     else:
-        typer.echo(f"{said}; {len(skipped)} left out, see {skipped_file}")
+        typer.echo(f"{message}; {len(skipped)} left out, see {skipped_file}")
 
 
 def _observations(found: Iterator[Observation | Skipped], skipped: list[Skipped]) -> Iterator[Observation]:

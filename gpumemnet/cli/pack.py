@@ -126,7 +126,7 @@ def _show(made: Report) -> None:
     widths = [max(map(len, column)) for column in columns.values()]
     for number, row in enumerate(zip(*columns.values(), strict=True)):
         first, *rest = (
-            f"{text:{'>' if place else '<'}{width}}" for place, (text, width) in enumerate(zip(row, widths, strict=True))
+            f"{text:{'>' if column else '<'}{width}}" for column, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         typer.echo("  ".join((first, *rest)).rstrip())
         if number == 1:

@@ -39,7 +39,7 @@ def add(
         str, typer.Option(help="The release whose bundles the given ones join, or replace where they answer for the same.")
     ] = SHIPPED,
     lineage: Annotated[Path | None, typer.Option(help="JSON file that says what made it: data, code, seeds.")] = None,
-    note: Annotated[str, typer.Option(help="A sentence for people.")] = "",
+    note: Annotated[str, typer.Option(help="A sentence for readers.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Copy bundles into the registry and make a release of them; nothing answers from it yet."""
@@ -85,7 +85,7 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
 
 @registry.command("champion")
 def champion(release: Name, registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Let a release answer from now on."""
+    """Make a release champion: it answers from now on."""
     _say(Registry(registry).set_champion(release, by=_user(), reason=reason), as_json)
 
 
@@ -93,10 +93,10 @@ def champion(release: Name, registry: Folder, reason: Reason = "", as_json: AsJs
 def challenger(
     registry: Folder,
     release: Annotated[str | None, typer.Argument(metavar="RELEASE", help="Name of the release.")] = None,
-    none: Annotated[bool, typer.Option("--none", help="Let no release be asked beside the champion.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove the challenger.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a release be asked beside the champion, without answering."""
+    """Make a release challenger: it predicts beside the champion, and its answers are only compared."""
     if none == (release is not None):
         raise RegistryError("name a release, or give --none")
     _say(Registry(registry).set_challenger(release), as_json)
@@ -104,7 +104,7 @@ def challenger(
 
 @registry.command("rollback")
 def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Let the champion before this one answer again."""
+    """Make the previous champion champion again."""
     _say(Registry(registry).rollback(by=_user(), reason=reason), as_json)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Final
 
 import typer
 
+from gpumemnet.cli.arguments import AsJson
 from gpumemnet.errors import BundleError, InvalidRequestError, TrackingError
 from gpumemnet.registry.registry import Registry
 
@@ -26,12 +29,15 @@ Store = Annotated[
 Model = Annotated[str, typer.Option("--tracking-model", help="Name of the registered model.")]
 
 
-def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemnet") -> None:
+def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemnet", as_json: AsJson = False) -> None:
     """Let champion and challenger of a model in MLflow be what they are in the registry."""
     from gpumemnet.registry.mlflow_releases import push as push_releases
     from gpumemnet.registry.mlflow_store import MlflowStore
 
     moved = push_releases(Registry(registry), MlflowStore(tracking_uri, tracking_model))
+    if as_json:
+        typer.echo(json.dumps({"model": tracking_model, "moved": moved}, indent=2))
+        return
     for alias, version in moved.items():
         typer.echo(
             f"{alias} is version {version} of {tracking_model}" if version != "none" else f"{tracking_model} has no {alias}"
@@ -49,7 +55,10 @@ def pull(
         typer.Option("--as", metavar="champion|challenger", help="What it becomes here; the alias itself unless it is another."),
     ] = None,
     tracking_model: Model = "gpumemnet",
-    every: Annotated[float | None, typer.Option("--every", metavar="SECONDS", help="Look again and again, for ever.")] = None,
+    every: Annotated[
+        float | None, typer.Option("--every", metavar="SECONDS", help="Repeat at this interval until interrupted.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: print one JSON object for each change.")] = False,
 ) -> None:
     """Let the registry's champion be the release that an alias in MLflow points to; services on the registry follow.
 
@@ -65,18 +74,18 @@ def pull(
         raise InvalidRequestError("must be at least 1 second", "every")
     check_alias(alias, "alias")
     check_store(tracking_uri)
-    store, said = Registry(registry), ""
+    store, last_message = Registry(registry), ""
     while True:
         try:
             answer = pull_release(store, MlflowStore(tracking_uri, tracking_model, must_exist=True), alias, role)
-            sentence, is_error = answer.sentence, False
+            message, is_error = json.dumps(asdict(answer)) if as_json else answer.sentence, False
         except (BundleError, TrackingError) as error:
             if every is None:
                 raise
-            sentence, is_error = f"warning: {error}", True
-        if sentence != said:
-            typer.echo(sentence, err=is_error)
-        said = sentence
+            message, is_error = f"warning: {error}", True
+        if message != last_message:
+            typer.echo(message, err=is_error)
+        last_message = message
         if every is None:
             return
         sleep(every)

@@ -46,7 +46,7 @@ _OF_SCRIPTS: Final = frozenset(
         *("plot", "as_json", "deadline", "show_output"),
     }
 )
-"""What can be said of a script, too."""
+"""Parameters that apply to scripts too."""
 _OPTIONS: Final = {"inputs": "input", "argument": "arg"}
 """Parameter → the name of its option, where the two differ."""
 
@@ -90,7 +90,9 @@ def trace(
     best_effort: Annotated[
         bool,
         typer.Option(
-            "--best-effort", rich_help_panel=_MODEL, help="Go on with a guess where the values of tensors are needed, and say so."
+            "--best-effort",
+            rich_help_panel=_MODEL,
+            help="Continue with a guess, and a note, where the values of tensors are needed.",
         ),
     ] = False,
     optimizer: Annotated[str, training_option("optimizer", _TRAINING)] = DEFAULT_OPTIONS.optimizer,
@@ -133,7 +135,7 @@ def trace(
         typer.Option(
             metavar="TEXT",
             rich_help_panel=_MACHINE,
-            help="The job's PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True; that of this shell is not looked at.",
+            help="The job's PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True; the value in this shell is ignored.",
         ),
     ] = "",
     largest_batch: Annotated[
@@ -161,9 +163,7 @@ def trace(
         bool, typer.Option("--json", rich_help_panel=_ANSWER, help="For programs: print the whole answer as JSON, no tables.")
     ] = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
-    show_output: Annotated[
-        bool, typer.Option("--show-output", help="Let what the file prints through, to standard error.")
-    ] = False,
+    show_output: Annotated[bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")] = False,
 ) -> None:
     """Trace one training step of a model, and show what its GPU memory holds.
 
@@ -225,7 +225,7 @@ def trace(
     spread = () if parallel == PARALLEL[0] else (parallel,)
     show_trace(answer, () if script is not None else (optimizer, precision, *spread), console)
     if script is None and not answer.fits and not largest_batch:
-        console.print(Text("--largest-batch says which batch size would fit"), style="dim")
+        console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
 
 
 def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str:
@@ -264,10 +264,10 @@ def _batches(text: str | None) -> tuple[int, ...]:
 
 
 @contextmanager
-def _progress(source: str, wanted: bool) -> Iterator[Progress | None]:
+def _progress(source: str, is_shown: bool) -> Iterator[Progress | None]:
     """Shows the current step on standard error while it runs, if standard error is a terminal."""
     console = Console(stderr=True)
-    if not (wanted and console.is_terminal):
+    if not (is_shown and console.is_terminal):
         yield None
         return
     with console.status(f"{source}: starting") as status:

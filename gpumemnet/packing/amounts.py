@@ -94,7 +94,7 @@ def estimators(
 
     Args:
         rows: the jobs.
-        cards: the GPUs; estimates are asked for each kind.
+        cards: the GPUs; each kind has estimates of its own.
         predictor: who answers for gpumemnet.
         only: keys of :data:`TITLES`; all of them unless given.
         coverage: share of jobs that the limit shall cover.
@@ -105,12 +105,12 @@ def estimators(
     Raises:
         InvalidRequestError: on an unknown estimator, or as :meth:`gpumemnet.predict.predictor.Predictor.estimate`.
     """
-    wanted = tuple(TITLES) if only is None else tuple(only)
-    for key in wanted:
+    keys = tuple(TITLES) if only is None else tuple(only)
+    for key in keys:
         if key not in TITLES:
             raise InvalidRequestError(f"must be among {', '.join(TITLES)}, not {describe(key)}", "estimator")
     found = []
-    for key, title, mib, answered_by in _answers(rows, cards, predictor, wanted, coverage, encoder):
+    for key, title, mib, answered_by in _answers(rows, cards, predictor, keys, coverage, encoder):
         if key not in (EXCLUSIVE, ORACLE):
             mib = np.where(mib == NONE, NONE if unknown_mib is None else unknown_mib, mib + headroom_mib)
         found.append(_amounts(key, title, mib, cards, answered_by))
@@ -134,33 +134,33 @@ def _amounts(key: str, title: str, mib: Mib, cards: Inventory, answered_by: tupl
 
 
 def _answers(
-    rows: Sequence[TraceRow], cards: Inventory, predictor: Predictor, wanted: Sequence[str], coverage: float, encoder: str | None
+    rows: Sequence[TraceRow], cards: Inventory, predictor: Predictor, keys: Sequence[str], coverage: float, encoder: str | None
 ) -> Iterator[tuple[str, str, Mib, tuple[tuple[str, int], ...]]]:
-    """Key, title and amounts of each estimator that is wanted and has any answer."""
+    """Key, title and amounts of each estimator in ``keys`` that has any answer."""
     jobs = [row.job for row in rows]
     profiles = [device_profile(kind.gpu) for kind in cards.kinds]
     shape = len(rows), len(profiles)
     is_traced = any(job.traced_peak_bytes for job in jobs)
     plain = [_untraced(job) for job in jobs] if is_traced else jobs
-    if EXCLUSIVE in wanted:
+    if EXCLUSIVE in keys:
         yield EXCLUSIVE, TITLES[EXCLUSIVE], np.full(shape, NONE, dtype=np.int64), ()
-    if ORACLE in wanted:
+    if ORACLE in keys:
         yield ORACLE, TITLES[ORACLE], _same([row.peak_mib for row in rows], shape), ()
-    for limit, request, asked in ((LIMIT, REQUEST, plain), (TRACED_LIMIT, TRACED_REQUEST, jobs if is_traced else [])):
-        if asked and (limit in wanted or request in wanted):
-            limits, requests, answered_by = _predicted(predictor, asked, profiles, coverage, encoder)
+    for limit, request, predicted in ((LIMIT, REQUEST, plain), (TRACED_LIMIT, TRACED_REQUEST, jobs if is_traced else [])):
+        if predicted and (limit in keys or request in keys):
+            limits, requests, answered_by = _predicted(predictor, predicted, profiles, coverage, encoder)
             for key, mib in ((limit, limits), (request, requests)):
-                if key in wanted:
+                if key in keys:
                     yield key, TITLES[key], mib, answered_by
-    if TRACED_PEAK in wanted and is_traced:
+    if TRACED_PEAK in keys and is_traced:
         traced = [[_traced_mib(job, profile) for profile in profiles] for job in jobs]
         yield TRACED_PEAK, TITLES[TRACED_PEAK], np.array(traced, dtype=np.int64), ()
-    if CLOSED_FORM in wanted and any(job.has_layers for job in jobs):
+    if CLOSED_FORM in keys and any(job.has_layers for job in jobs):
         yield CLOSED_FORM, TITLES[CLOSED_FORM], _closed_forms(plain, profiles), ()
     for key, formula in ((NAIVE, naive), (HORUS, horus)):
-        if key in wanted:
+        if key in keys:
             yield key, TITLES[key], _same([min(ceil_mib(amount), _LARGEST_MIB) for amount in formula(jobs)], shape), ()
-    if GIVEN in wanted:
+    if GIVEN in keys:
         for name in dict.fromkeys(name for row in rows for name in row.estimates_mib):
             stated = [row.estimates_mib.get(name, NONE) for row in rows]
             known = len(rows) - stated.count(NONE)

@@ -99,8 +99,8 @@ def _bars(
     values = [value(line) for line in lines]
     longest = max(*values, 1e-9)
     axes.barh(range(len(lines)), values, height=0.66, color=[colour or _colour(line) for line in lines])
-    for place, number in enumerate(values):
-        axes.text(number + 0.03 * longest, place, form.format(number), va="center", color=_INK, fontsize=9.5)
+    for row, number in enumerate(values):
+        axes.text(number + 0.03 * longest, row, form.format(number), va="center", color=_INK, fontsize=9.5)
     _frame(axes, title, 1.3 * longest)
 
 
@@ -110,9 +110,9 @@ def _memory(axes: Axes, lines: Sequence[Figures], needed: float) -> None:
     axes.barh(range(len(lines)), used, height=0.66, color=[_colour(line) for line in lines])
     axes.barh(range(len(lines)), [line.waste_gib_hours for line in lines], left=used, height=0.66, color=_WASTE)
     longest = max(max(line.reserved_gib_hours for line in lines), needed)
-    for place, line in enumerate(lines):
+    for row, line in enumerate(lines):
         text = f"{line.waste_share:.0%} wasted"
-        axes.text(line.reserved_gib_hours + 0.015 * longest, place, text, va="center", color=_INK, fontsize=9.5)
+        axes.text(line.reserved_gib_hours + 0.015 * longest, row, text, va="center", color=_INK, fontsize=9.5)
     axes.axvline(needed, color=_INK, linewidth=0.9, linestyle=(0, (3, 2)))
     _frame(axes, "memory set aside, GiB-hours\n(dashed: what the jobs need)", 1.32 * longest)
 

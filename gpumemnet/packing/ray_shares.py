@@ -59,13 +59,13 @@ def ray_resources(
         InvalidRequestError: on an unknown GPU or a coverage that the model is not calibrated for.
         UnsupportedJobError: when no model answers for the job's family.
     """
-    place = target(gpu)
+    chosen = target(gpu)
     if predictor is None:
         from gpumemnet.predict.predictor import Predictor
 
         predictor = Predictor.default()
-    estimate: Prediction = predictor.predict(job, coverage=coverage, gpu=place.gpu)
-    available_bytes = place.available_mib * MIB
+    estimate: Prediction = predictor.predict(job, coverage=coverage, gpu=chosen.gpu)
+    available_bytes = chosen.available_mib * MIB
     safe_bytes, reasons = estimate.safe_bytes, estimate.reasons
     if job.is_replica:  # NCCL lets no two of them use one GPU
         reasons = (*reasons, f"it is one of {job.ranks} replicas, each of which needs a GPU of its own")
@@ -75,7 +75,7 @@ def ray_resources(
     elif safe_bytes > available_bytes:
         share, taken_bytes = 1, available_bytes
         needed_mib = ceil_mib(safe_bytes)
-        reasons = (f"the job may take {needed_mib} MiB, more than the {place.available_mib} MiB that {place.gpu} has for it",)
+        reasons = (f"the job may take {needed_mib} MiB, more than the {chosen.available_mib} MiB that {chosen.gpu} has for it",)
     else:
         share = -(-safe_bytes * SHARES_PER_GPU // available_bytes) / SHARES_PER_GPU
         taken_bytes = safe_bytes

@@ -47,7 +47,7 @@ class TraceRow:
     """One job of a trace.
 
     Attributes:
-        place: file and line or row.
+        location: file and line or row.
         job: what the scheduler could have known.
         peak_mib: the memory that the job really took, CUDA context included, rounded up.
         is_traced: whether that comes from a trace and not from a measurement.
@@ -56,7 +56,7 @@ class TraceRow:
         estimates_mib: what others expected, by their name.
     """
 
-    place: str
+    location: str
     job: TrainingJob
     peak_mib: int
     is_traced: bool = False
@@ -120,8 +120,8 @@ def _rows_of(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | str]:
         yield from _parquet_rows(path, ignored)
         return
     documents = _csv_documents(path) if path.suffix == ".csv" else _json_documents(path)
-    for place, document in documents:
-        yield _row(document, place, ignored)
+    for location, document in documents:
+        yield _row(document, location, ignored)
 
 
 def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | str]:
@@ -146,19 +146,19 @@ def _parquet_rows(path: Path, ignored: dict[str, None]) -> Iterator[TraceRow | s
         yield _measured_row(measurement, extra, f"{path}, row {number}")
 
 
-def _measured_row(measurement: Measurement, extra: Mapping[str, Any], place: str) -> TraceRow | str:
+def _measured_row(measurement: Measurement, extra: Mapping[str, Any], location: str) -> TraceRow | str:
     if measurement.label_bytes is None:
         return f"without a known peak (status {measurement.status})"
     if measurement.job.is_replica:
         return _SEVERAL
     return TraceRow(
-        place=place,
+        location=location,
         job=measurement.job,
         peak_mib=ceil_mib(measurement.label_bytes),
         is_traced=measurement.provenance == TRACED,
         gpu=measurement.gpu,
-        estimates_mib=_published_estimates(measurement.options) | _estimates(extra, place),
-        **_times(extra, place),
+        estimates_mib=_published_estimates(measurement.options) | _estimates(extra, location),
+        **_times(extra, location),
     )
 
 
@@ -175,10 +175,10 @@ def _csv_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, cells in enumerate(csv.DictReader(file, strict=True), start=1):
-                place = f"{path}, row {number}"
+                location = f"{path}, row {number}"
                 if None in cells or None in cells.values():
-                    raise InvalidRequestError("has more or fewer cells than the first line has names", place)
-                yield place, {name: _cell(name, text.strip()) for name, text in cells.items() if text.strip()}
+                    raise InvalidRequestError("has more or fewer cells than the first line has names", location)
+                yield location, {name: _cell(name, text.strip()) for name, text in cells.items() if text.strip()}
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{path} is no CSV file in UTF-8: {error}", "trace") from None
 
@@ -207,17 +207,17 @@ def _json_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            place = f"{path}, line {number}"
+            location = f"{path}, line {number}"
             try:
                 document = parse_json(line)
             except InvalidJobError as error:
-                raise InvalidRequestError(error.reason, place) from None
+                raise InvalidRequestError(error.reason, location) from None
             if not isinstance(document, dict):
-                raise InvalidRequestError(f"must be a JSON object, not {describe(document)}", place)
-            yield place, document
+                raise InvalidRequestError(f"must be a JSON object, not {describe(document)}", location)
+            yield location, document
 
 
-def _row(document: Mapping[str, Any], place: str, ignored: dict[str, None]) -> TraceRow | str:
+def _row(document: Mapping[str, Any], location: str, ignored: dict[str, None]) -> TraceRow | str:
     given = {name: value for name, value in document.items() if not _is_nothing(value)}
     for name in document:
         if name not in COLUMNS and name not in JOB_FIELDS and not _ESTIMATE.match(name):
@@ -229,16 +229,16 @@ def _row(document: Mapping[str, Any], place: str, ignored: dict[str, None]) -> T
         gpu = device_profile(gpu).name if isinstance(gpu, str) else None
     except InvalidRequestError:
         gpu = str(gpu)  # a GPU outside the catalogue: its memory is known all the same
-    job = _job(given, place)
+    job = _job(given, location)
     if job.is_replica:
         return _SEVERAL
     return TraceRow(
-        place=place,
+        location=location,
         job=job,
-        peak_mib=_peak_mib(given, place),
+        peak_mib=_peak_mib(given, location),
         gpu=gpu,
-        estimates_mib=_estimates(given, place),
-        **_times(given, place),
+        estimates_mib=_estimates(given, location),
+        **_times(given, location),
     )
 
 
@@ -246,12 +246,13 @@ def _is_nothing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _job(given: Mapping[str, Any], place: str) -> TrainingJob:
+def _job(given: Mapping[str, Any], location: str) -> TrainingJob:
     document: Any = {name: given[name] for name in JOB_FIELDS if name in given}
     prefix = ""
     if "job" in given:
         if document:
-            raise InvalidRequestError("stands beside a job: the job's fields belong into it", f"{place}, {next(iter(document))}")
+            field = f"{location}, {next(iter(document))}"
+            raise InvalidRequestError("stands beside a job: the job's fields belong into it", field)
         document, prefix = given["job"], "job."
     try:
         if isinstance(document, str):
@@ -261,7 +262,7 @@ def _job(given: Mapping[str, Any], place: str) -> TrainingJob:
         return job_from_dict(document)
     except InvalidJobError as error:
         field = prefix + error.field if error.field else prefix.rstrip(".")
-        raise InvalidJobError(error.reason, f"{place}, {field}" if field else place) from None
+        raise InvalidJobError(error.reason, f"{location}, {field}" if field else location) from None
 
 
 def _whole(value: Any) -> Any:
@@ -269,34 +270,34 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _peak_mib(given: Mapping[str, Any], place: str) -> int:
+def _peak_mib(given: Mapping[str, Any], location: str) -> int:
     stated = [name for name in ("peak_mib", "peak_bytes") if name in given]
     if len(stated) != 1:
         reason = "is missing: what the job really took, here or in peak_bytes" if not stated else "cannot stand beside peak_bytes"
-        raise InvalidRequestError(reason, f"{place}, peak_mib")
+        raise InvalidRequestError(reason, f"{location}, peak_mib")
     name = stated[0]
     largest = MAX_FREE_MIB * (MIB if name == "peak_bytes" else 1)
-    amount = _number(given[name], 1, largest, f"{place}, {name}")
+    amount = _number(given[name], 1, largest, f"{location}, {name}")
     return ceil_mib(amount) if name == "peak_bytes" else math.ceil(amount)
 
 
-def _times(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _times(given: Mapping[str, Any], location: str) -> dict[str, Any]:
     return {
-        name: _number(given[name], 0 if name == "arrival_seconds" else 1e-3, MAX_SECONDS, f"{place}, {name}")
+        name: _number(given[name], 0 if name == "arrival_seconds" else 1e-3, MAX_SECONDS, f"{location}, {name}")
         for name in TIMES
         if not _is_nothing(given.get(name))
     }
 
 
-def _estimates(given: Mapping[str, Any], place: str) -> dict[str, int]:
+def _estimates(given: Mapping[str, Any], location: str) -> dict[str, int]:
     return {
-        found[1]: math.ceil(_number(value, 0, MAX_FREE_MIB, f"{place}, {name}"))
+        found[1]: math.ceil(_number(value, 0, MAX_FREE_MIB, f"{location}, {name}"))
         for name, value in given.items()
         if (found := _ESTIMATE.match(name)) and not _is_nothing(value)
     }
 
 
-def _number(value: object, least: float, most: float, place: str) -> float:
+def _number(value: object, least: float, most: float, location: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise InvalidRequestError(f"must be a number from {least:g} to {most:g}, not {describe(value)}", place)
+        raise InvalidRequestError(f"must be a number from {least:g} to {most:g}, not {describe(value)}", location)
     return value

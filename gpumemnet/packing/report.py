@@ -56,7 +56,7 @@ def report(
 ) -> Report:
     """Simulate the workload once with each of the estimators ``found``."""
     lines = tuple(figures(simulate(jobs, one, cards, policy), jobs, one) for one in found)
-    said = tuple(notes(trace, jobs, cards, policy, found, bundles))
+    sentences = tuple(notes(trace, jobs, cards, policy, found, bundles))
     needed = needed_gib_hours(jobs, cards)
     document = {
         "format": FORMAT,
@@ -73,7 +73,7 @@ def report(
         "policy": asdict(policy),
         "needed_gib_hours": round(needed, 3),
         "estimators": [_line(line, one) for line, one in zip(lines, found, strict=True)],
-        "notes": list(said),
+        "notes": list(sentences),
     }
     return Report(
         jobs=len(jobs.row_of),
@@ -82,7 +82,7 @@ def report(
         slowdown=policy.slowdown,
         needed_gib_hours=needed,
         figures=lines,
-        notes=said,
+        notes=sentences,
         document=document,
     )
 

@@ -105,6 +105,6 @@ def _stated(trace: Trace, name: str) -> bool:
         return True
     if any(getattr(row, name) is not None for row in trace.rows):
         raise InvalidRequestError(
-            "is missing here and stated in other rows: state it in all of them or in none", f"{missing.place}, {name}"
+            "is missing here and stated in other rows: state it in all of them or in none", f"{missing.location}, {name}"
         )
     return False

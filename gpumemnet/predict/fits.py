@@ -164,21 +164,21 @@ def fits_table(
     encoder: str | None = None,
 ) -> list[tuple[Fit, ...]]:
     """Runs :func:`fits` for all jobs of a table, in order, in batches; arguments and errors as in :func:`fits`."""
-    wanted = catalogue_targets() if targets is None else tuple(targets)
+    all_targets = catalogue_targets() if targets is None else tuple(targets)
     found: list[dict[int, Fit]] = [{} for _ in range(len(jobs))]
-    for gpu, positions in alike(predictor, wanted).items():
-        amounts = sorted({wanted[position].available_mib for position in positions})
+    for gpu, positions in alike(predictor, all_targets).items():
+        amounts = sorted({all_targets[position].available_mib for position in positions})
         for at in range(0, len(amounts), MAX_BINS - 1):
             edges = AvailableMemory.of(amounts[at : at + MAX_BINS - 1])
-            place = {amount: row for row, amount in enumerate(edges.amounts_mib)}
+            edge_of = {amount: row for row, amount in enumerate(edges.amounts_mib)}
             predictions = predictor.predict_table(jobs, bins=edges, coverage=coverage, gpu=gpu, encoder=encoder)
             below = np.minimum(np.cumsum(predictions.probabilities, axis=1), 1.0).tolist()
             for row, memory in enumerate(memories_of(predictions)):
                 for position in positions:
-                    edge = place.get(wanted[position].available_mib)
+                    edge = edge_of.get(all_targets[position].available_mib)
                     if edge is not None:
-                        found[row][position] = _fit(wanted[position], memory, below[row][edge])
-    return [tuple(answers[position] for position in range(len(wanted))) for answers in found]
+                        found[row][position] = _fit(all_targets[position], memory, below[row][edge])
+    return [tuple(answers[position] for position in range(len(all_targets))) for answers in found]
 
 
 class Memory(NamedTuple):
@@ -206,8 +206,8 @@ def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int
     own = {bundle.card.gpu for bundle in predictor.bundles}
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
-    for position, wanted in enumerate(targets):
-        leader = leaders.setdefault(wanted.gpu if wanted.gpu in own else _overheads(wanted.gpu), wanted.gpu)
+    for position, target in enumerate(targets):
+        leader = leaders.setdefault(target.gpu if target.gpu in own else _overheads(target.gpu), target.gpu)
         groups.setdefault(leader, []).append(position)
     return groups
 
@@ -219,15 +219,15 @@ def _overheads(gpu: str) -> tuple[int, int, int]:
     return outside.expected_bytes, outside.bound_bytes, profile.blas_workspace_bytes
 
 
-def _fit(wanted: Target, memory: Memory, probability: float) -> Fit:
+def _fit(target: Target, memory: Memory, probability: float) -> Fit:
     return Fit(
-        gpu=wanted.gpu,
-        mig=wanted.mig,
-        device=wanted.device,
-        available_mib=wanted.available_mib,
+        gpu=target.gpu,
+        mig=target.mig,
+        device=target.device,
+        available_mib=target.available_mib,
         request_mib=memory.request_mib,
         limit_mib=memory.limit_mib,
-        verdict=verdict(memory.request_mib, memory.limit_mib, wanted.available_mib),
+        verdict=verdict(memory.request_mib, memory.limit_mib, target.available_mib),
         probability=probability,
     )
 

@@ -293,8 +293,8 @@ def _last_pulls(registry: Registry) -> dict[str, dict[str, str]]:
 
 
 def _note_pull(registry: Registry, role: str, store: MlflowStore, alias: str, version: str, release: str) -> None:
-    said = {"from": store.shown, "model": store.model, "alias": alias, "version": version, "release": release}
-    document = {**_last_pulls(registry), role: said}
+    pulled = {"from": store.shown, "model": store.model, "alias": alias, "version": version, "release": release}
+    document = {**_last_pulls(registry), role: pulled}
     try:
         registry.folder.mkdir(parents=True, exist_ok=True)
         replace_file(registry.folder / PULLED_FILE, json.dumps(document, indent=2).encode() + b"\n")

@@ -160,15 +160,15 @@ class MlflowStore:
         with self.calls("does not end a run"):
             self.client.set_terminated(run, "FINISHED")
 
-    def log_folder(self, run: str, folder: Path, place: str) -> None:
-        """Copy ``folder`` to ``place`` among the files of ``run``."""
+    def log_folder(self, run: str, folder: Path, artifact_path: str) -> None:
+        """Copy ``folder`` to ``artifact_path`` among the files of ``run``."""
         with self.calls(f"does not take {folder.name}"):
-            self.client.log_artifacts(run, str(folder), place)
+            self.client.log_artifacts(run, str(folder), artifact_path)
 
-    def log_file(self, run: str, file: Path, place: str | None = None) -> None:
-        """Copy ``file`` into ``place`` among the files of ``run``."""
+    def log_file(self, run: str, file: Path, artifact_path: str | None = None) -> None:
+        """Copy ``file`` into ``artifact_path`` among the files of ``run``."""
         with self.calls(f"does not take {file.name}"):
-            self.client.log_artifact(run, str(file), place)
+            self.client.log_artifact(run, str(file), artifact_path)
 
     def fetch(self, source: str, name: str) -> bytes:
         """The file ``name`` beneath ``source``, an address as MLflow gives it."""

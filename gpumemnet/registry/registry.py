@@ -413,8 +413,8 @@ class Registry:
         except TimeoutError:
             raise RegistryBusyError(f"the registry {self.folder} is being written to by another process: try again") from None
         except OSError as error:
-            place = f" ({error.filename})" if error.filename else ""
-            raise RegistryError(f"the registry {self.folder} cannot be written to: {error.strerror}{place}") from None
+            where = f" ({error.filename})" if error.filename else ""
+            raise RegistryError(f"the registry {self.folder} cannot be written to: {error.strerror}{where}") from None
 
 
 def release_digest(bundles: Collection[Bundle]) -> str:

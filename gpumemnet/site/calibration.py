@@ -227,16 +227,16 @@ def _one_kind(found: SiteRows, gpu: str | None, label_source: str | None) -> tup
         raise DatasetError(
             f"{names} holds {traced} rows with traced labels, which are predictions themselves: calibrate on what a GPU has run"
         )
-    for field, wanted, option in (("gpu", gpu and _known_gpu(gpu), "--gpu"), ("label_source", label_source, "--label-source")):
+    for field, chosen, option in (("gpu", gpu and _known_gpu(gpu), "--gpu"), ("label_source", label_source, "--label-source")):
         counts = Counter(str(getattr(row, field)) for row in rows)
-        if wanted is None and len(counts) > 1:
+        if chosen is None and len(counts) > 1:
             listed = ", ".join(f"{value} ({count})" for value, count in counts.most_common())
             what = "several GPUs" if field == "gpu" else "labels that were read in different ways, which differ by themselves"
             raise DatasetError(f"{names} holds rows of {what}: {listed}; choose one with {option}")
-        if wanted is not None:
-            if wanted not in counts:
-                raise DatasetError(f"{names} holds no rows of {wanted}: there are {', '.join(counts)}")
-            rows = [row for row in rows if getattr(row, field) == wanted]
+        if chosen is not None:
+            if chosen not in counts:
+                raise DatasetError(f"{names} holds no rows of {chosen}: there are {', '.join(counts)}")
+            rows = [row for row in rows if getattr(row, field) == chosen]
             _count(left_out, f"of another {'GPU' if field == 'gpu' else 'label source'}", sum(counts.values()) - len(rows))
     return rows, left_out
 

@@ -188,8 +188,8 @@ def _group_findings(
     coverage: float,
 ) -> tuple[list[Finding], str | None]:
     jobs = [row.job for row in rows]
-    asked_gpu = gpu if gpu is None or _is_known(gpu) else None
-    estimates = list(predictor.predict_table(JobTable.from_jobs(jobs), coverage=coverage, gpu=asked_gpu))
+    known_gpu = gpu if gpu is None or _is_known(gpu) else None
+    estimates = list(predictor.predict_table(JobTable.from_jobs(jobs), coverage=coverage, gpu=known_gpu))
     findings = [_support(estimates)]
     notes = []
     if gpu is None or _is_known(gpu):

@@ -39,8 +39,8 @@ def drift_metrics(report: DriftReport, now: float) -> str:
     jobs: dict[tuple[str, str], int] = {}
     for finding in report.findings:  # drift first, then the least likely
         gravest.setdefault((finding.family, finding.gpu or "", finding.kind), finding)
-        place = finding.family, finding.gpu or ""
-        jobs[place] = max(jobs.get(place, 0), finding.jobs)
+        key = finding.family, finding.gpu or ""
+        jobs[key] = max(jobs.get(key, 0), finding.jobs)
     tests = [(dict(zip(("family", "gpu", "kind"), key, strict=True)), one) for key, one in sorted(gravest.items())]
     metrics: list[tuple[str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
         ("gpumemnet_drift_due", "1 when a retraining is due by the rule of gpumemnet drift", [({}, float(report.is_drift))]),

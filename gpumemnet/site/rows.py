@@ -130,8 +130,8 @@ def _line_rows(path: Path, left_out: Counter[str]) -> list[SiteRow]:
                     continue
                 observation = observation_from_dict(document)
             except (InvalidJobError, InvalidRequestError) as error:
-                place = f"{path}, line {number}" + (f", {error.field}" if error.field else "")
-                raise InvalidRequestError(error.reason, place) from None
+                location = f"{path}, line {number}" + (f", {error.field}" if error.field else "")
+                raise InvalidRequestError(error.reason, location) from None
             if observation.job is None:
                 left_out["names a prediction and not the job: export the observations from the service instead"] += 1
             else:

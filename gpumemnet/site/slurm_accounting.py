@@ -43,13 +43,13 @@ class Skipped:
     """A job that gave no observation, with the reason.
 
     Attributes:
-        place: line, or number of the job, in the file.
+        location: line, or number of the job, in the file.
         job_id: Slurm's, where it could be read.
         reason: one sentence.
         text: the line itself, where it could not be read.
     """
 
-    place: str
+    location: str
     job_id: str | None
     reason: str
     text: str | None = None
@@ -69,7 +69,7 @@ class SlurmJob:
     """One job of the accounting, its steps together.
 
     Attributes:
-        place: where it begins in the file.
+        location: where it begins in the file.
         job_id: as Slurm shows it (``123``, ``123_4``, ``123+0``).
         state: in Slurm's words, in capitals.
         cluster: its name, where it is known.
@@ -81,7 +81,7 @@ class SlurmJob:
         comments: comments of users, administrators and plug-ins.
     """
 
-    place: str
+    location: str
     job_id: str
     state: str
     cluster: str | None = None
@@ -200,7 +200,7 @@ def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, s
             "no prediction is known for it: its comments hold no gpumemnet:<prediction id>, and no mapping file names the job"
         )
     if reason is not None:
-        return Skipped(job.place, job.job_id, reason)
+        return Skipped(job.location, job.job_id, reason)
     entry = entry or Known(prediction_id=token)
     name = "/".join(filter(None, (job.cluster, job.job_id)))
     document = {
@@ -215,7 +215,7 @@ def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, s
     try:
         return _checked(document)
     except FieldError as error:
-        return Skipped(job.place, job.job_id, str(error))
+        return Skipped(job.location, job.job_id, str(error))
 
 
 def _checked(document: dict[str, Any]) -> Observation:
@@ -267,25 +267,25 @@ def _text_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
         if not text.strip():
             continue
         row = _row(names, text)
-        place = f"line {number}"
+        location = f"line {number}"
         if row is None:
-            yield Skipped(place, None, f"has not the {len(names)} columns of the header (a comment with a '|' in it?)", text)
+            yield Skipped(location, None, f"has not the {len(names)} columns of the header (a comment with a '|' in it?)", text)
             continue
         job_id, _, step = row["JobID"].strip().partition(".")
         if not job_id:
-            yield Skipped(place, None, "has no JobID", text)
+            yield Skipped(location, None, "has no JobID", text)
             continue
         if not step:
             if current is not None:
                 yield current
-            current = SlurmJob(place, job_id, _state(row["State"]), row.get("Cluster") or None)
+            current = SlurmJob(location, job_id, _state(row["State"]), row.get("Cluster") or None)
         elif current is None or current.job_id != job_id:
-            yield Skipped(place, job_id, "is a step of a job whose own line does not come before it", text)
+            yield Skipped(location, job_id, "is a step of a job whose own line does not come before it", text)
             continue
         try:
             _add_row(current, row, is_step=bool(step))
         except ValueError as error:
-            yield Skipped(place, job_id, f"{error}; the job is left out", text)
+            yield Skipped(location, job_id, f"{error}; the job is left out", text)
             current = None
     if current is not None:
         yield current
@@ -349,16 +349,16 @@ def _json_jobs(stream: TextIO, path: Path) -> Iterator[SlurmJob | Skipped]:
     if not isinstance(jobs, list):
         raise InvalidRequestError(f"{path} holds no 'jobs': write it with  sacct --json", "file")
     for index, entry in enumerate(jobs):
-        place = f"jobs[{index}]"
+        location = f"jobs[{index}]"
         try:
-            yield _json_job(entry, place)
+            yield _json_job(entry, location)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError) as error:  # the last of a date
             identity = entry.get("job_id") if isinstance(entry, dict) else None
             reason = f"is not as sacct --json writes jobs ({type(error).__name__}: {str(error)[:80]})"
-            yield Skipped(place, None if identity is None else str(identity)[:40], reason, json.dumps(entry)[:1000])
+            yield Skipped(location, None if identity is None else str(identity)[:40], reason, json.dumps(entry)[:1000])
 
 
-def _json_job(entry: Any, place: str) -> SlurmJob:
+def _json_job(entry: Any, location: str) -> SlurmJob:
     time = entry.get("time") or {}
     state = entry.get("state") or {}
     current = state.get("current") if isinstance(state, dict) else state
@@ -366,7 +366,7 @@ def _json_job(entry: Any, place: str) -> SlurmJob:
     comment = entry.get("comment") or {}
     comments = [comment] if isinstance(comment, str) else [text for text in comment.values() if isinstance(text, str)]
     job = SlurmJob(
-        place,
+        location,
         _json_job_id(entry),
         _state(current[0] if isinstance(current, list) else str(current)),
         cluster if isinstance(cluster := entry.get("cluster"), str) and cluster else None,

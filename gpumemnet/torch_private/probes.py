@@ -90,8 +90,8 @@ def check_torch(*uses: str) -> tuple[str, ...]:
     Raises:
         UnsupportedTorchError: names what is missing or misbehaves, and what to do.
     """
-    wanted = tuple(sorted({MODEL, *uses}))
-    count, findings = _probed(wanted)
+    all_uses = tuple(sorted({MODEL, *uses}))
+    count, findings = _probed(all_uses)
     if findings:
         raise unsupported(map(str, findings))
     if ".".join(map(str, torch_release())) in TESTED_RELEASES:

@@ -53,14 +53,14 @@ def with_meta_tensors(model: nn.Module, dtype: torch.dtype | None = None, channe
     undo: list[tuple[dict[str, Any], str, Tensor]] = []
 
     def convert(tensor: Tensor, real: bool) -> Tensor:
-        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if real:
-            return tensor.detach().to(wanted, copy=True)
+            return tensor.detach().to(target_dtype, copy=True)
         shared = None if tensor.is_meta else storages.get(storage_id(tensor))
-        if shared is not None and wanted == shared.dtype and shared.numel() >= tensor.storage_offset() + tensor.numel():
+        if shared is not None and target_dtype == shared.dtype and shared.numel() >= tensor.storage_offset() + tensor.numel():
             return shared.reshape(-1).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         layout = torch.channels_last if channels_last and tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
-        converted = torch.empty_like(tensor, dtype=wanted, device="meta", memory_format=layout)
+        converted = torch.empty_like(tensor, dtype=target_dtype, device="meta", memory_format=layout)
         if not tensor.is_meta:
             storages[storage_id(tensor)] = converted
         return converted

@@ -77,7 +77,7 @@ class GuessedValues(RefusedValues):
 
     def __init__(self) -> None:
         super().__init__()
-        self._asked: Counter[str] = Counter()
+        self._conditions: Counter[str] = Counter()
 
     def value(self, function: str, tensor: Tensor) -> Any:
         """Return true, an array of ones, or 1."""
@@ -86,8 +86,8 @@ class GuessedValues(RefusedValues):
             return _one(tensor.dtype)
         if kind in _CONDITIONS:
             where = self._note(function, "was taken to be true")
-            self._asked[where] += 1
-            if self._asked[where] > _MAX_TIMES:
+            self._conditions[where] += 1
+            if self._conditions[where] > _MAX_TIMES:
                 raise UnknownValueError(function, f"was taken to be true {_MAX_TIMES:,} times, and the code does not end")
             return True
         if kind in _ARRAYS:

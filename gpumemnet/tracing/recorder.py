@@ -115,7 +115,7 @@ class Recorder(DispatchMode):
         self._backward = phase == "backward"
         self._phases.append(Phase(phase, self._steps, len(self._events)))
 
-    def asked_for(self, tensor: Tensor, operator: str) -> None:
+    def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
         if self._phases and storage_id(tensor) not in self._live:
             self._birth(tensor.untyped_storage(), operator, self._modules.path)

@@ -93,7 +93,7 @@ def record(
     run = _Run(model, inputs, options, platform, missing_values, keeps_calls)
     try:
         with torch.enable_grad(), ExitStack() as stack:
-            stack.enter_context(placement(missing_values, on_gpu=run.recorder.asked_for))
+            stack.enter_context(placement(missing_values, on_gpu=run.recorder.requested))
             stack.enter_context(without_dynamo())
             if corrected:
                 stack.enter_context(cuda_autocast(platform))

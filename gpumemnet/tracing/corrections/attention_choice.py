@@ -202,7 +202,9 @@ def _mask_obstacle(call: AttentionCall) -> str | None:
         return "the mask requires a gradient"
     full = (*call.query[:2], call.query[-2], call.key[-2])
     shape = call.mask.shape
-    if len(shape) not in (2, 4) or any(size not in (1, wanted) for size, wanted in zip(shape, full[-len(shape) :], strict=True)):
+    if len(shape) not in (2, 4) or any(
+        size not in (1, full_size) for size, full_size in zip(shape, full[-len(shape) :], strict=True)
+    ):
         return "the mask must broadcast in two or four dimensions"
     return None
 

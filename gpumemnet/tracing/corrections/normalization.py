@@ -90,9 +90,9 @@ class _FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         input, weight, rstd = ctx.saved_tensors
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        needs_gradient = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
         with below_autograd():
-            results = aten._fused_rms_norm_backward(gradients[0], input, ctx.normalized_shape, rstd, weight, wanted)
+            results = aten._fused_rms_norm_backward(gradients[0], input, ctx.normalized_shape, rstd, weight, needs_gradient)
         return results[0], None, results[1], None
 
 

@@ -175,7 +175,7 @@ class _CudnnRnn(torch.autograd.Function):
         found = [*_input_gradients(plan, input, hidden, gradients[0])]
         if any(needed[len(found) :]):
             found += _weight_gradients(plan, input, weights, weights[0] if flat is None else flat)
-        return None, *(grad if wanted else None for grad, wanted in zip_longest(found, needed))
+        return None, *(grad if is_needed else None for grad, is_needed in zip_longest(found, needed))
 
 
 def _input_gradients(plan: _Plan, input: Tensor, hidden: Sequence[Tensor], gradient: Tensor) -> Iterator[Tensor]:

@@ -70,8 +70,8 @@ def _step_chart(answer: TraceAnswer, picture: Picture) -> str:
         if phase.start > 0:
             shapes.append(_line("cut", phase.start, phase.start, 0, _HEIGHT))
         if phase.end - phase.start >= _LABELLED_WIDTH:
-            place = f"left:{phase.start:.2%};width:{phase.end - phase.start:.2%}"
-            words.append(f'<span class="phase" style="{place}">{escape(phase.name)}</span>')
+            style = f"left:{phase.start:.2%};width:{phase.end - phase.start:.2%}"
+            words.append(f'<span class="phase" style="{style}">{escape(phase.name)}</span>')
     shapes.append(f'<path class="drawn" d="M0 {_y(picture.reserved_bytes[0], top)}{reserved}"/>')
     lines = [("safe", answer.safe_bytes)]
     if picture.available_bytes is not None:

@@ -148,14 +148,14 @@ class GpuRequests(TorchFunctionMode):
                     return func(self._zeros.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
                     return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
-        wanted = named.get("device")
-        if func is torch.empty and (wanted is None or is_meta(wanted)) and _called_from(names.LAYERS_FOLDER):
+        device = named.get("device")
+        if func is torch.empty and (device is None or is_meta(device)) and _called_from(names.LAYERS_FOLDER):
             named["device"] = _META  # weights: they arrive on the GPU with their module
             result = func(*args, **named)
-            if wanted is not None:
+            if device is not None:
                 self._watcher.deferred(result)
             return result
-        if wanted is not None and _stands_for_gpu(wanted):
+        if device is not None and _stands_for_gpu(device):
             named["device"] = _META
             named.pop("pin_memory", None)
             result = func(*args, **named)
@@ -217,19 +217,19 @@ def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Ten
     for parameter in own_parameters(module).values():
         if parameter is None:
             continue
-        wanted = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+        target_dtype = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
         if not parameter.is_meta:
-            swap_for_meta(parameter, wanted)
-        elif wanted != parameter.dtype:
-            parameter.data = torch.empty_like(parameter, dtype=wanted)
+            swap_for_meta(parameter, target_dtype)
+        elif target_dtype != parameter.dtype:
+            parameter.data = torch.empty_like(parameter, dtype=target_dtype)
         moved(parameter, module, True)
     buffers = own_buffers(module)
     for name, buffer in buffers.items():
         if buffer is None:
             continue
-        wanted = dtype if dtype is not None and buffer.is_floating_point() else buffer.dtype
-        if not buffer.is_meta or wanted != buffer.dtype:
-            buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=wanted, device="meta")
+        target_dtype = dtype if dtype is not None and buffer.is_floating_point() else buffer.dtype
+        if not buffer.is_meta or target_dtype != buffer.dtype:
+            buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=target_dtype, device="meta")
         moved(buffers[name], module, False)  # type: ignore[arg-type]
 
 

@@ -45,8 +45,8 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
     stack = ExitStack()
 
     def begin(backend: object = None, *args: object, world_size: int = -1, **kwargs: object) -> None:
-        wanted = world_size if world_size > 0 else ranks
-        if wanted == 1 and world_size != 1:
+        rank_count = world_size if world_size > 0 else ranks
+        if rank_count == 1 and world_size != 1:
             raise ExtractError(
                 "--ranks: the script starts a process group (torch.distributed.init_process_group); give the number of GPUs"
             )
@@ -55,15 +55,15 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         from gpumemnet.tracing.parallel.replicas import replicas_on_meta
         from gpumemnet.tracing.parallel.sharding import sharding_on_meta
 
-        stack.enter_context(process_group(wanted, watch.recorder.exchanged))
+        stack.enter_context(process_group(rank_count, watch.recorder.exchanged))
         stack.enter_context(replicas_on_meta(watch.recorder))
         stack.enter_context(sharding_on_meta(watch.recorder, watch.streams, arrived))
         name = str(backend or "nccl")
         sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
         backend_names = [(each, lambda *args, **kwargs: name) for each in names.GET_BACKEND]
         stack.enter_context(replaced([*backend_names, (names.FSDP1_INIT, sharded)]))
-        watch.recorder.one_of(wanted)
-        note(f"the first of {wanted:,} ranks")
+        watch.recorder.one_of(rank_count)
+        note(f"the first of {rank_count:,} ranks")
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         with without_function_modes():  # the script sees a CUDA tensor

@@ -98,7 +98,7 @@ class Watch:
             if self.batch_size is None and tensor.ndim and self._parameters:
                 self.batch_size = tensor.shape[0]
         else:
-            self.recorder.asked_for(tensor, operator)
+            self.recorder.requested(tensor, operator)
 
     def module_arrived(self, module: nn.Module) -> None:
         """A model, or a part of one, is moved to the GPU."""

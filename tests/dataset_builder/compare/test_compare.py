@@ -149,6 +149,8 @@ def test_the_command_prints_its_table_and_writes_it(rows: list[Measurement], tmp
     assert "trace, context of the other folds" in ran.stdout
     document = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert len(document["rows"]) == 10
+    ran = subprocess.run([*command, "--rows", "10", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["figures"] == document["figures"]
     assert "| raw FakeTensor |" in (tmp_path / "out" / "comparison.md").read_text()
 
 

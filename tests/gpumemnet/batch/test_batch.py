@@ -12,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from gpumemnet.batch.options import Question
+from gpumemnet.batch.options import BatchOptions
 from gpumemnet.batch.run import predict_files
 from gpumemnet.cli import main
 from gpumemnet.data.dataset import VERSION_KEY
@@ -66,14 +66,14 @@ def test_all_formats_in_and_out_say_the_same(tmp_path: Path) -> None:
     write_lines(tmp_path / "jobs.jsonl", documents)
     tables = []
     for form in ("parquet", "csv", "jsonl"):
-        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / f"{form}.parquet"), Question())
+        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / f"{form}.parquet"), BatchOptions())
         tables.append(pq.read_table(tmp_path / f"{form}.parquet").drop_columns("input"))
     assert tables[0].equals(tables[1])
     assert tables[0].equals(tables[2])
     assert tables[0].column("job_id").to_pylist() == table.column("job_id").to_pylist()
     assert 0 < sum(tables[0].column("in_support").to_pylist()) < 5000
     for form in ("csv", "jsonl"):
-        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), Question())
+        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / f"out.{form}"), BatchOptions())
     rows = answers(tmp_path / "parquet.parquet")
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == rows
     read = pa.csv.read_csv(tmp_path / "out.csv", convert_options=pa.csv.ConvertOptions(strings_can_be_null=True)).to_pylist()
@@ -83,7 +83,7 @@ def test_all_formats_in_and_out_say_the_same(tmp_path: Path) -> None:
 def test_chunks_are_answered_as_the_predictor_answers_a_batch(tmp_path: Path) -> None:
     table = totals(9000)
     write(tmp_path / "jobs.parquet", table, row_group_size=1000)
-    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question(coverage=0.9))
+    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions(coverage=0.9))
     found = pq.read_table(tmp_path / "out.parquet")
     for start in range(0, 9000, 4096):
         batch = read_arrow_jobs(table.slice(start, 4096).combine_chunks().to_batches()[0]).table
@@ -99,7 +99,7 @@ def test_layers_come_in_every_format(tmp_path: Path) -> None:
     pa.csv.write_csv(pa.Table.from_pylist(flat), tmp_path / "jobs.csv")
     found = []
     for form in ("parquet", "ndjson", "csv"):
-        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / "out.jsonl"), Question())
+        predict_files([str(tmp_path / f"jobs.{form}")], str(tmp_path / "out.jsonl"), BatchOptions())
         lines = (tmp_path / "out.jsonl").read_text().splitlines()
         found.append([{**json.loads(line), "input": ""} for line in lines])
     assert found[0] == found[1] == found[2]
@@ -127,7 +127,7 @@ def test_bad_rows_go_to_a_file_of_their_own(tmp_path: Path) -> None:
     assert {row["input"] for row in wrong} == {str(tmp_path / "jobs.jsonl")}
     # The next run has nothing to reject, and leaves no old file beside its answers.
     write_lines(tmp_path / "jobs.jsonl", [good])
-    predict_files([str(tmp_path / "jobs.jsonl")], str(tmp_path / "answers.parquet"), Question())
+    predict_files([str(tmp_path / "jobs.jsonl")], str(tmp_path / "answers.parquet"), BatchOptions())
     assert not (tmp_path / "answers.rejected.jsonl").exists()
 
 
@@ -144,7 +144,7 @@ def test_bad_lines_of_csv(tmp_path: Path) -> None:
         ),
     ]
     (tmp_path / "jobs.csv").write_text("\n".join(lines))
-    outcome = predict_files([str(tmp_path / "jobs.csv")], str(tmp_path / "out.parquet"), Question())
+    outcome = predict_files([str(tmp_path / "jobs.csv")], str(tmp_path / "out.parquet"), BatchOptions())
     assert (outcome.tally.rows, outcome.tally.answered, outcome.tally.rejected) == (9, 2, 6)
     assert [row["row"] for row in answers(tmp_path / "out.parquet")] == [1, 7]
     wrong = {row["row"]: (row["field"], row["reason"]) for row in rejected(tmp_path / "out.rejected.jsonl")}
@@ -164,7 +164,7 @@ def test_rows_of_parquet_that_are_no_jobs(tmp_path: Path) -> None:
     versions[8] = 2
     table = table.append_column("schema_version", pa.array(versions))
     write(tmp_path / "jobs.parquet", table)
-    outcome = predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question())
+    outcome = predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions())
     assert outcome.tally.answered == 7
     wrong = {row["row"]: row for row in rejected(tmp_path / "out.rejected.jsonl")}
     assert {row: each["field"] for row, each in wrong.items()} == {4: "batch_size", 7: "batch_size", 9: "schema_version"}
@@ -175,14 +175,14 @@ def test_rows_of_parquet_that_are_no_jobs(tmp_path: Path) -> None:
 def test_jobs_that_no_model_answers_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(20))
     write_jobs(tmp_path / "layers.parquet", JOBS[:2])
-    question = Question(encoder="transformer")
+    options = BatchOptions(encoder="transformer")
     outcome = predict_files(
-        [str(tmp_path / "jobs.parquet"), str(tmp_path / "layers.parquet")], str(tmp_path / "out.csv"), question
+        [str(tmp_path / "jobs.parquet"), str(tmp_path / "layers.parquet")], str(tmp_path / "out.csv"), options
     )
     assert (outcome.tally.answered, outcome.tally.rejected) == (2, 20)
-    assert "needs the job's layers" in rejected(tmp_path / "out.rejected.jsonl")[0]["reason"]
+    assert "needs `layers`" in rejected(tmp_path / "out.rejected.jsonl")[0]["reason"]
     with pytest.raises(DatasetError, match="none of the 20 rows is a job that can be answered"):
-        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "nothing.csv"), question)
+        predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "nothing.csv"), options)
     assert not (tmp_path / "nothing.csv").exists()
     assert len(rejected(tmp_path / "nothing.rejected.jsonl")) == 20
 
@@ -192,7 +192,7 @@ def test_globs_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         write(tmp_path / f"week{number}.parquet", totals(5, seed=number))
     write_lines(tmp_path / "queue.jsonl", [job_to_dict(small_job())])
     monkeypatch.chdir(tmp_path)
-    predict_files(["week*.parquet", "queue.jsonl", "week2.parquet"], "out.jsonl", Question())
+    predict_files(["week*.parquet", "queue.jsonl", "week2.parquet"], "out.jsonl", BatchOptions())
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     expected = [("week1.parquet", row) for row in range(1, 6)] + [("week2.parquet", row) for row in range(1, 6)]
     assert [(row["input"], row["row"]) for row in rows] == [*expected, ("queue.jsonl", 1)]
@@ -201,12 +201,12 @@ def test_globs_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_ids_come_from_the_column_that_is_named(tmp_path: Path) -> None:
     table = totals(3).append_column("slurm", pa.array([11, None, 13]))
     write(tmp_path / "jobs.parquet", table)
-    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), Question(id_column="slurm"))
+    predict_files([str(tmp_path / "jobs.parquet")], str(tmp_path / "out.parquet"), BatchOptions(id_column="slurm"))
     assert [row["job_id"] for row in answers(tmp_path / "out.parquet")] == ["11", None, "13"]
     assert "has no column 'pbs'" in refused(tmp_path / "jobs.parquet", "--out", tmp_path / "out.parquet", "--id-column", "pbs")
 
 
-def test_the_question_is_the_same_as_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_options_are_those_of_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jobs(tmp_path / "jobs.parquet", JOBS)
     options = ["--gpu", "L4", "--bins", "published-8000mib", "--coverage", "0.9", "--encoder", "common"]
     assert main(["predict", str(tmp_path / "jobs.parquet"), "--out", str(tmp_path / "out.parquet"), *options]) == 0
@@ -257,7 +257,7 @@ def test_places_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     write(tmp_path / "jobs.parquet", totals(3))
     monkeypatch.chdir(tmp_path)
     with pytest.raises((DatasetError, InvalidRequestError)) as caught:
-        predict_files([jobs], out, Question())
+        predict_files([jobs], out, BatchOptions())
     assert says in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == {"jobs.parquet"}
 
@@ -288,7 +288,7 @@ def test_a_queue_may_be_empty(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(0))
     (tmp_path / "jobs.jsonl").write_text("\n \n")
     outcome = predict_files(
-        [str(tmp_path / "jobs.parquet"), str(tmp_path / "jobs.jsonl")], str(tmp_path / "o.parquet"), Question()
+        [str(tmp_path / "jobs.parquet"), str(tmp_path / "jobs.jsonl")], str(tmp_path / "o.parquet"), BatchOptions()
     )
     assert outcome.tally.answered == 0
     assert answers(tmp_path / "o.parquet") == []
@@ -305,20 +305,20 @@ def test_a_store_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
         memory.pipe(f"/history/{name}.parquet", local.read_bytes())
     memory.pipe("/history/c.jsonl", json.dumps(job_to_dict(small_job())).encode() + b"\n{\n")
     patterns = ["memory://history/*.parquet", "memory://history/c.jsonl"]
-    outcome = predict_files(patterns, "memory://answers/all.parquet", Question())
+    outcome = predict_files(patterns, "memory://answers/all.parquet", BatchOptions())
     assert (outcome.tally.answered, outcome.rejected) == (101, "memory://answers/all.rejected.jsonl")
     with memory.open("/answers/all.parquet") as stream:
         rows = pq.read_table(stream).to_pylist()
     assert [row["row"] for row in rows] == [*range(1, 51), *range(1, 51), 1]
     assert {row["input"] for row in rows} == {"memory:///history/a.parquet", "memory:///history/b.parquet", patterns[1]}
-    predict_files([str(local)], str(tmp_path / "out.parquet"), Question())
+    predict_files([str(local)], str(tmp_path / "out.parquet"), BatchOptions())
     assert [row["request_mib"] for row in rows[:50]] == [row["request_mib"] for row in answers(tmp_path / "out.parquet")]
     assert not list((tmp_path / "cache" / "gpumemnet" / "batch").iterdir())
     with pytest.raises(InvalidRequestError, match="does not exist"):
-        predict_files(["memory://history/d.csv"], "memory://answers/x.csv", Question())
+        predict_files(["memory://history/d.csv"], "memory://answers/x.csv", BatchOptions())
 
 
 def test_a_url_of_a_file_is_its_path(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(5))
-    predict_files([f"file://{tmp_path}/jobs.parquet"], f"file://{tmp_path}/out.csv", Question())
+    predict_files([f"file://{tmp_path}/jobs.parquet"], f"file://{tmp_path}/out.csv", BatchOptions())
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.batch.options import Question
+from gpumemnet.batch.options import BatchOptions
 from gpumemnet.batch.run import predict_files
 from tests.gpumemnet.batch.batch_files import refused, rejected, run, totals, write, write_lines
 
@@ -20,7 +20,7 @@ def test_ray_answers_as_this_machine_does(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(30_000), row_group_size=7000)
     write_lines(tmp_path / "more.jsonl", ["{", "[]"])
     inputs = [str(tmp_path / "jobs.parquet"), str(tmp_path / "more.jsonl")]
-    predict_files(inputs, str(tmp_path / "local.parquet"), Question(), workers=1)
+    predict_files(inputs, str(tmp_path / "local.parquet"), BatchOptions(), workers=1)
     done = run(*inputs, "--out", tmp_path / "ray.parquet", "--engine", "ray")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpumemnet.batch import progress
-from gpumemnet.batch.options import Question
+from gpumemnet.batch.options import BatchOptions
 from gpumemnet.batch.plan import CHUNK_ROWS
 from gpumemnet.batch.run import predict_files
 from tests.gpumemnet.batch.batch_files import COMMAND, refused, run, totals, write
@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     """A file of sixteen parts, and its answers from one process."""
     folder = tmp_path_factory.mktemp("whole")
     jobs = write(folder / "jobs.parquet", totals(ROWS), row_group_size=25_000)
-    predict_files([str(jobs)], str(folder / "out.parquet"), Question(), workers=1)
+    predict_files([str(jobs)], str(folder / "out.parquet"), BatchOptions(), workers=1)
     return jobs, (folder / "out.parquet").read_bytes()
 
 
@@ -94,13 +94,13 @@ def test_finished_parts_are_not_answered_again(tmp_path: Path, whole: tuple[Path
     assert process.returncode in (130, 1), said
     assert "Traceback" not in said
     kept = len(finished(out))
-    outcome = predict_files([str(jobs)], str(out), Question(), workers=1)
+    outcome = predict_files([str(jobs)], str(out), BatchOptions(), workers=1)
     assert outcome.tally.rows == ROWS
     assert outcome.rate * outcome.seconds == pytest.approx(ROWS - kept * CHUNK_ROWS, abs=CHUNK_ROWS)
     assert out.read_bytes() == expected
 
 
-def test_other_questions_and_other_files_begin_anew(tmp_path: Path, whole: tuple[Path, bytes]) -> None:
+def test_other_options_and_other_files_begin_anew(tmp_path: Path, whole: tuple[Path, bytes]) -> None:
     jobs, expected = whole
     out = tmp_path / "out.parquet"
     process = start(jobs, out, "--workers", "1", "--coverage", "0.9")
@@ -108,7 +108,7 @@ def test_other_questions_and_other_files_begin_anew(tmp_path: Path, whole: tuple
     process.kill()
     process.communicate()
     (other,) = tmp_path.glob(".out.parquet.parts-*")
-    predict_files([str(jobs)], str(out), Question(), workers=1)
+    predict_files([str(jobs)], str(out), BatchOptions(), workers=1)
     assert not other.exists()
     assert out.read_bytes() == expected
 
@@ -156,7 +156,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, whole: tuple[Path, bytes], 
     assert "the same command, run again, goes on" in done.stderr
     assert "Traceback" not in done.stderr
     assert out.read_bytes() == b"the answers of last week"
-    predict_files([str(jobs)], str(out), Question(), workers=1)
+    predict_files([str(jobs)], str(out), BatchOptions(), workers=1)
     assert out.read_bytes() == expected
 
 

@@ -43,7 +43,7 @@ def a_trace(jobs) -> Trace:
     """A trace of (arrival, duration, true MiB, estimated MiB or None)."""
     rows = tuple(
         TraceRow(
-            place=f"row {number}",
+            location=f"row {number}",
             job=small_job(),
             peak_mib=peak,
             arrival_seconds=arrival,

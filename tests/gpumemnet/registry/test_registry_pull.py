@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -187,6 +188,15 @@ def test_what_cannot_be_asked_is_one_sentence(
         assert "secret" not in said
     assert not (tmp_path / "none.db").exists()
     assert place[2].aliases().champion == "shipped"
+
+
+def test_push_and_pull_answer_programs_in_json(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pull(place, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["version"], document["release"], document["has_changed"]) == ("1", "first", True)
+    command = ["registry", "push", "--registry", str(place[0].folder), "--tracking-uri", place[1], "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": "gpumemnet", "moved": {}}
 
 
 def test_pushing_a_registry_that_is_not_there_moves_no_alias(place: Place, tmp_path: Path) -> None:

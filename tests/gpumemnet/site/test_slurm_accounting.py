@@ -23,7 +23,7 @@ def split(found) -> tuple[dict[str, Observation], dict[str, Skipped]]:
     taken, skipped = {}, {}
     for one in found:
         if isinstance(one, Skipped):
-            skipped[one.job_id or one.place] = one
+            skipped[one.job_id or one.location] = one
         else:
             taken[one.idempotency_key.rpartition("/")[2]] = one
     return taken, skipped
