@@ -102,7 +102,9 @@ def _no_type(ctx: Any) -> None:
 
 def _name_options_in_errors(command: Any) -> None:
     """Makes an error about the parameter ``bin_width`` one about ``--bin-width``."""
-    names = {parameter.name: parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option"}
+    options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    names = {option.opts[0].lstrip("-").replace("-", "_"): option.opts[0] for option in options}
+    names |= {option.name: option.opts[0] for option in options}
     run = command.invoke
 
     def invoke(context: Any) -> Any:

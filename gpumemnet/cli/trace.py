@@ -47,8 +47,6 @@ _OF_SCRIPTS: Final = frozenset(
     }
 )
 """Parameters that apply to scripts too."""
-_OPTIONS: Final = {"inputs": "input", "argument": "arg"}
-"""Parameter → the name of its option, where the two differ."""
 
 
 def trace(
@@ -241,7 +239,7 @@ def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str
     for name in call.params:
         given = call.get_parameter_source(name)
         if name not in _OF_SCRIPTS and given is not None and given.name == "COMMANDLINE":
-            raise InvalidRequestError("does not go with --script: the script trains as it is written", _OPTIONS.get(name, name))
+            raise InvalidRequestError("does not go with --script: the script trains as it is written", name)
     return str(script)
 
 

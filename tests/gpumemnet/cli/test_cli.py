@@ -113,7 +113,7 @@ def test_a_bad_line_is_numbered(tmp_path: Path) -> None:
     [
         (["--coverage", "1.5"], "coverage: must be between 0.5 and 0.999"),
         (["--coverage", "nan"], "coverage: must be between"),
-        (["--bin-width", "-5"], "bin_width: must be at least 1 MiB"),
+        (["--bin-width", "-5"], "--bin-width: must be at least 1 MiB"),
         (["--bins", "gb"], "bins: must be one of published-1000mib"),
         (["--bins", "published-1000mib", "--bin-width", "5"], "not both"),
         (["--bundle", "/no/such/folder"], "/no/such/folder: no such bundle folder"),

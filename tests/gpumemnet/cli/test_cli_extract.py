@@ -62,15 +62,15 @@ def test_programs_get_one_document_even_from_a_factory_that_prints(capfd: pytest
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--optimizer", "lion"], "error: optimizer: must be one of sgd, "),
-        (["--precision", "fp8"], "error: precision: must be one of "),
-        (["--batch-size", "0"], "error: batch_size: must be between 1 and "),
-        (["--input", "3,4"], "error: input: must look like 3x224x224"),
-        (["--arg", "width"], "error: arg: must look like depth=12"),
-        (["--arg", "width=1", "--arg", "width=2"], "error: arg: 'width' is given twice"),
-        (["--out", "/no/such/folder/job.json"], "error: out: the folder /no/such/folder does not exist"),
-        (["--deadline", "-1"], "error: deadline: must be above 0"),
-        (["--family", "gan"], "error: family: must be one of "),
+        (["--optimizer", "lion"], "error: --optimizer: must be one of sgd, "),
+        (["--precision", "fp8"], "error: --precision: must be one of "),
+        (["--batch-size", "0"], "error: --batch-size: must be between 1 and "),
+        (["--input", "3,4"], "error: --input: must look like 3x224x224"),
+        (["--arg", "width"], "error: --arg: must look like depth=12"),
+        (["--arg", "width=1", "--arg", "width=2"], "error: --arg: 'width' is given twice"),
+        (["--out", "/no/such/folder/job.json"], "error: --out: the folder /no/such/folder does not exist"),
+        (["--deadline", "-1"], "error: --deadline: must be above 0"),
+        (["--family", "gan"], "error: --family: must be one of "),
     ],
 )
 def test_wrong_options_are_one_sentence_and_exit_code_2(

@@ -396,7 +396,7 @@ def test_what_a_model_has_seen_is_said(capsys):
         (["--gpus", "A100", "--jobs", "0"], "jobs: must be from 1"),
         (["--gpus", "A100", "--seed", "-1"], "seed: must be"),
         (["--gpus", "A100", "--estimator", "tarot"], "estimator: must be among"),
-        (["--gpus", "A100", "--unknown-mib", "-5"], "unknown_mib: must be from 0"),
+        (["--gpus", "A100", "--unknown-mib", "-5"], "--unknown-mib: must be from 0"),
         (["--gpus", "A100", "--coverage", "2"], "coverage: must be between"),
         (["--gpus", "A100", "--plot", "x.gif"], "plot: must end in"),
         (["--gpus", "A100", "--out", "/nowhere/x.json"], "out: the folder /nowhere does not exist"),

@@ -175,7 +175,7 @@ def test_what_cannot_be_asked_is_one_sentence(
         (["--tracking-uri", f"sqlite:///{nothing}"], "file is not a database"),
         (["--tracking-uri", "http://me:secret@127.0.0.1:9"], "the MLflow store http://127.0.0.1:9 "),
         (["--alias", "x' or '"], "alias: use up to 100 letters"),
-        (["--tracking-model", "x' or '"], "tracking_model: use up to 100 letters"),
+        (["--tracking-model", "x' or '"], "--tracking-model: use up to 100 letters"),
         (["--as", "king"], "must be champion or challenger"),
         (["--every", "0"], "must be at least 1 second"),
     )

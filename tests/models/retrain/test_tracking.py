@@ -202,9 +202,9 @@ def test_a_deleted_report_does_not_stop_the_next_run(place: Path, retrain: Retra
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (("--tracking", "wandb"), "tracking: must be mlflow, not 'wandb'"),
-        (("--tracking-uri", "./mlruns"), "tracking_uri: must be an SQLite file"),
-        (("--tracking-model", "a b"), "tracking_model: use up to 100 letters"),
+        (("--tracking", "wandb"), "--tracking: must be mlflow, not 'wandb'"),
+        (("--tracking-uri", "./mlruns"), "--tracking-uri: must be an SQLite file"),
+        (("--tracking-model", "a b"), "--tracking-model: use up to 100 letters"),
     ],
 )
 def test_impossible_tracking_is_refused_before_any_work(
