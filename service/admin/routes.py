@@ -33,14 +33,14 @@ S = TypeVar("S", bound=Schema)
 
 
 _REFUSALS: Final = {
-    404: "There is no release of this name.",
-    409: "There is no registry, or it refuses: nothing has changed.",
+    404: "No release has this name.",
+    409: "There is no registry, or it refuses the change; nothing has changed.",
     413: "The body is too large.",
-    415: "The body is not declared as application/json.",
-    422: "A field is at fault, or the release is damaged or fails its self-test: nothing has changed.",
+    415: "The `Content-Type` is not `application/json`.",
+    422: "A field is invalid, or the release is damaged or fails its self-test; nothing has changed.",
     503: "Another process is writing to the registry.",
 }
-_ANSWERS: Final = {200: Answer(shape=AdminModels, meaning="What there is now.")}
+_ANSWERS: Final = {200: Answer(shape=AdminModels, meaning="The registry after the request.")}
 
 
 def admin_operations(serving: ServedRelease) -> list[Operation]:
@@ -77,20 +77,20 @@ def admin_operations(serving: ServedRelease) -> list[Operation]:
             path="/v1/admin/models",
             name="admin_models",
             tag="admin",
-            summary="Releases, aliases and what this worker answers from",
+            summary="List the releases, and which of them are served",
             endpoint=_Models(serving),
             answers=_ANSWERS,
         ),
         change(
-            *("PUT", "champion", "set_champion", "Let a release answer: tested first, and done when this is answered"),
+            *("PUT", "champion", "set_champion", "Test a release and make it the champion"),
             *(ChampionRequest, promote, {"release": SHIPPED, "reason": reason}),
         ),
         change(
-            *("PUT", "challenger", "set_challenger", "Let a release be asked beside the champion, or none"),
+            *("PUT", "challenger", "set_challenger", "Set or remove the challenger"),
             *(ChallengerRequest, challenge, {"release": None}),
         ),
         change(
-            *("POST", "rollback", "roll_back", "Let the champion before this one answer again"),
+            *("POST", "rollback", "roll_back", "Go back to the previous champion"),
             *(RollbackRequest, roll_back, {"reason": reason}),
         ),
     ]

@@ -26,16 +26,16 @@ class ReleaseBundle(Schema):
 
 
 class ReleaseDetails(Schema):
-    """A release: the bundles that answer together."""
+    """A release: bundles that are served together."""
 
     name: str
     created: str | None = Field(description="when it was made (ISO 8601); null for the bundles of the package")
     parent: str | None = Field(description="the release that it was made from")
     note: str
-    lineage: dict[str, Any] = Field(description="what made it, as its maker says: data, code, seeds")
-    is_whole: bool = Field(description="whether every bundle is there and has its checksum")
-    problem: str | None = Field(description="what is wrong, in a sentence, where it is not whole")
-    bundles: list[ReleaseBundle] = Field(description="its bundles; empty where it is not whole")
+    lineage: dict[str, Any] = Field(description="how it was made: data, code, seeds")
+    is_whole: bool = Field(description="whether every bundle exists and matches its checksum")
+    problem: str | None = Field(description="what is wrong, in one sentence; null when the release is whole")
+    bundles: list[ReleaseBundle] = Field(description="its bundles; empty when the release is not whole")
 
 
 class ChampionChange(Schema):
@@ -43,30 +43,30 @@ class ChampionChange(Schema):
 
     champion: str
     since: str = Field(description="when it became champion (ISO 8601)")
-    by: str = Field(description="name of the key, or of the user at the command line; empty where nobody was asked for one")
+    by: str = Field(description="name of the API key, or of the user on the command line; empty without keys")
     reason: str
     is_rollback: bool = Field(description="whether this went back to an older champion")
 
 
 class ServedModels(Schema):
-    """What the worker that answered this request does."""
+    """What the worker that handled this request serves."""
 
-    release: str = Field(description="the release that answers")
+    release: str = Field(description="the served release")
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash over the release's bundles")
-    challenger: str | None = Field(description="the release that is asked beside it")
-    failure: str | None = Field(description="why the champion does not answer, in a sentence; null when it does")
-    challenger_failure: str | None = Field(description="why the challenger is not asked")
+    challenger: str | None = Field(description="the challenger in this worker")
+    failure: str | None = Field(description="why the registry's champion is not served, in one sentence; null when it is")
+    challenger_failure: str | None = Field(description="why the registry's challenger is not used; null when it is")
 
 
 class AdminModels(Schema):
-    """The registry and what is made of it."""
+    """The registry, and what this worker serves."""
 
     has_registry: bool = Field(description="whether the service has a registry; without one nothing can be changed")
-    champion: str | None = Field(description="the release that should answer; null without a registry")
-    challenger: str | None = Field(description="the release that should be asked beside it")
+    champion: str | None = Field(description="the champion: the release to be served; null without a registry")
+    challenger: str | None = Field(description="the challenger: the release to be compared in the background")
     previous: str | None = Field(description="the release that a rollback goes back to")
     serving: ServedModels
-    releases: list[ReleaseDetails] = Field(description="the shipped release first, then by age")
+    releases: list[ReleaseDetails] = Field(description="the releases: the shipped one first, then by age")
     history: list[ChampionChange] = Field(description=f"the last {HISTORY_SHOWN} changes of the champion, the oldest first")
 
 
@@ -83,23 +83,23 @@ def _one_line(reason: str) -> str:
 
 
 ReleaseName = Annotated[str, AfterValidator(_release_name)]
-Reason = Annotated[str, AfterValidator(_one_line), Field(max_length=MAX_REASON, description="why; it stays in the history")]
+Reason = Annotated[str, AfterValidator(_one_line), Field(max_length=MAX_REASON, description="reason, kept in the history")]
 
 
 class ChampionRequest(Schema):
-    """Which release shall answer."""
+    """The release to serve."""
 
     release: ReleaseName
     reason: Reason = ""
 
 
 class ChallengerRequest(Schema):
-    """Which release shall be asked beside the champion."""
+    """The release to compare with the champion in the background."""
 
-    release: ReleaseName | None = Field(description="null for none")
+    release: ReleaseName | None = Field(description="null removes the challenger")
 
 
 class RollbackRequest(Schema):
-    """Why the champion before this one shall answer again."""
+    """The reason for going back to the previous champion."""
 
     reason: Reason = ""

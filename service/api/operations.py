@@ -21,16 +21,16 @@ from .schemas import Problem
 
 JSON: Final = "application/json"
 ACCESS_REFUSALS: Final = {
-    401: "An API key is needed, and none or a wrong one was given.",
-    403: "The API key does not allow this.",
-    429: "Too many requests; Retry-After says when to come again.",
-    503: "The service is busy; Retry-After says when to come again.",
+    401: "The API key is missing or unknown.",
+    403: "The API key lacks the scope of this operation.",
+    429: "The client sends too many requests; `Retry-After` says when to try again.",
+    503: "The service is busy; `Retry-After` says when to try again.",
 }
 """The errors of any operation where keys and limits are set."""
 BODY_REFUSALS: Final = {
     413: "The body is too large.",
-    415: "The body is not declared as application/json.",
-    422: "The body is no JSON, or a field in it is at fault.",
+    415: "The `Content-Type` is not `application/json`.",
+    422: "The body is not valid JSON, or one of its fields is invalid.",
 }
 """The further errors of an operation with a body."""
 
@@ -54,7 +54,7 @@ class Answer:
     """
 
     shape: Schemas
-    meaning: str = "The answer."
+    meaning: str = "The result."
     examples: Callable[[], Examples] | None = None
     others: Callable[[], Mapping[str, JsonSchema]] | None = None
 

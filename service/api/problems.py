@@ -39,15 +39,15 @@ class ProblemKind:
 INVALID_REQUEST: Final = ProblemKind("invalid-request", 422, "The request is not valid")
 INVALID_JOB: Final = ProblemKind("invalid-job", 422, "The job is not valid")
 UNSUPPORTED_JOB: Final = ProblemKind("unsupported-job", 422, "No model is loaded for the job")
-OUTSIDE_SUPPORT: Final = ProblemKind("outside-support", 422, "There is no such number for the job")
+OUTSIDE_SUPPORT: Final = ProblemKind("outside-support", 422, "The job has no such number")
 INTERNAL_ERROR: Final = ProblemKind("internal-error", 500, "The service failed")
 NOT_READY: Final = ProblemKind("not-ready", 503, "The service is not ready")
 OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy")
-UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is needed")
+UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is required")
 FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow this")
-CONFLICT: Final = ProblemKind("conflict", 409, "The request contradicts what is there")
+CONFLICT: Final = ProblemKind("conflict", 409, "The request conflicts with the stored state")
 RATE_LIMITED: Final = ProblemKind("rate-limited", 429, "Too many requests")
-UNKNOWN: Final = ProblemKind("unknown", 404, "There is no such thing")
+UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
 REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The body did not arrive in time")
 
 _KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
@@ -59,7 +59,7 @@ _KIND_OF_STATUS: Final = {
     kind.status: kind
     for kind in (
         ProblemKind("not-found", 404, "There is nothing at this path"),
-        ProblemKind("method-not-allowed", 405, "The path does not answer to this method"),
+        ProblemKind("method-not-allowed", 405, "The path does not support this method"),
         ProblemKind("body-too-large", 413, "The body is too large"),
         ProblemKind("unsupported-media-type", 415, "The body must be JSON"),
         NOT_READY,

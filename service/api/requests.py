@@ -37,33 +37,31 @@ MAX_ASKED_BATCH: Final = 2**20
 Coverage = Annotated[
     Annotated[int | float, WithJsonSchema({"type": "number"})] | None,
     Field(
-        description="the share of jobs that the safe bytes shall cover, within what the model is calibrated for",
+        description="share of jobs that the safe bytes cover, within the calibrated coverages of the model",
         json_schema_extra={"exclusiveMinimum": 0, "exclusiveMaximum": 1, "default": DEFAULT_COVERAGE},
     ),
 ]
 Encoder = Annotated[
     Annotated[str, OneOf(ENCODERS)] | None,
     Field(
-        description="which classifier: mlp or transformer, or common, one model for all families; mlp where there is one unless "
-        "given"
+        description="the classifier: mlp, transformer, or common (one model for all families); by default mlp if the family has "
+        "it"
     ),
 ]
 GpuName = Annotated[str, Field(examples=["A100"])]
 GpuNames = Annotated[list[Annotated[str, Field(examples=["A100", "A100/3g.20gb"])]], Field(max_length=MAX_TARGETS)]
-MigName = Annotated[
-    Annotated[str, Field(examples=["3g.20gb"])] | None, Field(description="its MIG profile, where it is a partition")
-]
+MigName = Annotated[Annotated[str, Field(examples=["3g.20gb"])] | None, Field(description="its MIG profile, for a partition")]
 FreeMib = Annotated[
     Annotated[int, Field(ge=0, le=MAX_FREE_MIB)] | None,
-    Field(description="memory free on it now, as NVML says; unless given it is taken to be empty"),
+    Field(description="memory that is free now, as NVML reports it; by default that of an empty device"),
 ]
 
 
 class Device(Schema):
     """One device of a site, as it is now."""
 
-    id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME, description="any name for it: index, UUID of GPU or MIG")
-    gpu: str = Field(description="its GPU model, by a name at /v1/gpus", examples=["A100"])
+    id: str = Field(min_length=1, max_length=MAX_DEVICE_NAME, description="the caller's name for it, such as an index or a UUID")
+    gpu: str = Field(description="its GPU model, by a name in /v1/gpus", examples=["A100"])
     mig: MigName = None
     free_mib: FreeMib = None
 
@@ -72,60 +70,65 @@ Devices = Annotated[list[Device], Field(max_length=MAX_TARGETS)]
 
 
 class PredictOptions(Schema):
-    """How answers are wanted."""
+    """The options of a prediction."""
 
     coverage: Coverage = None
     bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
-        None, description="width of the bins in MiB; 1,024 up to the GPU's capacity unless asked for"
+        None, description="width of the bins in MiB; by default 1,024, up to the capacity of the GPU"
     )
     bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = Field(
         None, description="a published bin scheme by name, instead of a width"
     )
-    gpu: GpuName | None = Field(None, description="GPU to answer for, by a name at /v1/gpus; the model's own unless given")
+    gpu: GpuName | None = Field(
+        None, description="the GPU, by a name in /v1/gpus; by default the one that the model was trained on"
+    )
     encoder: Encoder = None
     fits: bool | GpuNames | None = Field(
         None,
-        description="what the job may fit: true for the whole catalogue, or names as at /v1/gpus, also A100/3g.20gb",
+        description="decide what the job fits: true for the whole catalogue, or names as in /v1/gpus or such as A100/3g.20gb",
     )
-    devices: Devices | None = Field(None, description="devices that the job may fit, with their live free memory")
+    devices: Devices | None = Field(None, description="devices that the job may fit, with their free memory")
 
 
 class PredictRequest(PredictOptions):
-    """One job, and how the answer is wanted."""
+    """One job, and the options of its prediction."""
 
     job: Job
 
 
 class BatchRequest(PredictOptions):
-    """Many jobs, and how the answers are wanted."""
+    """Many jobs, and the options of their predictions."""
 
-    jobs: list[Job] = Field(description="the jobs; each may fail alone")
+    jobs: list[Job] = Field(description="the jobs; an invalid one does not fail the others")
 
 
 class BatchSizesRequest(Schema):
-    """A job whose batch size is looked for, and where it is to run."""
+    """A job whose largest batch size is to be found, and the GPU that it is to run on."""
 
-    job: Job = Field(description="the job; its own batch size and traced peak do not matter")
+    job: Job = Field(description="the job; its own batch size and traced peak are ignored")
     coverage: Coverage = None
     encoder: Encoder = None
-    gpu: GpuName | None = Field(None, description="GPU, by a name at /v1/gpus, also A100/3g.20gb; the model's own unless given")
+    gpu: GpuName | None = Field(
+        None,
+        description="the GPU, by a name in /v1/gpus or such as A100/3g.20gb; by default the one that the model was trained on",
+    )
     mig: MigName = None
     free_mib: FreeMib = None
     max_batch: Annotated[int, Field(ge=1, le=MAX_ASKED_BATCH)] | None = Field(
-        None, description="the largest batch size to look at", json_schema_extra={"default": DEFAULT_MAX_BATCH}
+        None, description="the largest batch size to consider", json_schema_extra={"default": DEFAULT_MAX_BATCH}
     )
 
 
 class SmallestGpuRequest(Schema):
-    """A job that looks for a GPU."""
+    """A job, and the GPUs to choose from."""
 
     job: Job
     coverage: Coverage = None
     encoder: Encoder = None
     gpus: GpuNames | None = Field(
-        None, description="GPUs to choose from, by a name at /v1/gpus, also A100/3g.20gb; all unless given"
+        None, description="names of GPUs to choose from, as in /v1/gpus or such as A100/3g.20gb; by default the whole catalogue"
     )
-    devices: Devices | None = Field(None, description="devices to choose from, with their live free memory")
+    devices: Devices | None = Field(None, description="devices to choose from, with their free memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +203,8 @@ def smallest_gpu_options(request: SmallestGpuRequest) -> Options:
     return Options(coverage=_coverage(request.coverage), encoder=request.encoder, targets=targets)
 
 
-def _coverage(asked: float | None) -> float:
-    return DEFAULT_COVERAGE if asked is None else asked
+def _coverage(coverage: float | None) -> float:
+    return DEFAULT_COVERAGE if coverage is None else coverage
 
 
 def _named_targets(names: Sequence[str] | bool, field: str) -> tuple[Target, ...]:

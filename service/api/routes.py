@@ -29,13 +29,13 @@ EXAMPLE_ID: Final = "01910c5e-8a40-7c3b-9f12-5d7e80a4b6c1"
 
 _ALIVE: Final = {"status": "ok"}
 _TEXT_DESCRIPTION: Final = (
-    f"With `Accept: {TEXT}` the answer is one line: `{TEXT_FIELDS[0]}`, or the fields named by `?field=`, separated by "
+    f"With `Accept: {TEXT}` the response is one line: `{TEXT_FIELDS[0]}`, or the fields named by `?field=`, separated by "
     "spaces. A field without a value is then a 422, so that `curl -f` fails and a script goes on with its own default."
 )
 _TEXT_PARAMETER: Final = {
     "name": "field",
     "in": "query",
-    "description": f"what to answer in plain text; without effect in JSON. {TEXT_FIELDS[0]} unless given",
+    "description": f"fields of the plain-text response; ignored for JSON. By default {TEXT_FIELDS[0]}",
     "style": "form",
     "explode": False,
     "schema": {"type": "array", "items": {"type": "string", "enum": list(TEXT_FIELDS)}, "minItems": 1},
@@ -129,18 +129,18 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
             refusals=ACCESS_REFUSALS,
         ),
         operation(
-            *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", schemas.Gpus, "The catalogue."),
+            *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", schemas.Gpus, "The GPUs."),
             gpus_document,
             refusals=ACCESS_REFUSALS,
         ),
         operation(
-            *("/healthz", "healthz", "health", "Is the process alive?", schemas.Health, "It is alive."),
+            *("/healthz", "healthz", "health", "Liveness: is the process alive?", schemas.Health, "The process is alive."),
             lambda: _ALIVE,
         ),
         operation(
-            *("/readyz", "readyz", "health", "Does every model answer?", schemas.Readiness, "Every model answers."),
+            *("/readyz", "readyz", "health", "Readiness: does every model predict?", schemas.Readiness, "Every model predicts."),
             lambda: _readiness(serving),
-            refusals={503: "A model does not answer."},
+            refusals={503: "A model does not predict."},
         ),
     ]
 

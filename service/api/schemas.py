@@ -34,7 +34,7 @@ class DescribedBy:
 
 
 class TrainingJob(RootModel[Any]):
-    """One training process on one GPU; :mod:`service.api.job_schema` describes its fields."""
+    """One training process on one GPU."""
 
     model_config = ConfigDict(json_schema_extra={"type": "object"})
 
@@ -67,8 +67,8 @@ class Bin(Schema):
     """The most probable bin."""
 
     index: int = Field(ge=0, description="number of the bin, from 0")
-    lower_bytes: int = Field(ge=0, description="lower edge, inclusive")
-    upper_bytes: int | None = Field(description="upper edge, exclusive; null for the last bin, which is open above")
+    lower_bytes: int = Field(ge=0, description="lower edge in bytes, inclusive")
+    upper_bytes: int | None = Field(description="upper edge in bytes, exclusive; null for the last bin, which is open above")
     probability: float = Field(ge=0, le=1, description="probability that the job's memory lies in this bin")
 
 
@@ -91,14 +91,14 @@ class TrainingData(Schema):
 
 
 class Model(Schema):
-    """The model that answered."""
+    """The model that made the prediction."""
 
     name: str
     version: str
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="hash over the model's files: changes with any of them")
-    family: str = Field(description="the family of jobs that it answers for; all for a model of several")
+    family: str = Field(description="the family of jobs that it predicts; all for a model of all families")
     encoder: str = Field(
-        description="what it looks at: mlp for the feature vector, transformer for the layer sequence with it, common for the "
+        description="mlp: feature vector; transformer: layer sequence and feature vector; common: "
         "feature vector by one model of all families"
     )
     training_data: TrainingData
@@ -108,15 +108,15 @@ class ModelDetails(Model):
     """A loaded model with its card."""
 
     gpu: str = Field(description="the GPU model whose memory it predicts")
-    coverages: list[float] = Field(description="the coverages it is calibrated for; one in between gets the next higher")
-    card: dict[str, Any] = Field(description="the whole card as it was written in training")
+    coverages: list[float] = Field(description="the calibrated coverages; a coverage in between uses the next higher")
+    card: dict[str, Any] = Field(description="the model card")
 
 
 class Models(Schema):
-    """The loaded models, by family, the most trusted first."""
+    """The loaded models by family, most trusted first."""
 
-    release: str = Field(description="the release that they belong to, the champion")
-    challenger: str | None = Field(description="the release that is asked beside it in the background, if there is one")
+    release: str = Field(description="the served release (the champion)")
+    challenger: str | None = Field(description="the release whose predictions are compared in the background, if there is one")
     models: list[ModelDetails]
 
 
@@ -124,13 +124,13 @@ class Fit(Schema):
     """Whether the job fits one GPU, MIG profile or device."""
 
     gpu: str = Field(description="the GPU model")
-    mig: str | None = Field(description="the MIG profile, where it is a partition")
-    device: str | None = Field(description="the id that the device was given in the request")
-    available_mib: int = Field(ge=0, description="free memory by the request, else what the driver leaves of an empty one")
+    mig: str | None = Field(description="the MIG profile, for a partition")
+    device: str | None = Field(description="the device's id in the request")
+    available_mib: int = Field(ge=0, description="free memory as given in the request, or what a job can use of an empty GPU")
     request_mib: int = Field(ge=0, description="expected memory on this GPU, rounded up")
-    limit_mib: int | None = Field(description="safe memory on this GPU, rounded up; null outside the model's support")
+    limit_mib: int | None = Field(description="safe memory on this GPU, rounded up; null outside the support")
     verdict: Literal["yes", "no", "unsure", "unknown"] = Field(
-        description="yes: the limit is available; no: not even the request is; unsure: between the two; unknown: no limit"
+        description="yes: limit_mib is available; no: not even request_mib is; unsure: between the two; unknown: no limit"
     )
     probability: float = Field(ge=0, le=1, description="probability that the job takes no more than what is available")
 
@@ -147,27 +147,27 @@ class BatchSizes(Schema):
     """The largest batches that fit, and memory against batch size."""
 
     gpu: str = Field(description="the GPU model")
-    mig: str | None = Field(description="the MIG profile, where it is a partition")
-    available_mib: int = Field(ge=0, description="free memory by the request, else what the driver leaves of an empty one")
-    coverage: float = Field(gt=0, lt=1, description="the share of jobs that stay below a limit")
-    max_batch: int = Field(ge=1, description="no batch above this was looked at")
-    safe_batch: int | None = Field(description="the largest whose limit is available; null where there is none")
-    likely_batch: int | None = Field(description="the largest whose request is available; null where there is none")
-    reasons: list[str] = Field(description="why there is no limit at any batch size")
-    curve: list[BatchPoint] = Field(description="from batch 1 to max_batch; it never falls")
-    release: str = Field(description="the release that answered")
-    feature_schema: str = Field(description="version of the features that the models look at")
+    mig: str | None = Field(description="the MIG profile, for a partition")
+    available_mib: int = Field(ge=0, description="free memory as given in the request, or what a job can use of an empty GPU")
+    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the limit")
+    max_batch: int = Field(ge=1, description="the largest batch size considered")
+    safe_batch: int | None = Field(description="the largest batch whose safe memory fits; null if none does")
+    likely_batch: int | None = Field(description="the largest batch whose expected memory fits; null if none does")
+    reasons: list[str] = Field(description="why no batch size has a limit")
+    curve: list[BatchPoint] = Field(description="memory from batch 1 to max_batch; it never falls")
+    release: str = Field(description="the release of the model")
+    feature_schema: str = Field(description="version of the models' features")
 
 
 class SmallestGpu(Schema):
-    """The smallest places that hold a job, by the memory available there."""
+    """The smallest GPUs or MIG profiles that hold a job, by available memory."""
 
-    coverage: float = Field(gt=0, lt=1, description="the share of jobs that stay below the limit")
-    safe: Fit | None = Field(description="the smallest that holds the limit; null where none does, or there is no limit")
-    likely: Fit | None = Field(description="the smallest that holds the request; null where none does")
+    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the limit")
+    safe: Fit | None = Field(description="the smallest that holds limit_mib; null if none does or there is no limit")
+    likely: Fit | None = Field(description="the smallest that holds request_mib; null if none does")
     reasons: list[str] = Field(description="why there is no limit")
-    release: str = Field(description="the release that answered")
-    feature_schema: str = Field(description="version of the features that the models look at")
+    release: str = Field(description="the release of the model")
+    feature_schema: str = Field(description="version of the models' features")
 
 
 class Mig(Schema):
@@ -176,23 +176,23 @@ class Mig(Schema):
     name: str = Field(description="such as 3g.20gb")
     memory_mib: int = Field(gt=0, description="memory of an instance")
     available_mib: int = Field(gt=0, description="what a job can use of an empty one")
-    source: str = Field(description="who read it")
+    source: str = Field(description="where this number comes from")
 
 
 class Gpu(Schema):
     """A GPU of the catalogue."""
 
     name: str = Field(description="product name, as NVML reports it")
-    aliases: list[str] = Field(description="shorter names that are understood as well")
+    aliases: list[str] = Field(description="other names that requests may use")
     capacity_mib: int = Field(gt=0, description="total memory")
     reserved_mib: int = Field(ge=0, description="what the driver keeps for itself")
-    reserved_source: str = Field(description="who read that, or that it is assumed")
+    reserved_source: str = Field(description="where this number comes from")
     available_mib: int = Field(gt=0, description="what a job can use of an empty one")
     mig: list[Mig] = Field(description="its MIG profiles, as far as they are known")
 
 
 class Gpus(Schema):
-    """The GPUs that questions may name; a MIG profile is named behind a slash, as in A100/3g.20gb."""
+    """The GPUs that requests may name; a MIG profile follows a slash, as in A100/3g.20gb."""
 
     gpus: list[Gpu]
 
@@ -206,60 +206,62 @@ class Prediction(Schema):
     )
     bin: Bin
     request_mib: int = Field(
-        ge=0, description="what to pack by: the expected memory in MiB, rounded up; as a hard cap it kills jobs"
+        ge=0, description="for packing jobs: the expected memory in MiB, rounded up; about half of such jobs exceed it"
     )
     limit_mib: int | None = Field(
-        description="what to cap at: the safe memory in MiB, rounded up; null outside the model's support"
+        description="for a hard limit: the safe memory in MiB, rounded up; null outside the model's support"
     )
-    expected_bytes: int = Field(ge=0, description="centre of the prediction: about as often too low as too high")
+    expected_bytes: int = Field(ge=0, description="centre of the prediction: too low about as often as too high")
     safe_bytes: int | None = Field(description="upper bound that holds with the coverage; null outside the model's support")
-    coverage: float = Field(gt=0, lt=1, description="the share of jobs that stay below the safe bytes")
+    coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the safe bytes")
     in_support: bool = Field(description="whether the job resembles those that the model was trained on")
-    reasons: list[str] = Field(description="why it does not, one sentence each")
+    reasons: list[str] = Field(description="why the job does not resemble them, one sentence each")
     bins: Bins
-    fits: list[Fit] | None = Field(default=None, description="what the job fits, where that was asked, in the order asked")
+    fits: list[Fit] | None = Field(
+        default=None, description="what the job fits, in the order of the request; only if the request asks for it"
+    )
     gpu: str = Field(description="the GPU model that the amounts are for")
     label_source: str = Field(
-        description="what the model learnt from: readings of a GPU, or traced where no GPU has run the jobs"
+        description="origin of the training labels: readings of a GPU, or traced, where no GPU ran the jobs"
     )
     release: str = Field(description="the release that the model belongs to")
-    feature_schema: str = Field(description="version of the features that the model looks at")
+    feature_schema: str = Field(description="version of the model's features")
     model: Model
 
 
 class FieldProblem(Schema):
-    """One field that is at fault."""
+    """One invalid field."""
 
-    field: str = Field(description="path from the body, such as job.layers[3].parameters; body for the whole of it")
+    field: str = Field(description="path in the body, such as job.layers[3].parameters; 'body' for the whole body")
     message: str = Field(description="what is wrong and what the field may hold")
 
 
 class Problem(Schema):
     """An error (RFC 9457)."""
 
-    type: str = Field(description="URI of the type of problem; programs look at this")
-    title: str = Field(description="the type in words")
+    type: str = Field(description="URI that identifies the type of problem; for programs")
+    title: str = Field(description="short name of the type")
     status: int = Field(ge=400, le=599, description="HTTP status")
-    detail: str = Field(description="this problem in one sentence")
-    errors: list[FieldProblem] | None = Field(default=None, description="the fields at fault, where there are any")
+    detail: str = Field(description="what is wrong, in one sentence")
+    errors: list[FieldProblem] | None = Field(default=None, description="the invalid fields, if the body has any")
 
 
 class Predicted(Schema):
-    """A job of a batch that was answered."""
+    """The result of a valid job of a batch."""
 
     prediction: Prediction
 
 
 class Refused(Schema):
-    """A job of a batch that was refused; the others are answered all the same."""
+    """The result of an invalid job of a batch; the other jobs are predicted."""
 
     problem: Problem
 
 
 class BatchPrediction(Schema):
-    """One result per job, in the order of the jobs."""
+    """One result per job, in order."""
 
-    failed: int = Field(ge=0, description="number of jobs that were refused")
+    failed: int = Field(ge=0, description="number of invalid jobs")
     results: list[Predicted | Refused]
 
 
@@ -270,7 +272,7 @@ class Health(Schema):
 
 
 class Readiness(Schema):
-    """Every loaded model answers."""
+    """Every loaded model predicts."""
 
     status: Literal["ready"]
     families: list[str] = Field(description="the families of jobs that a model is loaded for")

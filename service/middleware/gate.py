@@ -134,7 +134,7 @@ class Gate:
             refusal = self._refusal(rule, key, presented, scope) if is_counted or rule.scope is not None else None
             if refusal is None and is_counted:
                 if load.in_work > self._max_concurrency:
-                    refusal = Refusal(OVERLOADED, "too many requests are in work: come again later", _RETRY)
+                    refusal = Refusal(OVERLOADED, "too many requests are in progress: try again later", _RETRY)
                 else:
                     await asyncio.sleep(0)  # count the requests that arrived meanwhile before the work begins
             if refusal is not None:
@@ -153,7 +153,7 @@ class Gate:
         except asyncio.CancelledError:  # the service stops, and its shutdown time is over
             if status:
                 raise
-            await _refuse(send_on, rule, Refusal(OVERLOADED, "the service is ending: ask again", _RETRY))
+            await _refuse(send_on, rule, Refusal(OVERLOADED, "the service is stopping: try again", _RETRY))
         finally:
             if is_counted:
                 load.in_work -= 1
@@ -174,14 +174,14 @@ class Gate:
             if wait_seconds:
                 return Refusal(
                     RATE_LIMITED,
-                    f"more requests than this service takes from one client: come again in {ceil(wait_seconds)} s",
+                    f"too many requests from this client: try again in {ceil(wait_seconds)} s",
                     {"Retry-After": str(ceil(wait_seconds))},
                 )
         if self._keys is None or rule.scope is None:
             return None
         if key is None:
-            said = "the API key is not known" if presented is not None else "an API key is needed"
-            return Refusal(UNAUTHORIZED, f"{said}: send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"})
+            reason = "the API key is unknown" if presented is not None else "an API key is required"
+            return Refusal(UNAUTHORIZED, f"{reason}: send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"})
         if rule.scope != ANY_KEY and rule.scope not in key.scopes:
             return Refusal(FORBIDDEN, f"the API key {key.name!r} does not allow {rule.scope!r}: {', '.join(sorted(key.scopes))}")
         return None

@@ -45,16 +45,16 @@ for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REQUESTS: Final = Counter(
-    "gpumemnet_requests", "Requests that are over, by path and status; 499 when the client left first.", ("path", "status")
+    "gpumemnet_requests", "Finished requests by path and status; 499 when the client disconnected first.", ("path", "status")
 )
 SECONDS: Final = Histogram(
     "gpumemnet_request_seconds",
-    "From the arrival of a request's head to the end of its answer.",
+    "Time from the arrival of a request's head to the end of its response.",
     ("path",),
     buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )
-REFUSALS: Final = Counter("gpumemnet_refusals", "Requests refused before they were understood, by reason.", ("reason",))
-IN_WORK: Final = Gauge("gpumemnet_requests_in_work", "Requests that are being answered now.", multiprocess_mode="livesum")
+REFUSALS: Final = Counter("gpumemnet_refusals", "Requests rejected before they were handled, by reason.", ("reason",))
+IN_WORK: Final = Gauge("gpumemnet_requests_in_work", "Requests in progress.", multiprocess_mode="livesum")
 PREDICTIONS: Final = Counter(
     "gpumemnet_predictions",
     "Predictions made, by family and whether the job was inside the model's support.",
@@ -70,7 +70,7 @@ STARTED: Final = Gauge(
 )
 BUILD: Final = Gauge(
     "gpumemnet_build_info",
-    "Always 1; the labels say what is running.",
+    "Always 1; the labels name the versions.",
     ("version", "python", "onnxruntime"),
     multiprocess_mode="max",
 )

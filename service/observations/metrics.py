@@ -14,7 +14,7 @@ OBSERVED: Final = Counter(
 )
 REFUSED: Final = Counter(
     "gpumemnet_observations_refused",
-    "Observations that were not stored because the queue was full or the database away",
+    "Observations that were not stored because the queue was full or the database unavailable",
     ["reason"],
 )
 PREDICTIONS: Final = Counter(
@@ -24,7 +24,7 @@ PREDICTIONS: Final = Counter(
 )
 QUEUE: Final = Gauge("gpumemnet_observation_queue", "Observations that wait to be stored", multiprocess_mode="livesum")
 DATABASE_UP: Final = Gauge(
-    "gpumemnet_database_up", "Whether the database took the last write (1) or failed it (0)", multiprocess_mode="livemin"
+    "gpumemnet_database_up", "1 when the last write to the database succeeded, else 0", multiprocess_mode="livemin"
 )
 COVERAGE: Final = Gauge(
     "gpumemnet_observed_coverage_ratio",
@@ -34,7 +34,7 @@ COVERAGE: Final = Gauge(
 )
 PROMISED: Final = Gauge(
     "gpumemnet_promised_coverage_ratio",
-    "Mean coverage that was promised to the same jobs",
+    "Mean requested coverage of the same jobs",
     ["family"],
     multiprocess_mode="livemostrecent",
 )
@@ -46,7 +46,7 @@ ERROR: Final = Gauge(
 )
 ALARM: Final = Gauge(
     "gpumemnet_coverage_alarm",
-    "1 when the observed coverage of a family is too low to be chance, by an exact test",
+    "1 when the observed coverage of a family is significantly too low (exact test)",
     ["family"],
     multiprocess_mode="livemostrecent",
 )

@@ -64,24 +64,26 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             path="/v1/observations",
             name="observe",
             tag="observations",
-            summary="Report what finished jobs used",
-            description="Answered when the observation is on the disk. Sending it again is safe: it is stored once.",
+            summary="Report the memory that finished jobs used",
+            description="The response is sent once the observation is on the disk. Sending it again is safe: it is stored once.",
             endpoint=_Observations(store),
             request=(schemas.Observation, schemas.Observations),
             request_examples=lambda: _REPORTS,
             answers={
-                201: Answer(shape=schemas.StoredObservation, meaning="It is stored.", examples=lambda: {"stored": _STORED}),
+                201: Answer(
+                    shape=schemas.StoredObservation, meaning="The observation is stored.", examples=lambda: {"stored": _STORED}
+                ),
                 200: Answer(
                     shape=(schemas.StoredObservation, schemas.ObservationResults),
-                    meaning="It had been stored before; or the results of several.",
+                    meaning="The observation had been stored before; or the results of several observations.",
                     examples=lambda: {"stored before": {**_STORED, "created": False}},
                 ),
             },
             refusals={
-                404: "There is no such prediction, or this service stores no observations.",
+                404: "The prediction is unknown, or this service stores no observations.",
                 409: "The idempotency key was used for another observation.",
                 **BODY_REFUSALS,
-                503: "Too many observations wait, or the database is away: send it again later.",
+                503: "Too many observations wait, or the database is unavailable: send it again later.",
             },
         ),
         Operation(
@@ -89,22 +91,22 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             path="/v1/observations/summary",
             name="observation_summary",
             tag="observations",
-            summary="What predictions were worth, against what jobs used",
+            summary="Coverage and error of the predictions",
             endpoint=_Summary(store),
             parameters=[
                 {
                     "name": "days",
                     "in": "query",
                     "required": False,
-                    "description": "how far back to look, in days",
+                    "description": "the number of days, up to now",
                     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DAYS, "default": DEFAULT_DAYS},
                 }
             ],
             answers={200: Answer(shape=schemas.ObservationSummary, meaning="The summary.")},
             refusals={
                 404: "This service stores no observations.",
-                422: "A parameter is at fault.",
-                503: "The database is away.",
+                422: "A parameter is invalid.",
+                503: "The database is unavailable.",
             },
         ),
     ]

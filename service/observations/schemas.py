@@ -21,17 +21,15 @@ _LIMIT: Final = "the memory that it could have had: its limit, or the whole GPU"
 
 
 class Observation(Schema):
-    """What one run of a job used; :func:`gpumemnet.site.observation.observation_from_dict` reads it."""
+    """The memory that one run of a job used."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prediction_id"]}, {"required": ["job", "gpu"]}]})
 
     prediction_id: Annotated[str, Field(json_schema_extra={"format": "uuid"})] | None = Field(
         None, description="id of the prediction that the job was scheduled with"
     )
-    job: Job | None = Field(None, description="the job, where there is no prediction or it may be forgotten")
-    gpu: _Text | None = Field(
-        None, description="the GPU that it ran on; that of the prediction unless given, and required with a job"
-    )
+    job: Job | None = Field(None, description="the job, if there is no prediction or it may have been deleted")
+    gpu: _Text | None = Field(None, description="the GPU that it ran on; by default that of the prediction; required with a job")
     peak_mib: _Mib | None = Field(
         None, description="the most GPU memory that it took, CUDA context included, in MiB (2**20 bytes)"
     )
@@ -47,7 +45,7 @@ class Observation(Schema):
     )
     idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)] | None = Field(
         None,
-        description="the reporter's own name for this observation: sent again, it is stored once. Otherwise the content decides",
+        description="the client's key: an observation with the same key is stored once. By default, its content is the key",
     )
     driver: _Text | None = Field(None, description="version of the GPU's driver")
     cuda: _Text | None = Field(None, description="version of CUDA")
@@ -55,7 +53,7 @@ class Observation(Schema):
 
 
 class Observations(Schema):
-    """Several observations; each may be refused alone."""
+    """Several observations; an invalid one does not fail the others."""
 
     observations: list[Observation] = Field(max_length=MAX_OBSERVATIONS)
 
@@ -71,13 +69,13 @@ class StoredObservation(Schema):
 
 
 class ObservedResult(Schema):
-    """An observation of a list that was stored."""
+    """The result of a stored observation."""
 
     observation: StoredObservation
 
 
 class RefusedObservation(Schema):
-    """An observation of a list that was not stored; the others are all the same."""
+    """The result of an observation that was not stored; the others are."""
 
     problem: Problem
 
@@ -90,23 +88,23 @@ class ObservationResults(Schema):
 
 
 class Worth(Schema):
-    """What predictions were worth, against what the jobs used."""
+    """Coverage and error of predictions, compared with what the jobs used."""
 
-    judged: int = Field(ge=0, description="jobs that put the safe bytes to the test")
-    covered: int = Field(ge=0, description="of these, those that stayed within")
-    coverage: float | None = Field(description="their share")
+    judged: int = Field(ge=0, description="jobs whose observation can confirm or contradict the safe bytes")
+    covered: int = Field(ge=0, description="of these, jobs within the safe bytes")
+    coverage: float | None = Field(description="covered / judged")
     coverage_interval: list[float] | None = Field(description="its 95 % interval (Wilson)")
-    promised_coverage: float | None = Field(description="mean of the coverages that were asked for")
-    median_error_mib: float | None = Field(description="median of expected less observed")
+    promised_coverage: float | None = Field(description="mean of the requested coverages")
+    median_error_mib: float | None = Field(description="median of expected minus observed")
     median_error_percent: float | None = Field(description="the same in percent of the observed")
     median_absolute_error_percent: float | None
     under_prediction_rate: float | None = Field(description="share of the jobs that used more than expected")
-    median_waste_mib: float | None = Field(description="median of safe less observed, of those covered")
-    waste_share: float | None = Field(description="share of all safe bytes that were not used, of those covered")
+    median_waste_mib: float | None = Field(description="median of safe minus observed, over the covered jobs")
+    waste_share: float | None = Field(description="share of the safe bytes that was not used, over the covered jobs")
 
 
 class SideBySide(Schema):
-    """Champion and challenger on the jobs that both were asked about."""
+    """Champion and challenger on the jobs that both predicted."""
 
     champion: Worth
     challenger: Worth
@@ -125,7 +123,7 @@ class ObservedGroup(Schema):
 
 
 class FamilyAlarm(Schema):
-    """Whether a family's coverage is too low to be chance."""
+    """Whether the coverage of a family is significantly too low."""
 
     family: str
     on: bool
@@ -133,7 +131,7 @@ class FamilyAlarm(Schema):
     covered: int = Field(ge=0)
     coverage: float | None
     promised_coverage: float | None
-    probability: float = Field(ge=0, le=1, description="of as many misses or more, if every promise held")
+    probability: float = Field(ge=0, le=1, description="probability of at least as many misses if the coverage held (p-value)")
 
 
 class CoverageAlarm(Schema):
@@ -141,20 +139,22 @@ class CoverageAlarm(Schema):
 
     rule: str
     threshold: float
-    window: int = Field(description="observations of a family that it looks at")
+    window: int = Field(description="number of latest observations of a family that it tests")
     families: list[FamilyAlarm]
 
 
 class ObservationSummary(Schema):
-    """What predictions were worth over the last days."""
+    """Coverage and error of the predictions of the last days."""
 
     days: float
     observations: int = Field(ge=0)
     oom: int = Field(ge=0)
-    without_prediction: int = Field(ge=0, description="reported with the job alone; kept for learning, compared with nothing")
-    on_another_gpu: int = Field(ge=0, description="ran on another GPU than was predicted for; not compared")
+    without_prediction: int = Field(
+        ge=0, description="observations with a job and no prediction; kept for training, not compared"
+    )
+    on_another_gpu: int = Field(ge=0, description="observations from another GPU than predicted; not compared")
     sources: dict[str, int] = Field(description="observations by the source of their peak")
     compared: int = Field(ge=0, description="observations in the groups below")
-    complete: bool = Field(description="whether these are all, and not the newest alone")
+    complete: bool = Field(description="whether these are all observations and not only the newest")
     groups: list[ObservedGroup]
     alarm: CoverageAlarm

@@ -46,18 +46,20 @@ class Output:
 
 
 OUTPUTS: Final = (
-    Output("prediction_id", "BYTES", lambda said: said.prediction_ids, "under which what the job took is reported"),
+    Output(
+        "prediction_id", "BYTES", lambda said: said.prediction_ids, "id of the prediction; observations of the job refer to it"
+    ),
     Output(
         "expected_bytes",
         "INT64",
         lambda said: said.predictions.expected_bytes,
-        "the packing floor: the job takes about as often more as less",
+        "centre of the prediction: too low about as often as too high",
     ),
     Output(
         "safe_bytes",
         "INT64",
         lambda said: said.predictions.safe_bytes.filled(NO_LIMIT),
-        f"what the job stays below with the coverage; {NO_LIMIT} outside the model's support, where there is no limit",
+        f"upper bound that holds with the coverage; {NO_LIMIT} outside the model's support, where there is none",
     ),
     Output(
         "in_support",
@@ -69,7 +71,7 @@ OUTPUTS: Final = (
         "reasons",
         "BYTES",
         lambda said: ["\n".join(said.predictions.reasons(row)) for row in range(len(said.predictions))],
-        "why it does not, one sentence a line; empty inside the support",
+        "why the job does not, one sentence per line; empty inside the support",
     ),
     Output("bin_index", "INT32", lambda said: said.predictions.bin_index, "the most probable bin, from 0"),
     Output(
@@ -79,7 +81,7 @@ OUTPUTS: Final = (
         "probability of every bin; bin k reaches from k to k + 1 times the parameter bin_width_mib, and the last is open above",
     ),
     Output("gpu", "BYTES", lambda said: said.of_models(lambda model: model.gpu), "the GPU model that the amounts are for"),
-    Output("model", "BYTES", lambda said: said.of_models(lambda model: model.name), "the bundle that answered"),
+    Output("model", "BYTES", lambda said: said.of_models(lambda model: model.name), "the bundle that made the prediction"),
     Output("model_version", "BYTES", lambda said: said.of_models(lambda model: model.version), "its version"),
     Output(
         "model_sha256",

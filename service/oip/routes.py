@@ -52,11 +52,11 @@ _MODEL: Final = {
 }
 _VERSION: Final = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}, "description": "its version"}
 _REFUSALS: Final = {
-    400: "Something in the request is at fault; one bad job refuses them all.",
-    404: "There is no such model or version.",
+    400: "The request or one of its jobs is invalid; no job is predicted then.",
+    404: "The model or version is unknown.",
     413: "The body is too large.",
-    415: "The body is neither JSON nor JSON with raw tensors behind it, or it is compressed.",
-    503: "A model does not answer.",
+    415: "The body is neither JSON nor JSON followed by raw tensors, or it is compressed.",
+    503: "A model does not predict.",
 }
 _OUTPUT_LIST: Final = "".join(f"\n* `{output.name}` ({output.datatype}): {output.meaning}" for output in OUTPUTS)
 
@@ -143,21 +143,30 @@ class OipApplication:
             )
 
         found = [
-            operation("GET", "/v2", "oip_server", "What is this server?", self._server, schemas.OipServer),
-            operation("GET", "/v2/health/live", "oip_live", "Is the server alive?", self._live, schemas.OipLive),
-            operation("GET", "/v2/health/ready", "oip_ready", "Does every model answer?", self._ready, schemas.OipReady, [503]),
+            operation("GET", "/v2", "oip_server", "Server metadata", self._server, schemas.OipServer),
+            operation("GET", "/v2/health/live", "oip_live", "Server liveness", self._live, schemas.OipLive),
             operation(
-                *("POST", "/v2/repository/index", "oip_index", "Which models are loaded?", self._index), [schemas.OipIndexEntry]
+                "GET",
+                "/v2/health/ready",
+                "oip_ready",
+                "Readiness: does every model predict?",
+                self._ready,
+                schemas.OipReady,
+                [503],
+            ),
+            operation(
+                *("POST", "/v2/repository/index", "oip_index", "Repository index: the loaded models", self._index),
+                [schemas.OipIndexEntry],
             ),
         ]
         for suffix, path in (("", "/v2/models/{model}"), ("_version", "/v2/models/{model}/versions/{version}")):
             found += [
                 operation(
-                    *("GET", path, f"oip_model{suffix}", "What does a model take and give?", self._model),
+                    *("GET", path, f"oip_model{suffix}", "Model metadata", self._model),
                     *(schemas.OipModelMetadata, [404]),
                 ),
                 operation(
-                    *("GET", f"{path}/ready", f"oip_model{suffix}_ready", "Does the model answer?", self._model_ready),
+                    *("GET", f"{path}/ready", f"oip_model{suffix}_ready", "Model readiness", self._model_ready),
                     *(schemas.OipModelReady, [404, 503]),
                 ),
                 operation(

@@ -46,7 +46,7 @@ class OipLive(Schema):
 
 
 class OipReady(Schema):
-    """Every model answers."""
+    """Every model predicts."""
 
     ready: Literal[True]
 
@@ -108,26 +108,26 @@ class OipInput(Schema):
 
 
 class OipOutputParameters(Schema):
-    """How an output is wanted."""
+    """The form of an output."""
 
     binary_data: bool | None = Field(default=None, description="in raw form behind the JSON object")
 
 
 class OipRequestedOutput(Schema):
-    """An output that is wanted."""
+    """A requested output."""
 
     name: Annotated[str, OneOf(OUTPUT_NAMES)]
     parameters: OipOutputParameters | None = None
 
 
 class OipParameters(Schema):
-    """How the answer is wanted; the members of other servers' extensions are passed over."""
+    """The options of the predictions; members of other servers' extensions are ignored."""
 
     coverage: Coverage = None
     bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
         default=None, description="width of the bins in MiB", json_schema_extra={"default": DEFAULT_BIN_WIDTH_MIB}
     )
-    gpu: str | None = Field(default=None, description="GPU that the amounts shall be for; the model's own unless given")
+    gpu: str | None = Field(default=None, description="the GPU; by default the one that the model was trained on")
     encoder: Encoder = None
     binary_data_output: bool | None = Field(default=None, description="all outputs in raw form unless they say otherwise")
     priority: Any = None
@@ -141,10 +141,10 @@ class OipRequest(Schema):
 
     id: Annotated[str, AfterValidator(_encodable)] | None = Field(default=None, description="repeated in the answer")
     inputs: list[OipInput] = Field(min_length=1, max_length=1, description="the tensor `job`")
-    outputs: list[OipRequestedOutput] | None = Field(default=None, description="all outputs unless given")
+    outputs: list[OipRequestedOutput] | None = Field(default=None, description="the requested outputs; by default all")
     parameters: OipParameters | None = None
-    model_name: Any = Field(default=None, description="passed over: the path decides")
-    model_version: Any = Field(default=None, description="passed over: the path decides")
+    model_name: Any = Field(default=None, description="ignored: the path decides")
+    model_version: Any = Field(default=None, description="ignored: the path decides")
 
 
 class OipOutput(Schema):
@@ -163,5 +163,5 @@ class OipAnswer(Schema):
     model_name: str
     model_version: str
     id: str | None = Field(default=None, description="that of the request")
-    parameters: dict[str, float | int] = Field(description="coverage and bin_width_mib as they were used")
+    parameters: dict[str, float | int] = Field(description="the coverage and bin_width_mib of the predictions")
     outputs: list[OipOutput]

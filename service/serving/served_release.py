@@ -74,9 +74,7 @@ class ServedRelease:
         shadow: Shadow | None = None,
     ) -> None:
         if registry is not None and bundles:
-            raise BundleError(
-                "both bundles and a registry are given to answer from: give one of GPUMEMNET_BUNDLES, GPUMEMNET_REGISTRY"
-            )
+            raise BundleError("both bundles and a registry are set: set only one of GPUMEMNET_BUNDLES and GPUMEMNET_REGISTRY")
         self.registry = registry
         self.previous: str | None = None
         self.aliases = Aliases()
@@ -182,20 +180,20 @@ class ServedRelease:
                     raise
                 self._report(self.failure or str(error))
         if self.failure:
-            logger.error("the registry's champion does not answer, %s does: %s", self.release, self.failure)
+            logger.error("the registry's champion cannot be served, %s is served instead: %s", self.release, self.failure)
         self._follow_challenger()
 
     def _follow(self, registry: Registry) -> None:
         seen = _signature(registry.aliases_file)
         try:
             if seen is None:
-                raise RegistryError(f"{registry.aliases_file}: is gone")
+                raise RegistryError(f"{registry.aliases_file}: does not exist any more")
             self.aliases = registry.aliases()
             champion = self.aliases.champion
             self._swap(None if champion == self.release else self._load_champion(champion))
         except BundleError as error:
             self._report(str(error))
-            logger.error("the registry's champion does not answer, %s answers on: %s", self.release, error)
+            logger.error("the registry's champion cannot be served, %s stays: %s", self.release, error)
         self._seen = seen
         self._follow_challenger()
 
@@ -208,7 +206,7 @@ class ServedRelease:
         MODEL_INFO.labels(self.release, self.sha256[:12]).set(0)
         self._put(loaded)
         SWAPS.inc()
-        logger.info("release %s answers now, and %s did before", loaded.release, before)
+        logger.info("release %s is served now, after %s", loaded.release, before)
         give_memory_back()
 
     def _put(self, loaded: Loaded) -> None:
@@ -228,7 +226,7 @@ class ServedRelease:
                 self._shadow.challenge(wanted, self._load(wanted, "challenger"))
         except BundleError as error:
             self.challenger_failure = str(error)
-            logger.error("the registry's challenger is not asked: %s", error)
+            logger.error("the registry's challenger cannot be used: %s", error)
         give_memory_back()
 
     def _load_champion(self, release: str) -> Loaded:

@@ -67,7 +67,7 @@ def test_a_higher_level_leaves_requests_out(tmp_path):
     with (tmp_path / "log").open("wb") as stream:
         process = subprocess.Popen(command, stderr=stream, env=clean)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
             assert answers(client, 60)
             assert client.get("/nothing").status_code == 404
     finally:

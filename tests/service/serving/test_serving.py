@@ -154,7 +154,7 @@ def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(regi
         eventually(lambda: metric(client, "gpumemnet_champion_stale") == 1)
         time.sleep(0.5)  # ten looks at the registry
         assert metric(client, 'gpumemnet_release_load_failures_total{alias="champion"}') == 1
-        assert log.read_text().count("does not answer, r2 answers on") == 1
+        assert log.read_text().count("cannot be served, r2 stays") == 1
         assert predict(client)["release"] == "r2"
         state = client.get("/v1/admin/models").json()
         assert (state["champion"], state["serving"]["release"]) == ("r3", "r2")
