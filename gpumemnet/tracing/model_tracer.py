@@ -180,10 +180,12 @@ class ModelTracer:
         return largest_batch(traces, lambda batch: _verdict(self._memory_at(traces, batch), self._request.gpu) == YES)
 
     def _gpus(self, own: Timeline) -> tuple[GpuFit, ...]:
-        """Return the memory on every GPU of the catalogue; GPUs with the same kernels share a trace."""
+        """Return the memory on every GPU of the catalogue but those of laptops; GPUs with the same kernels share a trace."""
         timelines = {_kernels(self._platform): own}
         fits = []
         for device in device_profiles():
+            if device.is_laptop:
+                continue
             platform = replace(self._platform, device=device)
             if _kernels(platform) not in timelines:
                 timelines[_kernels(platform)] = self._record(self._inputs.batch_size, platform).timeline

@@ -115,7 +115,7 @@ class TraceAnswer:
         not_included: further memory that a training process may use.
         batches: the memory at other batch sizes, on request.
         max_batch_size: the largest batch size that fits, on request; 0 if none does.
-        gpus: the memory on every GPU of the catalogue, on request.
+        gpus: the memory on every GPU of the catalogue but those of laptops, on request.
         curve: the memory over one training step, on request.
         job: the training job as a JSON object, with its traced peak, on request.
         ranks: number of GPUs that the job runs on; all amounts are for one of them.
