@@ -75,8 +75,8 @@ def _stretches(
     stretch = -(-counts // MAX_TOKENS)
     tokens = -(-counts // np.maximum(stretch, 1))
     first_layer, first_token = counts.cumsum() - counts, tokens.cumsum() - tokens
-    place = np.arange(len(owners)) - first_layer[owners]
-    token = first_token[owners] + place // stretch[owners]
+    position = np.arange(len(owners)) - first_layer[owners]
+    token = first_token[owners] + position // stretch[owners]
     count, groups = int(tokens.sum()), len(GROUP_NAMES)
     rows = np.empty((count, len(SEQUENCE_COLUMNS)), dtype=np.float32)
     per_group = np.bincount(token * groups + layer_groups, minlength=count * groups).reshape(count, groups)

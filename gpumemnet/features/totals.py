@@ -69,7 +69,7 @@ def fill_totals(
         raise ValueError("too few numbers for the jobs")
     for row in range(count):
         if codes[row] < 0 or codes[row] >= len(options):
-            raise ValueError("a code is none of an option set")
+            raise ValueError("a code is not that of an option set")
     jobs = []
     for row in range(count):
         job = JobNumbers()

@@ -100,7 +100,7 @@ class JobNumbers:
             (:attr:`gpumemnet.physics.element_types.ElementBytes.uncast`).
         state_copies, temporary_copies, loop_copies: see :class:`gpumemnet.physics.optimizers.OptimizerCopies`.
         filter_copies: optimizer state of convolutions, beside ``state_copies``.
-        new_gradients: 1 if the backward pass creates the gradients as it goes; 0 if it accumulates them in those that exist.
+        new_gradients: 1 if the backward pass creates the gradients; 0 if it accumulates them in those that exist.
         is_autocast, is_math_attention, is_checkpointed, is_channels_last: options of the job.
     """
 
@@ -229,13 +229,13 @@ def fill_columns(
         raise ValueError("too few numbers for the layers")
     for at in range(layer_count):
         if not 0 <= kinds[at] < len(_KINDS):
-            raise ValueError("a code that is no kind's")
+            raise ValueError("a code in `kinds` is not that of a layer kind")
     longest = 0
     left = layer_count
     for row in range(job_count):
         count = counts[row]
         if count < 0 or count > left:
-            raise ValueError("fewer layers than the jobs are said to have")
+            raise ValueError("`counts` does not fit the number of layers")
         longest = max(longest, count)
         left -= count
     records = [Layer() for _ in range(longest)]

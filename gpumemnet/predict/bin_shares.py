@@ -1,9 +1,7 @@
-"""How mixtures of logistics share themselves out among bins, a bin at a time: for the scheduler that asks about one job.
+"""Probabilities of bins under mixtures of logistics, one bin after the other: fast for one job.
 
-Beyond a few, ``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.predict.distribution`) goes on with arrays.  As the
-closed form
-(:mod:`gpumemnet.physics.closed_form`) this module runs as it stands, and is compiled with the types of ``bin_shares.pxd``
-where it can.
+``MemoryDistribution.bin_probabilities`` (:mod:`gpumemnet.predict.distribution`) uses arrays for many jobs.  Cython compiles this
+module with the types of ``bin_shares.pxd``.  Without a compiler it runs as it is.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ if TYPE_CHECKING:
     Numbers = Sequence[float] | NDArray[np.float64]
 
 IS_COMPILED: Final = not __file__.endswith(".py")
-"""Whether this is the compiled form."""
+"""Whether this module is compiled."""
 REACH: Final = 40.0
-"""So many scales away from its location a logistic is 0 or 1 to double precision."""
+"""This many scales from its location, a logistic is 0 or 1 to double precision."""
 
 _E: Final = 2.718281828459045
 _REACH: Final = REACH
@@ -48,13 +46,13 @@ def fill_shares(mixtures: Numbers, components: int, log_edges: Numbers, answers:
     for row in range(rows):
         answer = row * (edge_count + 1)
         total = 0.0
-        for place in range(row * components, (row + 1) * components):
-            total += mixtures[place]
-        for place in range(row * components, (row + 1) * components):
-            share = mixtures[place] / total
-            location = mixtures[count + place]
-            scale = mixtures[2 * count + place]
-            # Before the first edge within reach there is nothing of it yet.
+        for component in range(row * components, (row + 1) * components):
+            total += mixtures[component]
+        for component in range(row * components, (row + 1) * components):
+            share = mixtures[component] / total
+            location = mixtures[count + component]
+            scale = mixtures[2 * count + component]
+            # Below the first edge within reach, the logistic is 0.
             at, end = 0, edge_count
             while at < end:
                 middle = (at + end) // 2

@@ -78,8 +78,8 @@ class MemoryDistribution:
         cumulative = (np.arange(count + 2) > last[:, None]).astype(np.float64)
         counts = last - first
         rows = np.repeat(np.arange(len(counts)), counts)
-        places = np.arange(len(rows)) + np.repeat(first - (counts.cumsum() - counts), counts)
-        cumulative[rows, places + 1] = self._cdf_of(rows, log_inner_edges[places])
+        edges = np.arange(len(rows)) + np.repeat(first - (counts.cumsum() - counts), counts)
+        cumulative[rows, edges + 1] = self._cdf_of(rows, log_inner_edges[edges])
         np.minimum(np.maximum(cumulative, 0.0), 1.0, out=cumulative)
         probabilities: Array = cumulative[:, 1:] - cumulative[:, :-1]
         return probabilities

@@ -1,4 +1,4 @@
-"""Compiled modules and their texts are one: what Cython has made of them gives the numbers of the modules as they stand."""
+"""Compiled modules give the same numbers as their source run by Python."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ COMPILED = [closed_form, layer_records, layer_roles, totals, bin_shares]
 COLUMNS = closed_form.COLUMNS
 
 compiled = pytest.mark.skipif(
-    not closed_form.IS_COMPILED, reason="the package was installed without a C compiler at hand: see CONTRIBUTING.md"
+    not closed_form.IS_COMPILED, reason="the package was installed without a C compiler: see CONTRIBUTING.md"
 )
 
 
-def as_it_stands(name: str, others: Mapping[str, ModuleType] = MappingProxyType({})) -> ModuleType:
-    """The module ``folder/name`` from its text, with ``others`` in place of what it would import."""
+def uncompiled(name: str, others: Mapping[str, ModuleType] = MappingProxyType({})) -> ModuleType:
+    """Imports the module ``folder/name`` from its source; it imports ``others`` in place of the compiled modules."""
     spec = importlib.util.spec_from_file_location(f"plain_{name.replace('/', '_')}", PACKAGE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -53,13 +53,13 @@ def as_it_stands(name: str, others: Mapping[str, ModuleType] = MappingProxyType(
 
 @pytest.fixture(scope="module")
 def plain() -> ModuleType:
-    """The features by the closed form as it stands."""
+    """The feature vector with uncompiled modules."""
     modules: dict[str, ModuleType] = {}
     for name in ("physics/layer_records", "physics/layer_roles", "physics/closed_form", "features/totals"):
-        modules[name] = as_it_stands(name, modules)
+        modules[name] = uncompiled(name, modules)
         assert not modules[name].IS_COMPILED
-    modules["features/option_numbers"] = as_it_stands("features/option_numbers", modules)
-    return as_it_stands("features/vector", modules)
+    modules["features/option_numbers"] = uncompiled("features/option_numbers", modules)
+    return uncompiled("features/vector", modules)
 
 
 @compiled
@@ -176,13 +176,13 @@ def test_totals_that_do_not_fit_are_refused(spoilt: dict[str, Any]) -> None:
     ),
     st.integers(0, 30),
 )
-def test_both_forms_share_out_alike(mixtures: list[list[tuple[float, float, float]]], edge_count: int) -> None:
+def test_both_forms_give_the_same_bin_probabilities(mixtures: list[list[tuple[float, float, float]]], edge_count: int) -> None:
     parts = np.array(mixtures).transpose(2, 0, 1)
     log_edges = np.log(np.arange(1, edge_count + 1) * float(GIB))
     answers = np.zeros((len(mixtures), edge_count + 1))
     bin_shares.fill_shares(parts.ravel(), parts.shape[2], log_edges, answers.reshape(-1))
     plainly = [0.0] * answers.size
-    as_it_stands("predict/bin_shares").fill_shares(parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly)
+    uncompiled("predict/bin_shares").fill_shares(parts.ravel().tolist(), parts.shape[2], log_edges.tolist(), plainly)
     assert answers.ravel().tolist() == pytest.approx(plainly, rel=1e-12, abs=1e-14)
     assert answers.sum(axis=1) == pytest.approx(1.0)
 
@@ -194,12 +194,12 @@ def test_mixtures_that_do_not_fit_are_refused(mixtures: int, components: int, an
 
 
 @pytest.mark.parametrize("module", COMPILED)
-def test_no_compiled_module_is_older_than_its_text(module: ModuleType) -> None:
+def test_no_compiled_module_is_older_than_its_source(module: ModuleType) -> None:
     if not module.IS_COMPILED:
         pytest.skip("not compiled")
     text = PACKAGE.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")
     digest = hashlib.sha256(text.read_bytes() + text.with_suffix(".pxd").read_bytes()).hexdigest()
-    assert digest == module.SOURCE_SHA256, "compiled from another text: pip install -e . again"
+    assert digest == module.SOURCE_SHA256, "compiled from other source: pip install -e . again"
 
 
 @pytest.mark.skipif(os.environ.get("GPUMEMNET_COMPILE") != "1", reason="GPUMEMNET_COMPILE does not ask for it")

@@ -1,4 +1,4 @@
-"""What the order of layers tells: rotations, inner sums, blocks."""
+"""Roles that follow from the order of layers: rotations, inner sums, blocks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,17 @@ def test_other_products_are_no_rotations(kinds: tuple[str, ...]) -> None:
 
 
 def test_scores_and_their_masks_end_no_block() -> None:
-    masked = ("linear", "matmul", "multiply", "add", "add", "softmax", "matmul", "linear", "add")  # scaled, by place, by window
+    masked = (
+        "linear",
+        "matmul",
+        "multiply",
+        "add",
+        "add",
+        "softmax",
+        "matmul",
+        "linear",
+        "add",
+    )  # scaled, with a position bias and a window mask
     layers = with_roles(*masked, *FEED_FORWARD, *masked, *FEED_FORWARD)
     assert positions(layers, "is_inner_sum") == [3, 4, 16, 17]
     assert positions(layers, "is_constant_product") == [2, 15]
@@ -115,10 +125,10 @@ def test_blocks_end_with_residual_sums(kinds: tuple[str, ...], begins: list[int]
         (25 * 32 + 32, "batch_norm2d", True),
         (24 * 32, "batch_norm2d", False),  # pointwise, of 24 channels
         (9 * 32 * 32 + 32, "batch_norm2d", False),  # 289 for each channel: 17 squared
-        (9 * 32, "relu", False),  # nothing tells its channels
+        (9 * 32, "relu", False),  # its channels are unknown
     ],
 )
-def test_a_depthwise_convolution_is_told_by_the_norm_behind_it(parameters: int, following: str, is_depthwise: bool) -> None:
+def test_a_depthwise_convolution_is_recognised_by_the_norm_behind_it(parameters: int, following: str, is_depthwise: bool) -> None:
     layers = with_roles("conv2d", "relu", "conv2d", following, parameters={0: 432, 2: parameters, 3: 64})
     assert positions(layers, "is_depthwise") == [2] * is_depthwise
 
