@@ -42,7 +42,7 @@ class SettingsError(GpumemnetError):
 
 
 def _number(minimum: float, maximum: float, *, whole: bool = True) -> BeforeValidator:
-    wanted = f"must be a {'whole ' if whole else ''}number between {minimum} and {maximum}"
+    expected = f"must be a {'whole ' if whole else ''}number between {minimum} and {maximum}"
 
     def parse(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("tcp://"):
@@ -55,7 +55,7 @@ def _number(minimum: float, maximum: float, *, whole: bool = True) -> BeforeVali
             plain = value.isascii() and len(value) <= 20 and value.replace(".", "", 0 if whole else 1).isdigit()
             number = (int(value) if whole else float(value)) if plain else None
         if number is None or isinstance(number, bool) or not minimum <= number <= maximum:
-            raise ValueError(f"{wanted}, not {describe(value)}")
+            raise ValueError(f"{expected}, not {describe(value)}")
         return number
 
     return BeforeValidator(parse)

@@ -49,14 +49,14 @@ class Worker:
         pid: its process id.
         channel: through it the worker reports that it is ready, or why it failed; closing it ends the worker.
         is_ready: whether it serves requests.
-        said: the messages received from the channel.
+        received: the messages received from the channel.
     """
 
     number: int
     pid: int
     channel: socket.socket
     is_ready: bool = False
-    said: bytes = b""
+    received: bytes = b""
 
 
 class Supervisor:
@@ -175,8 +175,8 @@ class Supervisor:
             if worker.is_ready:
                 continue
             with suppress(BlockingIOError, ConnectionError):
-                worker.said += worker.channel.recv(4096)
-            if worker.said == _READY:
+                worker.received += worker.channel.recv(4096)
+            if worker.received == _READY:
                 worker.is_ready = True
                 self._failed_starts = 0
         if not self._is_announced and not self._starts_at and all(worker.is_ready for worker in self._workers.values()):
@@ -198,8 +198,8 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             if not worker.is_ready:
-                if code == _USER_ERROR and worker.said:
-                    raise SettingsError(worker.said.decode("utf-8", "replace"))
+                if code == _USER_ERROR and worker.received:
+                    raise SettingsError(worker.received.decode("utf-8", "replace"))
                 self._failed_starts += 1
                 if self._failed_starts >= MAX_FAILED_STARTS:
                     raise SettingsError(

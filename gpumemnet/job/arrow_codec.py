@@ -80,15 +80,15 @@ def check_columns(schema: pa.Schema, where: str) -> None:
         if types.is_null(kind):
             continue
         if name in COUNT_FIELDS:
-            fits, wanted = types.is_integer(kind), "whole numbers"
+            fits, expected = types.is_integer(kind), "whole numbers"
         elif name in SWITCH_FIELDS:
-            fits, wanted = types.is_boolean(kind), "true or false"
+            fits, expected = types.is_boolean(kind), "true or false"
         elif name in WORD_FIELDS:
-            fits, wanted = _is_text(kind.value_type if types.is_dictionary(kind) else kind), "text"
+            fits, expected = _is_text(kind.value_type if types.is_dictionary(kind) else kind), "text"
         else:
-            fits, wanted = _is_layers(kind), "lists of structures of kind, activations and parameters"
+            fits, expected = _is_layers(kind), "lists of structures of kind, activations and parameters"
         if not fits:
-            raise DatasetError(f"{where}: the column '{name}' is {str(kind)[:200]}, and must hold {wanted}")
+            raise DatasetError(f"{where}: the column '{name}' is {str(kind)[:200]}, and must hold {expected}")
 
 
 def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
@@ -98,19 +98,19 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
     reports what is wrong.
     """
     count = batch.num_rows
-    is_odd = np.zeros(count, dtype=np.bool_)
+    is_invalid = np.zeros(count, dtype=np.bool_)
     columns = {
-        name: batch.column(place)
-        for place, name in enumerate(batch.schema.names)
-        if name in DEFAULTS and batch.column(place).null_count < count
+        name: batch.column(index)
+        for index, name in enumerate(batch.schema.names)
+        if name in DEFAULTS and batch.column(index).null_count < count
     }
-    layers = _read_layers(columns.get("layers"), count, is_odd)
+    layers = _read_layers(columns.get("layers"), count, is_invalid)
     numbers = np.empty((len(NUMBER_FIELDS), count))
-    for place, name in enumerate(NUMBER_FIELDS):
-        numbers[place] = _read_counts(columns.get(name), name)
-    is_odd |= _read_counts(columns.get("schema_version"), "schema_version") != SCHEMA_VERSION
-    option_sets, option_codes = _read_options(columns, count, is_odd)
-    is_odd |= settle_columns(numbers, layers.counts, layers.activations, layers.parameters)
+    for index, name in enumerate(NUMBER_FIELDS):
+        numbers[index] = _read_counts(columns.get(name), name)
+    is_invalid |= _read_counts(columns.get("schema_version"), "schema_version") != SCHEMA_VERSION
+    option_sets, option_codes = _read_options(columns, count, is_invalid)
+    is_invalid |= settle_columns(numbers, layers.counts, layers.activations, layers.parameters)
     table = JobTable(
         numbers=numbers,
         option_sets=option_sets,
@@ -121,11 +121,11 @@ def read_arrow_jobs(batch: pa.RecordBatch) -> ReadJobs:
         layer_parameters=layers.parameters,
         unknown_kinds=layers.unknown_kinds,
     )
-    if not is_odd.any():
+    if not is_invalid.any():
         return ReadJobs(table, np.arange(count), {})
-    plain, odd = (~is_odd).nonzero()[0], is_odd.nonzero()[0]
+    valid, invalid = (~is_invalid).nonzero()[0], is_invalid.nonzero()[0]
     return merge_reads(
-        [(plain, ReadJobs(table.take(plain), np.arange(len(plain)), {})), (odd, read_jobs(row_documents(batch, odd)))]
+        [(valid, ReadJobs(table.take(valid), np.arange(len(valid)), {})), (invalid, read_jobs(row_documents(batch, invalid)))]
     )
 
 
@@ -157,36 +157,36 @@ def _whole_numbers(column: pa.Array) -> tuple[Array, Flags | None]:
     return column.fill_null(0).to_numpy().astype(np.float64), is_null
 
 
-def _read_options(columns: Mapping[str, pa.Array], count: int, is_odd: Flags) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
+def _read_options(columns: Mapping[str, pa.Array], count: int, is_invalid: Flags) -> tuple[tuple[tuple[Any, ...], ...], Indices]:
     """The distinct sets of options, and the position of each row's set; sets ``is_odd`` for rows with an invalid option."""
-    place: int | Indices = 0
+    index: int | Indices = 0
     size = 1
     for name in OPTION_FIELDS:
         choices = _CHOICES[name]
         codes = _option_codes(columns.get(name), name, choices)
         if isinstance(codes, int):
             if codes == _NO_CODE:
-                is_odd |= True
+                is_invalid |= True
                 codes = 0
         elif codes.min() == _NO_CODE:
-            is_odd |= codes == _NO_CODE
+            is_invalid |= codes == _NO_CODE
             codes = np.maximum(codes, 0)
-        place = place * len(choices) + codes
+        index = index * len(choices) + codes
         size *= len(choices)
-    if isinstance(place, int):
-        return (_option_set(place),), np.zeros(count, dtype=np.int64)
+    if isinstance(index, int):
+        return (_option_set(index),), np.zeros(count, dtype=np.int64)
     is_there = np.zeros(size, dtype=np.bool_)
-    is_there[place] = True
+    is_there[index] = True
     places = np.flatnonzero(is_there)
     position = np.empty(size, dtype=np.int64)
     position[places] = np.arange(len(places))
-    return tuple(map(_option_set, places.tolist())), position[place]
+    return tuple(map(_option_set, places.tolist())), position[index]
 
 
-def _option_set(place: int) -> tuple[Any, ...]:
+def _option_set(index: int) -> tuple[Any, ...]:
     values = []
     for name in reversed(OPTION_FIELDS):
-        place, code = divmod(place, len(_CHOICES[name]))
+        index, code = divmod(index, len(_CHOICES[name]))
         values.append(_CHOICES[name][code])
     return tuple(reversed(values))
 
@@ -221,7 +221,7 @@ def _dictionary(column: pa.Array) -> tuple[list[Any], pa.Array]:
     return column.dictionary.to_pylist(), column.indices
 
 
-def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> _LayerColumns:
+def _read_layers(column: pa.Array | None, count: int, is_invalid: Flags) -> _LayerColumns:
     if column is None:
         return _NO_LAYERS._replace(counts=np.zeros(count, dtype=np.int64))
     counts = column.value_lengths()
@@ -229,42 +229,42 @@ def _read_layers(column: pa.Array | None, count: int, is_odd: Flags) -> _LayerCo
     layers = column.flatten()  # flatten() respects the slice and leaves out null lists
     if not len(layers):
         return _NO_LAYERS._replace(counts=counts)
-    kinds, strange, is_bad = _read_kinds(layers.field(layers.type.get_field_index("kind")))
+    kinds, unknown, is_wrong = _read_kinds(layers.field(layers.type.get_field_index("kind")))
     amounts = []
     for name in LAYER_FIELDS[1:]:
-        place = layers.type.get_field_index(name)
-        if place < 0:  # only the field of the parameters is optional
+        index = layers.type.get_field_index(name)
+        if index < 0:  # only the field of the parameters is optional
             amounts.append(np.zeros(len(layers)))
             continue
-        values, is_null = _whole_numbers(layers.field(place))
+        values, is_null = _whole_numbers(layers.field(index))
         if is_null is not None:
-            is_bad = is_null if is_bad is None else is_bad | is_null
+            is_wrong = is_null if is_wrong is None else is_wrong | is_null
         if not 0 <= values.min() <= values.max() <= MAX_ELEMENTS:
             is_beyond = (values < 0) | (values > MAX_ELEMENTS)
-            is_bad = is_beyond if is_bad is None else is_bad | is_beyond
+            is_wrong = is_beyond if is_wrong is None else is_wrong | is_beyond
         amounts.append(values)
     if layers.null_count:
         is_null = layers.is_null().to_numpy(zero_copy_only=False)
-        is_bad = is_null if is_bad is None else is_bad | is_null
-    if is_bad is not None:
-        is_odd[np.repeat(np.arange(count), counts)[is_bad]] = True
+        is_wrong = is_null if is_wrong is None else is_wrong | is_null
+    if is_wrong is not None:
+        is_invalid[np.repeat(np.arange(count), counts)[is_wrong]] = True
     if counts.max(initial=0) > MAX_LAYERS:
-        is_odd |= counts > MAX_LAYERS
-    return _LayerColumns(counts, kinds, amounts[0], amounts[1], strange)
+        is_invalid |= counts > MAX_LAYERS
+    return _LayerColumns(counts, kinds, amounts[0], amounts[1], unknown)
 
 
 def _read_kinds(column: pa.Array) -> tuple[Indices, tuple[str, ...], Flags | None]:
     """Codes of the layers' kinds, the unknown kinds, and which layers have an invalid kind; ``None`` when none has."""
     words, indices = _dictionary(column)
-    strange = tuple(sorted({word for word in words if word not in CODE_OF_KIND and is_kind(word)}))
-    codes_of = CODE_OF_KIND | {word: len(KINDS) + place for place, word in enumerate(strange)}
+    unknown = tuple(sorted({word for word in words if word not in CODE_OF_KIND and is_kind(word)}))
+    codes_of = CODE_OF_KIND | {word: len(KINDS) + index for index, word in enumerate(unknown)}
     codes = np.array([*(codes_of.get(word, _NO_CODE) for word in words), _NO_CODE], dtype=np.int64)
     if indices.null_count:
         indices = indices.fill_null(len(words))
     kinds = codes[indices.to_numpy()]
     if codes[:-1].min(initial=0) >= 0 and not column.null_count:
-        return kinds, strange, None
-    return kinds, strange, kinds == _NO_CODE
+        return kinds, unknown, None
+    return kinds, unknown, kinds == _NO_CODE
 
 
 def _is_text(kind: pa.DataType) -> bool:

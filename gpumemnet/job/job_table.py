@@ -26,7 +26,7 @@ OptionSet = tuple[Any, ...]
 _OPTIONS_OF: Final = attrgetter(*OPTION_FIELDS)
 _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _KIND, _ACTIVATIONS, _PARAMETERS = map(itemgetter, range(3))
-_PLACE_OF_NUMBER: Final = {name: place for place, name in enumerate(NUMBER_FIELDS)}
+_INDEX_OF_NUMBER: Final = {name: index for index, name in enumerate(NUMBER_FIELDS)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class JobTable(Sequence[TrainingJob]):
             kind_codes = list(map(CODE_OF_KIND.__getitem__, kinds))
         except KeyError:
             unknown = tuple(sorted(set(kinds) - CODE_OF_KIND.keys()))
-            code_of = {**CODE_OF_KIND, **{kind: len(KINDS) + place for place, kind in enumerate(unknown)}}
+            code_of = {**CODE_OF_KIND, **{kind: len(KINDS) + index for index, kind in enumerate(unknown)}}
             kind_codes = list(map(code_of.__getitem__, kinds))
         return cls(
             numbers,
@@ -157,13 +157,13 @@ class JobTable(Sequence[TrainingJob]):
 
     def column(self, name: str) -> Array:
         """Values of the field ``name``, one of :data:`~gpumemnet.job.training_job.NUMBER_FIELDS`, shape ``[B]``."""
-        column: Array = self.numbers[_PLACE_OF_NUMBER[name]]
+        column: Array = self.numbers[_INDEX_OF_NUMBER[name]]
         return column
 
     def options(self, name: str) -> list[Any]:
         """Value of the field ``name`` in each of :attr:`option_sets`."""
-        place = OPTION_FIELDS.index(name)
-        return [options[place] for options in self.option_sets]
+        index = OPTION_FIELDS.index(name)
+        return [options[index] for options in self.option_sets]
 
     @property
     def kind_names(self) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ class JobTable(Sequence[TrainingJob]):
     def with_numbers(self, name: str, values: Array) -> JobTable:
         """A copy of the table in which the field ``name`` has the given ``values``, shape ``[B]``."""
         numbers = self.numbers.copy()
-        numbers[_PLACE_OF_NUMBER[name]] = values
+        numbers[_INDEX_OF_NUMBER[name]] = values
         return JobTable(
             numbers,
             self.option_sets,

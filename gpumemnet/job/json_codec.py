@@ -74,11 +74,11 @@ def read_jobs(documents: Sequence[object], max_layers: int = MAX_LAYERS) -> Read
         return merge_reads([(np.arange(half), first), (np.arange(half, len(documents)), second)])
     jobs: dict[int, TrainingJob] = {}
     errors: dict[int, FieldError] = {}
-    for place, document in enumerate(documents):
+    for index, document in enumerate(documents):
         try:
-            jobs[place] = job_from_dict(document, max_layers)
+            jobs[index] = job_from_dict(document, max_layers)
         except InvalidJobError as error:
-            errors[place] = error
+            errors[index] = error
     return ReadJobs(JobTable.from_jobs(list(jobs.values())), np.array(list(jobs), dtype=np.int64), errors)
 
 
@@ -95,7 +95,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
         return None
     values = {name: list(map(dict.get, documents, repeat(name), repeat(_DEFAULTS[name]))) for name in names}
     count, lists = len(documents), [layers or () for layers in values.get("layers", ())]
-    is_plain = (
+    has_valid_types = (
         all(set(map(type, values[name])) <= {int, NoneType} for name in NUMBER_FIELDS if name in names)
         and all(set(map(type, values[name])) == {bool} for name in OPTION_SWITCHES if name in names)
         and set(map(type, values.get("schema_version", ()))) <= {int}
@@ -103,7 +103,7 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
         and set(map(type, values.get("layers", ()))) <= {list, tuple, NoneType}
         and max(map(len, lists), default=0) <= max_layers
     )
-    columns = _plain_columns([*chain.from_iterable(lists)]) if is_plain else None
+    columns = _layer_columns([*chain.from_iterable(lists)]) if has_valid_types else None
     if columns is None:
         return None
     numbers = np.empty((len(NUMBER_FIELDS), count))
@@ -111,8 +111,8 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
     try:
         for option_set in set(options):
             check_options(option_set)
-        for place, name in enumerate(NUMBER_FIELDS):
-            numbers[place] = np.array(values.get(name, _DEFAULTS[name]), dtype=np.float64)
+        for index, name in enumerate(NUMBER_FIELDS):
+            numbers[index] = np.array(values.get(name, _DEFAULTS[name]), dtype=np.float64)
     except (InvalidJobError, TypeError, OverflowError):  # TypeError: an unhashable value is never a valid option
         return None
     counts = np.array(list(map(len, lists)) or [0] * count, dtype=np.int64)
@@ -152,7 +152,7 @@ def job_from_dict(document: object, max_layers: int = MAX_LAYERS) -> TrainingJob
         raise InvalidJobError(f"must be a list of layers, not {describe(layers)}", "layers")
     if len(layers) > max_layers:
         raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(layers)}", "layers")
-    columns = _plain_columns(layers)
+    columns = _layer_columns(layers)
     checked = _checked_layers(layers) if columns is None else map(Layer, *columns)
     return TrainingJob(**{**document, "layers": tuple(checked)})
 
@@ -209,7 +209,7 @@ def job_to_json(job: TrainingJob) -> str:
     return text.removesuffix("\n}") + f',\n  "layers": [\n{rows}\n  ]\n}}\n'
 
 
-def _plain_columns(layers: Sequence[Any]) -> _LayerColumns | None:
+def _layer_columns(layers: Sequence[Any]) -> _LayerColumns | None:
     """Kinds, activations and parameters of valid layers that are all written in the same form; else ``None``."""
     forms = set(map(type, layers))
     columns: Any = (), (), ()

@@ -158,8 +158,8 @@ _ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
 _TOTALS: Final = [NUMBER_FIELDS.index(name) for name in ("total_activations", "total_parameters")]
 _TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
 _ZEROS: Final = [NUMBER_FIELDS.index(name) for name in sorted(UNSTATED_AS_ZERO)]
-_REQUIRED: Final = [place for place, name in enumerate(NUMBER_FIELDS) if name not in NULLABLE_FIELDS]
-_SMALLEST, _LARGEST = (np.array([limits[place] for limits in FIELD_RANGES], dtype=np.float64)[:, None] for place in (1, 2))
+_REQUIRED: Final = [index for index, name in enumerate(NUMBER_FIELDS) if name not in NULLABLE_FIELDS]
+_SMALLEST, _LARGEST = (np.array([limits[index] for limits in FIELD_RANGES], dtype=np.float64)[:, None] for index in (1, 2))
 _NAN: Final = float("nan")
 
 
@@ -208,12 +208,12 @@ def settle_numbers(
     if len(activations) > max_layers:
         raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(activations)}", "layers")
     derived: list[Any] = [sum(activations), sum(parameters)]
-    unknown = [_NAN if numbers[place] is None else numbers[place] for place in (*_TOTALS, _TRAINABLE)]
+    unknown = [_NAN if numbers[index] is None else numbers[index] for index in (*_TOTALS, _TRAINABLE)]
     for name, is_broken, reason, values in _total_rules(len(activations), unknown[:2], derived, unknown[2]):
         if is_broken:
             raise InvalidJobError(reason.format(*values), name)
-    for place, total in zip(_TOTALS, derived, strict=True):
-        numbers[place] = total if numbers[place] is None else numbers[place]
+    for index, total in zip(_TOTALS, derived, strict=True):
+        numbers[index] = total if numbers[index] is None else numbers[index]
     numbers[_TRAINABLE] = numbers[_TOTALS[1]] if numbers[_TRAINABLE] is None else numbers[_TRAINABLE]
     return numbers
 
@@ -240,8 +240,8 @@ def settle_columns(
     derived = [np.bincount(owners, amounts, minlength=len(layer_counts)) for amounts in (activations, parameters)]
     for _, is_broken, _, _ in _total_rules(layer_counts, numbers[_TOTALS], derived, numbers[_TRAINABLE]):
         breaks |= is_broken
-    for place, total in zip((*_TOTALS, _TRAINABLE), (*derived, numbers[_TOTALS[1]]), strict=True):
-        np.copyto(numbers[place], total, where=np.isnan(numbers[place]))
+    for index, total in zip((*_TOTALS, _TRAINABLE), (*derived, numbers[_TOTALS[1]]), strict=True):
+        np.copyto(numbers[index], total, where=np.isnan(numbers[index]))
     numbers[_ZEROS] = np.nan_to_num(numbers[_ZEROS])
     return breaks
 
@@ -257,8 +257,8 @@ def _total_rules(layer_counts: Any, totals: Any, derived: Any, trainable: Any) -
     Yields:
         The field, whether the rule is broken, the error message, and the values in it.
     """
-    for place, stated, total in zip(_TOTALS, totals, derived, strict=True):
-        name = NUMBER_FIELDS[place]
+    for index, stated, total in zip(_TOTALS, totals, derived, strict=True):
+        name = NUMBER_FIELDS[index]
         is_missing = (layer_counts == 0) & (stated != stated)  # NaN differs from itself
         yield name, is_missing, "is missing: give the layers, or total_activations and total_parameters", ()
         is_other = (layer_counts > 0) & (stated == stated) & (stated != total)

@@ -22,7 +22,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.predict.fits import Fit, Memory, Target, alike, catalogue_targets, fits, memories_of
-from gpumemnet.predict.prediction import DEFAULT_COVERAGE
+from gpumemnet.predict.prediction import DEFAULT_COVERAGE, PredictionOptions
 
 if TYPE_CHECKING:
     from gpumemnet.predict.predictor import Predictor
@@ -123,14 +123,14 @@ def batch_sizes(
         raise InvalidRequestError(
             f"must be a whole number between 1 and {MAX_BATCH_SIZE}, not {describe(max_batch)}", "max_batch"
         )
-    ask = _Question(predictor, job, target.gpu, coverage, encoder)
+    memory_of = _MemoryOfBatches(predictor, job, target.gpu, coverage, encoder)
     grid = batch_grid(max_batch, _steps(job))
-    curve = _running_maximum(grid, ask(grid))
-    reasons = ask.fewest_reasons
+    curve = _running_maximum(grid, memory_of(grid))
+    reasons = memory_of.fewest_reasons
     safe = _Bracket(curve, "limit_mib", target.available_mib, max_batch)
     likely = _Bracket(curve, "request_mib", target.available_mib, max_batch)
-    while wanted := sorted({*safe.open_batches(), *likely.open_batches()}):
-        known = dict(zip(wanted, ask(wanted), strict=True))
+    while batches := sorted({*safe.open_batches(), *likely.open_batches()}):
+        known = dict(zip(batches, memory_of(batches), strict=True))
         safe.narrow(known)
         likely.narrow(known)
     return BatchSizes(
@@ -163,23 +163,23 @@ def smallest_gpu(
     Raises:
         InvalidRequestError, UnsupportedJobError: as :meth:`gpumemnet.predict.predictor.Predictor.predict`.
     """
-    wanted = sorted(catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib)
+    candidates = sorted(catalogue_targets() if targets is None else targets, key=lambda target: target.available_mib)
     if job.traced_peak_bytes is not None:
-        found = fits(predictor, job, wanted, coverage=coverage, encoder=encoder)
+        found = fits(predictor, job, candidates, coverage=coverage, encoder=encoder)
         reasons = predictor.predict(job, coverage=coverage, encoder=encoder).reasons
         return _smallest(found, coverage, reasons)
     grid = batch_grid(job.batch_size, _steps(job), is_rounded_up=True)
     memories: dict[int, Memory] = {}
     reasons = ()
-    for gpu, positions in alike(predictor, wanted).items():
-        ask = _Question(predictor, job, gpu, coverage, encoder)
-        last = _running_maximum(grid, ask(grid))[-1]
+    for gpu, positions in alike(predictor, candidates).items():
+        memory_of = _MemoryOfBatches(predictor, job, gpu, coverage, encoder)
+        last = _running_maximum(grid, memory_of(grid))[-1]
         memories |= dict.fromkeys(positions, Memory(last.request_mib, last.limit_mib))
-        reasons = reasons or ask.last_reasons
+        reasons = reasons or memory_of.last_reasons
     if reasons:  # with limits on some GPUs only, the answer would jump between GPUs from one batch size to the next
         memories = {position: Memory(memory.request_mib, None) for position, memory in memories.items()}
     at = dataclasses.replace(job, batch_size=grid[-1])
-    probabilities = [fit.probability for fit in fits(predictor, at, wanted, coverage=coverage, encoder=encoder)]
+    probabilities = [fit.probability for fit in fits(predictor, at, candidates, coverage=coverage, encoder=encoder)]
     found = tuple(
         Fit(
             gpu=target.gpu,
@@ -191,7 +191,7 @@ def smallest_gpu(
             verdict=verdict(memories[position].request_mib, memories[position].limit_mib, target.available_mib),
             probability=probabilities[position],
         )
-        for position, target in enumerate(wanted)
+        for position, target in enumerate(candidates)
     )
     return _smallest(found, coverage, reasons)
 
@@ -237,19 +237,19 @@ def _steps(job: TrainingJob) -> int:
     return steps
 
 
-class _Question:
-    """Predicts one job at many batch sizes on one GPU, as one table."""
+class _MemoryOfBatches:
+    """The memory of one job on one GPU at any batch size; many batch sizes are predicted as one table."""
 
     def __init__(self, predictor: Predictor, job: TrainingJob, gpu: str, coverage: float, encoder: str | None) -> None:
         self._predictor = predictor
         self._table = JobTable.from_jobs((dataclasses.replace(job, traced_peak_bytes=None),))
-        self._options = {"gpu": gpu, "coverage": coverage, "encoder": encoder}
+        self._options = PredictionOptions(gpu=gpu, coverage=coverage, encoder=encoder)
         self.fewest_reasons: tuple[str, ...] = ()
         self.last_reasons: tuple[str, ...] = ()
 
     def __call__(self, batches: Sequence[int]) -> list[Memory]:
         jobs = self._table.take(np.zeros(len(batches), dtype=np.int64)).with_numbers("batch_size", np.array(batches, np.float64))
-        predictions = self._predictor.predict_table(jobs, **self._options)  # type: ignore[arg-type]
+        predictions = self._predictor.predict_table(jobs, self._options)
         self.fewest_reasons = min(map(predictions.reasons, range(len(jobs))), key=len)
         self.last_reasons = predictions.reasons(len(jobs) - 1)
         return memories_of(predictions)

@@ -92,9 +92,9 @@ class Refusal(HTTPException):
         return _document(self.kind, _encodable(self.detail))
 
 
-def located(error: FieldError, place: str) -> FieldError:
+def located(error: FieldError, path: str) -> FieldError:
     """The same error with the field's path from the request's body: ``layers[3].kind`` at ``job`` is ``job.layers[3].kind``."""
-    return type(error)(error.reason, f"{place}.{error.field}" if error.field else place)
+    return type(error)(error.reason, f"{path}.{error.field}" if error.field else path)
 
 
 def field_problem(error: FieldError) -> dict[str, Any]:

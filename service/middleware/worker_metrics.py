@@ -23,27 +23,27 @@ class MetricsFolderError(GpumemnetError):
     """The folder for the workers' metrics cannot be used."""
 
 
-def make_metrics_folder(wanted: Path | None) -> Path:
+def make_metrics_folder(folder: Path | None) -> Path:
     """Create an empty folder for the metrics: ``wanted``, or a temporary one.
 
     Raises:
         MetricsFolderError: when it cannot be created or written to.
     """
     try:
-        if wanted is None:
+        if folder is None:
             return Path(tempfile.mkdtemp(prefix="gpumemnet-metrics-"))
-        wanted.mkdir(parents=True, exist_ok=True)
-        for file in wanted.glob("*.db"):  # of an earlier service
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("*.db"):  # of an earlier service
             file.unlink()
-        (wanted / "probe.db").touch()
-        (wanted / "probe.db").unlink()
+        (folder / "probe.db").touch()
+        (folder / "probe.db").unlink()
     except OSError as error:
-        place = wanted or tempfile.gettempdir()
+        path = folder or tempfile.gettempdir()
         raise MetricsFolderError(
-            f"several workers add up their metrics in files, and {place} cannot be written to ({error.strerror}): "
+            f"several workers add up their metrics in files, and {path} cannot be written to ({error.strerror}): "
             "name a folder with GPUMEMNET_METRICS_DIR"
         ) from None
-    return wanted
+    return folder
 
 
 def remove_metrics_folder(folder: Path) -> None:

@@ -136,16 +136,16 @@ def alarm(family: str, newest_first: Iterable[Outcome], window: int) -> Alarm:
 
 def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Coverage, error and waste of a group of predictions, and the same for the challenger where it predicted."""
-    asked = [outcome for outcome in outcomes if outcome.challenger_expected_bytes is not None]
+    compared = [outcome for outcome in outcomes if outcome.challenger_expected_bytes is not None]
     return {
         "observations": len(outcomes),
         "oom": sum(outcome.oom for outcome in outcomes),
         "champion": _worth(outcomes, lambda outcome: (outcome.expected_bytes, outcome.safe_bytes)),
         "challenger": None
-        if not asked
+        if not compared
         else {
-            "champion": _worth(asked, lambda outcome: (outcome.expected_bytes, outcome.safe_bytes)),
-            "challenger": _worth(asked, lambda outcome: (outcome.challenger_expected_bytes, outcome.challenger_safe_bytes)),
+            "champion": _worth(compared, lambda outcome: (outcome.expected_bytes, outcome.safe_bytes)),
+            "challenger": _worth(compared, lambda outcome: (outcome.challenger_expected_bytes, outcome.challenger_safe_bytes)),
         },
     }
 
@@ -156,14 +156,14 @@ def median_error_ratio(outcomes: Iterable[Outcome]) -> float | None:
     return statistics.median(errors) if errors else None
 
 
-def _worth(outcomes: Sequence[Outcome], said: Any) -> Mapping[str, Any]:
+def _worth(outcomes: Sequence[Outcome], amounts: Any) -> Mapping[str, Any]:
     kept = 0
     judged = 0
     errors: list[tuple[int, int]] = []
     unused: list[tuple[int, int]] = []
     promised: list[float] = []
     for outcome in outcomes:
-        expected_bytes, safe_bytes = said(outcome)
+        expected_bytes, safe_bytes = amounts(outcome)
         covered = outcome.covered(safe_bytes)
         if covered is not None:
             judged += 1

@@ -179,11 +179,11 @@ def read_observations(body: bytes) -> Observation | list[Observation | FieldErro
     return [_read_one(entry, f"observations[{index}]") for index, entry in enumerate(listed)]
 
 
-def _read_one(entry: Any, place: str) -> Observation | FieldError:
+def _read_one(entry: Any, path: str) -> Observation | FieldError:
     try:
         return observation_from_dict(entry)
     except FieldError as error:
-        return located(error, place)
+        return located(error, path)
 
 
 def _document(stored: Stored) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class _Held(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Question:
+class _Query:
     """A query of the database, and the future of its request."""
 
     read: Callable[[Connection], Any]
@@ -140,7 +140,7 @@ class ObservationStore:
         self._layers = 0
         self._challenges: list[ChallengeRecord] = []
         self._waiting: list[_Waiting] = []
-        self._questions: list[_Question] = []
+        self._queries: list[_Query] = []
         self._dropped = 0
         self._wake = threading.Event()
         self._stopping = False
@@ -228,23 +228,23 @@ class ObservationStore:
         Raises:
             Refusal: 503 when the database is unavailable.
         """
-        answer: dict[str, Any] = await self._ask(
+        answer: dict[str, Any] = await self._query(
             lambda connection: read_summary(connection, now=time.time(), days=days, window=self._window)
         )
         return answer
 
-    async def _ask(self, read: Callable[[Connection], Any]) -> Any:
+    async def _query(self, read: Callable[[Connection], Any]) -> Any:
         loop = asyncio.get_running_loop()
-        question = _Question(read, loop.create_future(), loop)
+        query = _Query(read, loop.create_future(), loop)
         with self._lock:
-            if len(self._questions) >= 16:
+            if len(self._queries) >= 16:
                 raise _busy("too many summaries are being made")
-            self._questions.append(question)
+            self._queries.append(query)
         self._wake.set()
-        await asyncio.wait([question.future], timeout=ANSWER_SECONDS)
-        if not question.future.done():
+        await asyncio.wait([query.future], timeout=ANSWER_SECONDS)
+        if not query.future.done():
             raise _busy("the database did not answer in time")
-        answer = question.future.result()
+        answer = query.future.result()
         if isinstance(answer, Refusal):
             raise answer
         return answer
@@ -322,7 +322,7 @@ class ObservationStore:
             self._flush_predictions(hurried=stopping)
             while self._flush_observations(last=stopping):
                 pass
-            self._answer_questions()
+            self._answer_queries()
             self._look_after(now, stopping)
         except (SQLAlchemyError, DatabaseError) as error:
             self._lose(error)
@@ -414,14 +414,14 @@ class ObservationStore:
         if not group:
             return False
         QUEUE.set(len(self._waiting))
-        answered = self._write_group(group, last)
+        replies = self._write_group(group, last)
         with self._lock:
-            gone = {id(one) for one, _ in answered}
+            gone = {id(one) for one, _ in replies}
             self._waiting = [one for one in self._waiting if id(one) not in gone]
             more = bool(self._waiting)
         QUEUE.set(len(self._waiting))
-        _resolve(answered)
-        return more and len(answered) == len(group)
+        _resolve(replies)
+        return more and len(replies) == len(group)
 
     def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Reply]]:
         try:
@@ -430,24 +430,24 @@ class ObservationStore:
             if len(group) == 1:
                 logger.error("an observation cannot be stored: %s", error)
                 return [(group[0], _busy("the database refused the observation; the cause is in the log of the service"))]
-            return [answered for one in group for answered in self._write_group([one], last)]
+            return [replies for one in group for replies in self._write_group([one], last)]
         now = time.monotonic()
-        answered: list[tuple[_Waiting, Reply]] = []
+        replies: list[tuple[_Waiting, Reply]] = []
         for one, result in zip(group, results, strict=True):
             if isinstance(result, UnknownPrediction):
                 if now < one.known_by and not last:
                     continue
                 missing = f"there is no prediction {result.prediction_id}, or none any more"
-                answered.append((one, Refusal(UNKNOWN, f"{missing}: send the job itself")))
+                replies.append((one, Refusal(UNKNOWN, f"{missing}: send the job itself")))
             elif isinstance(result, OtherContent):
                 taken = f"the idempotency key '{result.key}' was used for another observation: give every observation its own"
-                answered.append((one, Refusal(CONFLICT, taken)))
+                replies.append((one, Refusal(CONFLICT, taken)))
             else:
                 if isinstance(result, Stored) and result.created:
                     observation = one.incoming.observation
                     OBSERVED.labels(observation.source, str(observation.oom).lower()).inc()
-                answered.append((one, result))
-        return answered
+                replies.append((one, result))
+        return replies
 
     def _write(self, incoming: Sequence[Incoming]) -> list[Result]:
         with self._begin() as connection:
@@ -455,18 +455,18 @@ class ObservationStore:
         self._known.note(jobs)
         return results
 
-    def _answer_questions(self) -> None:
+    def _answer_queries(self) -> None:
         with self._lock:
-            questions, self._questions = self._questions, []
-        for question in questions:
+            queries, self._queries = self._queries, []
+        for query in queries:
             assert self._engine is not None
             try:
                 with reading(self._engine) as connection:
-                    answer: Any = question.read(connection)
+                    answer: Any = query.read(connection)
             except SQLAlchemyError:
-                _tell(question.loop, [(question.future, _busy("the database is away"))])
+                _tell(query.loop, [(query.future, _busy("the database is away"))])
                 raise
-            _tell(question.loop, [(question.future, answer)])
+            _tell(query.loop, [(query.future, answer)])
 
     def _look_after(self, now: float, stopping: bool) -> None:
         """Periodic work, every few seconds: update the gauges and delete old rows."""
@@ -491,18 +491,18 @@ class ObservationStore:
     def _refuse_all(self, reason: str) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
-            questions, self._questions = self._questions, []
+            queries, self._queries = self._queries, []
         if waiting:
             REFUSED.labels("database_away").inc(len(waiting))
         QUEUE.set(0)
         _resolve([(one, _busy(reason)) for one in waiting])
-        for question in questions:
-            _tell(question.loop, [(question.future, _busy(reason))])
+        for query in queries:
+            _tell(query.loop, [(query.future, _busy(reason))])
 
 
-def _resolve(answered: Sequence[tuple[_Waiting, Reply]]) -> None:
+def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-    for one, answer in answered:
+    for one, answer in replies:
         by_loop.setdefault(one.loop, []).append((one.future, answer))
     for loop, pairs in by_loop.items():
         _tell(loop, pairs)

@@ -21,7 +21,7 @@ from ..api.examples import EXAMPLE_JOBS
 from ..api.predictions import PredictionApi
 from ..api.problems import located
 from ..api.requests import Options
-from .outputs import Answered
+from .outputs import PredictedJobs
 from .request import INPUT_NAME, InferRequest
 
 WHOLE: Final = "gpumemnet"
@@ -62,7 +62,7 @@ class OipModel:
             "feature_schema": FEATURE_SCHEMA,
         }
 
-    def predict(self, request: InferRequest) -> Answered:
+    def predict(self, request: InferRequest) -> PredictedJobs:
         """The predictions for every job of ``request``, in order; each is recorded.
 
         Raises:
@@ -78,7 +78,7 @@ class OipModel:
         except FieldError as error:
             raise located(error, "parameters") from None
         bundles = {bundle.card.name: bundle for bundle in self.predictor.bundles}
-        return Answered(self.api.record(jobs.table, predictions), predictions, bundles)
+        return PredictedJobs(self.api.record(jobs.table, predictions), predictions, bundles)
 
     def check(self) -> None:
         """Let the model predict an example job of each of its families.
@@ -110,24 +110,24 @@ class OipModel:
         """Reject a job that the model cannot predict."""
         if self.bundle is None:
             for row, error in self.predictor.refusals(jobs, encoder).items():
-                place = f"{INPUT_NAME}[{row}]"
+                path = f"{INPUT_NAME}[{row}]"
                 if isinstance(error, InvalidRequestError):
-                    raise InvalidRequestError(f"{error.reason} ({place})", "parameters.encoder")
-                raise located(error, place)
+                    raise InvalidRequestError(f"{error.reason} ({path})", "parameters.encoder")
+                raise located(error, path)
             return
         card = self.bundle.card
         if encoder not in (None, card.encoder):
             raise InvalidRequestError(f"must be {card.encoder}, which {card.name} is: leave it out", "parameters.encoder")
         for row, job in enumerate(jobs):
-            place = f"{INPUT_NAME}[{row}]"
+            path = f"{INPUT_NAME}[{row}]"
             if job.family not in card.families:
                 raise InvalidRequestError(
                     f"is {job.family}, and {card.name} answers for {', '.join(card.families)} jobs: ask the model {WHOLE}",
-                    f"{place}.family",
+                    f"{path}.family",
                 )
             if card.encoder == "transformer" and not job.has_layers:
                 raise InvalidRequestError(
-                    f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{place}.layers"
+                    f"is missing, and {card.name} needs the layers: ask the model {WHOLE}", f"{path}.layers"
                 )
 
     def _model(self, bundle: Bundle, family: str) -> BundleModel:

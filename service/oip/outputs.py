@@ -17,7 +17,7 @@ NO_LIMIT: Final = -1
 """The limit of a job outside the model's support: an integer tensor has no null."""
 
 
-class Answered(NamedTuple):
+class PredictedJobs(NamedTuple):
     """Predictions: their ids, the table, and the bundles by name."""
 
     prediction_ids: Sequence[str]
@@ -36,7 +36,7 @@ class Output:
 
     name: str
     datatype: str
-    values: Callable[[Answered], Any]
+    values: Callable[[PredictedJobs], Any]
     meaning: str
 
     @property
@@ -47,46 +47,49 @@ class Output:
 
 OUTPUTS: Final = (
     Output(
-        "prediction_id", "BYTES", lambda said: said.prediction_ids, "id of the prediction; observations of the job refer to it"
+        "prediction_id",
+        "BYTES",
+        lambda results: results.prediction_ids,
+        "id of the prediction; observations of the job refer to it",
     ),
     Output(
         "expected_bytes",
         "INT64",
-        lambda said: said.predictions.expected_bytes,
+        lambda results: results.predictions.expected_bytes,
         "centre of the prediction: too low about as often as too high",
     ),
     Output(
         "safe_bytes",
         "INT64",
-        lambda said: said.predictions.safe_bytes.filled(NO_LIMIT),
+        lambda results: results.predictions.safe_bytes.filled(NO_LIMIT),
         f"upper bound that holds with the coverage; {NO_LIMIT} outside the model's support, where there is none",
     ),
     Output(
         "in_support",
         "BOOL",
-        lambda said: said.predictions.in_support,
+        lambda results: results.predictions.in_support,
         "whether the job resembles those that the model was trained on",
     ),
     Output(
         "reasons",
         "BYTES",
-        lambda said: ["\n".join(said.predictions.reasons(row)) for row in range(len(said.predictions))],
+        lambda results: ["\n".join(results.predictions.reasons(row)) for row in range(len(results.predictions))],
         "why the job does not, one sentence per line; empty inside the support",
     ),
-    Output("bin_index", "INT32", lambda said: said.predictions.bin_index, "the most probable bin, from 0"),
+    Output("bin_index", "INT32", lambda results: results.predictions.bin_index, "the most probable bin, from 0"),
     Output(
         "probabilities",
         "FP64",
-        lambda said: said.predictions.probabilities,
+        lambda results: results.predictions.probabilities,
         "probability of every bin; bin k reaches from k to k + 1 times the parameter bin_width_mib, and the last is open above",
     ),
-    Output("gpu", "BYTES", lambda said: said.of_models(lambda model: model.gpu), "the GPU model that the amounts are for"),
-    Output("model", "BYTES", lambda said: said.of_models(lambda model: model.name), "the bundle that made the prediction"),
-    Output("model_version", "BYTES", lambda said: said.of_models(lambda model: model.version), "its version"),
+    Output("gpu", "BYTES", lambda results: results.of_models(lambda model: model.gpu), "the GPU model that the amounts are for"),
+    Output("model", "BYTES", lambda results: results.of_models(lambda model: model.name), "the bundle that made the prediction"),
+    Output("model_version", "BYTES", lambda results: results.of_models(lambda model: model.version), "its version"),
     Output(
         "model_sha256",
         "BYTES",
-        lambda said: said.of_models(lambda model: said.bundles[model.name].sha256),
+        lambda results: results.of_models(lambda model: results.bundles[model.name].sha256),
         "the hash over its files",
     ),
 )
@@ -96,13 +99,13 @@ OUTPUT_NAMES: Final = tuple(output.name for output in OUTPUTS)
 _NUMPY_TYPES: Final[Mapping[str, Any]] = {"INT64": np.int64, "INT32": np.int32, "BOOL": np.bool_, "FP64": np.float64}
 
 
-def output_tensors(answered: Answered, wanted: Collection[str]) -> dict[str, Tensor]:
-    """The output tensors with the names in ``wanted``."""
-    return {output.name: _tensor(output, answered) for output in OUTPUTS if output.name in wanted}
+def output_tensors(results: PredictedJobs, names: Collection[str]) -> dict[str, Tensor]:
+    """The output tensors with the names in ``names``."""
+    return {output.name: _tensor(output, results) for output in OUTPUTS if output.name in names}
 
 
-def _tensor(output: Output, answered: Answered) -> Tensor:
-    values = output.values(answered)
+def _tensor(output: Output, results: PredictedJobs) -> Tensor:
+    values = output.values(results)
     if output.datatype != "BYTES":
         values = np.ascontiguousarray(values, dtype=_NUMPY_TYPES[output.datatype])
     return Tensor(output.name, output.datatype, values)

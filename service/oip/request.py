@@ -101,11 +101,11 @@ def _header_length(header: bytes | None, body_length: int) -> int:
     return int(header)
 
 
-def _outputs(wanted: Sequence[OipRequestedOutput], default_binary: bool) -> Sequence[RequestedOutput]:
-    if not wanted:  # the protocol's default: all outputs
+def _outputs(requested: Sequence[OipRequestedOutput], default_binary: bool) -> Sequence[RequestedOutput]:
+    if not requested:  # the protocol's default: all outputs
         return [RequestedOutput(name, default_binary) for name in OUTPUT_NAMES]
     outputs: list[RequestedOutput] = []
-    for index, output in enumerate(wanted):
+    for index, output in enumerate(requested):
         if any(output.name == earlier.name for earlier in outputs):
             raise InvalidRequestError(f"is asked for twice: {output.name}", f"outputs[{index}].name")
         is_binary = None if output.parameters is None else output.parameters.binary_data
@@ -115,31 +115,31 @@ def _outputs(wanted: Sequence[OipRequestedOutput], default_binary: bool) -> Sequ
 
 def _elements(tensor: OipInput, raw: bytes) -> Sequence[str | bytes]:
     """The elements of the one input."""
-    place = "inputs[0]"
+    path = "inputs[0]"
     size = None if tensor.parameters is None else tensor.parameters.binary_data_size
     if size is not None:
         if tensor.data is not None:
-            raise InvalidRequestError("must not stand beside the parameter binary_data_size: give one of them", f"{place}.data")
+            raise InvalidRequestError("must not stand beside the parameter binary_data_size: give one of them", f"{path}.data")
         if size != len(raw):
             raise InvalidRequestError(
                 f"must be {len(raw)}, the bytes behind the JSON object, not {describe(size)}",
-                f"{place}.parameters.binary_data_size",
+                f"{path}.parameters.binary_data_size",
             )
-        elements: Sequence[str | bytes] = split_bytes(raw, f"{place}: the raw data")
+        elements: Sequence[str | bytes] = split_bytes(raw, f"{path}: the raw data")
     else:
         if raw:
             raise InvalidRequestError(f"goes on for {len(raw)} bytes that no input claims with binary_data_size", "body")
         if tensor.data is None:
-            raise InvalidRequestError("must be a list of JSON documents as texts, not null", f"{place}.data")
+            raise InvalidRequestError("must be a list of JSON documents as texts, not null", f"{path}.data")
         elements = list(_flattened(tensor.data))
     if tensor.shape not in ([len(elements)], [len(elements), 1]):
-        told = ", ".join(map(describe, tensor.shape))
+        shape = ", ".join(map(describe, tensor.shape))
         raise InvalidRequestError(
-            f"must be [{len(elements)}] or [{len(elements)}, 1] for the {len(elements)} elements that are there, not [{told}]",
-            f"{place}.shape",
+            f"must be [{len(elements)}] or [{len(elements)}, 1] for the {len(elements)} elements that are there, not [{shape}]",
+            f"{path}.shape",
         )
     if not elements:
-        raise InvalidRequestError("must be at least [1]: there is no job to answer for", f"{place}.shape")
+        raise InvalidRequestError("must be at least [1]: there is no job to answer for", f"{path}.shape")
     return elements
 
 

@@ -60,7 +60,7 @@ _REFUSALS: Final = {
 }
 _OUTPUT_LIST: Final = "".join(f"\n* `{output.name}` ({output.datatype}): {output.meaning}" for output in OUTPUTS)
 
-Answers = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 def _infer_examples() -> dict[str, Any]:
@@ -120,7 +120,7 @@ class OipApplication:
             path: str,
             name: str,
             summary: str,
-            answer: Answers,
+            handler: Handler,
             shape: Schemas,
             refusals: Sequence[int] = (),
             **more: Any,
@@ -133,7 +133,7 @@ class OipApplication:
                 name=name,
                 tag="open inference protocol",
                 summary=summary,
-                endpoint=_Endpoint(answer),
+                endpoint=_Endpoint(handler),
                 answers={200: Answer(shape=shape, others=others)},
                 refusals={status: _REFUSALS[status] for status in refusals},
                 refusal_schema=schemas.OipError,
@@ -213,14 +213,14 @@ class OipApplication:
             self._of_api = api, models
         return models
 
-    def _asked(self, request: Request) -> OipModel:
+    def _requested_model(self, request: Request) -> OipModel:
         models = self._models()
-        name, wanted = request.path_params["model"], request.path_params.get("version")
+        name, version_name = request.path_params["model"], request.path_params.get("version")
         model = models.get(name)
         if model is None:
             raise HTTPException(404, f"there is no model {name[:100]!r}: models are {', '.join(models)}")
-        if wanted not in (None, model.version):
-            raise HTTPException(404, f"there is no version {wanted[:100]!r} of {name}: it has {model.version!r}")
+        if version_name not in (None, model.version):
+            raise HTTPException(404, f"there is no version {version_name[:100]!r} of {name}: it has {model.version!r}")
         return model
 
     async def _server(self, request: Request) -> Response:
@@ -240,7 +240,7 @@ class OipApplication:
         return _json(entries)
 
     async def _model(self, request: Request) -> Response:
-        model = self._asked(request)
+        model = self._requested_model(request)
         outputs = [{"name": output.name, "datatype": output.datatype, "shape": output.shape} for output in OUTPUTS]
         return _json(
             {
@@ -254,12 +254,12 @@ class OipApplication:
         )
 
     async def _model_ready(self, request: Request) -> Response:
-        model = self._asked(request)
+        model = self._requested_model(request)
         _check(model)
         return _json({"name": model.name, "ready": True})
 
     async def _infer(self, request: Request) -> Response:
-        model = self._asked(request)
+        model = self._requested_model(request)
         _check_media_type(request)
         body = await read_body(request.receive)
         if body is None:

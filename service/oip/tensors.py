@@ -48,11 +48,11 @@ def join_bytes(elements: Sequence[bytes]) -> bytes:
     return b"".join([len(element).to_bytes(LENGTH_BYTES, "little") + element for element in elements])
 
 
-def split_bytes(raw: bytes, place: str) -> list[bytes]:
+def split_bytes(raw: bytes, path: str) -> list[bytes]:
     """The elements of a BYTES tensor in raw form.
 
     Raises:
-        InvalidRequestError: at ``place``, when an element is longer than the remaining bytes.
+        InvalidRequestError: at ``path``, when an element is longer than the remaining bytes.
     """
     elements: list[bytes] = []
     at = 0
@@ -62,7 +62,7 @@ def split_bytes(raw: bytes, place: str) -> list[bytes]:
         if at > len(raw):
             raise InvalidRequestError(
                 f"ends within element {len(elements)}: each is its length in {LENGTH_BYTES} little-endian bytes, and then itself",
-                place,
+                path,
             )
         elements.append(raw[start:at])
     return elements

@@ -158,15 +158,15 @@ def _check_own(model: BundleModel, number: int, entry: Any) -> None:
             return  # the model is tested through its other family
         estimate = model.predict(JobTable.from_jobs((job,)), None, entry.get("coverage", model.card.coverages[-1]))[0]
         found: Mapping[str, int | None] = {"expected_bytes": estimate.expected_bytes, "safe_bytes": estimate.safe_bytes}
-        for name, wanted in answers.items():
+        for name, expected in answers.items():
             bytes_found = found[name]
             is_same = (
-                wanted is bytes_found
-                if wanted is None or bytes_found is None
-                else math.isclose(wanted, bytes_found, rel_tol=GOLDEN_TOLERANCE)
+                expected is bytes_found
+                if expected is None or bytes_found is None
+                else math.isclose(expected, bytes_found, rel_tol=GOLDEN_TOLERANCE)
             )
             if not is_same:
-                raise _failure(model, f"golden job {number} of its card: {name} are {bytes_found} and should be {wanted}")
+                raise _failure(model, f"golden job {number} of its card: {name} are {bytes_found} and should be {expected}")
     except BundleError:
         raise
     except Exception as error:

@@ -216,14 +216,14 @@ class ServedRelease:
         MODEL_INFO.labels(self.release, self.sha256[:12]).set(1)
 
     def _follow_challenger(self) -> None:
-        wanted = self.aliases.challenger
-        if self._shadow is None or wanted == self.challenger:
+        challenger = self.aliases.challenger
+        if self._shadow is None or challenger == self.challenger:
             return
         self.challenger_failure = None
         self._shadow.withdraw()
         try:
-            if wanted is not None:
-                self._shadow.challenge(wanted, self._load(wanted, "challenger"))
+            if challenger is not None:
+                self._shadow.challenge(challenger, self._load(challenger, "challenger"))
         except BundleError as error:
             self.challenger_failure = str(error)
             logger.error("the registry's challenger cannot be used: %s", error)

@@ -125,17 +125,17 @@ class Shadow:
                 continue
             began = time.thread_time()
             if challenger is self._challenger:
-                self._ask(challenger, record)
+                self._predict(challenger, record)
             del challenger, record  # otherwise a removed challenger would stay in memory until the next prediction
             self._stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
 
-    def _ask(self, challenger: Challenger, record: PredictionRecord) -> None:
-        answered = record.estimate
+    def _predict(self, challenger: Challenger, record: PredictionRecord) -> None:
+        prediction = record.estimate
         try:
             estimate = challenger.predictor.predict(
-                record.job, coverage=answered.coverage, gpu=answered.gpu, encoder=self._encoders.get(record.model_sha256)
+                record.job, coverage=prediction.coverage, gpu=prediction.gpu, encoder=self._encoders.get(record.model_sha256)
             )
-            SHADOW_DIFFERENCE.observe(abs(math.log(estimate.expected_bytes / answered.expected_bytes)))
+            SHADOW_DIFFERENCE.observe(abs(math.log(estimate.expected_bytes / prediction.expected_bytes)))
             sha256 = challenger.sha256_of[estimate.estimator]
             if self._store is not None:
                 self._store.record_shadow(record.prediction_id, sha256, estimate.expected_bytes, estimate.safe_bytes)

@@ -17,6 +17,7 @@ from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.fits import Target, catalogue_targets, target
 from gpumemnet.predict.largest_batch import batch_grid, batch_sizes, smallest_gpu
+from gpumemnet.predict.prediction import PredictionOptions
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
@@ -39,8 +40,9 @@ class Erratic:
         self._seed = seed
         self.bundles = (SimpleNamespace(card=SimpleNamespace(gpu="NVIDIA H200")),)
 
-    def predict_table(self, jobs, *, bins=None, coverage=0.99, gpu=None, encoder=None) -> PredictionTable:
-        bins = bins or BinScheme(MIB, 2)
+    def predict_table(self, jobs, options=None, **keywords) -> PredictionTable:
+        options = options or PredictionOptions(**keywords)
+        bins, gpu, coverage = options.bins or BinScheme(MIB, 2), options.gpu, options.coverage
         expected, safe, reasons = [], [], {}
         for row, job in enumerate(jobs):
             noise = np.random.default_rng((self._seed, job.batch_size, len(gpu or "")))
