@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ Epochs = Annotated[int, typer.Option("--epochs", min=1, max=10_000, help="Passes
 DATASETS: Final = Path("dataset_builder/datasets")
 COMMITTED: Final = Path(__file__).resolve().parents[1] / DATASETS
 """Independent of the folder in which a command runs."""
+REAL_NETWORKS: Final = DATASETS / "real_networks.jsonl.gz"
+SHIPPED: Final = Path("gpumemnet/bundles")
 DEFAULT_DATASET: Final = DATASETS / "published_mlp_a100.parquet"
 
 
@@ -170,6 +173,31 @@ def report(
             paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
     for path in paths:
         typer.echo(f"wrote {path}")
+
+
+@app.command("calibrate-closed-form")
+def calibrate_closed_form(
+    bundles: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Bundles whose cards get the calibration.")],
+    rows: Annotated[Path, typer.Option("--rows", metavar="FILE", help="Real networks with their memory.")] = REAL_NETWORKS,
+    union: Annotated[
+        Path, typer.Option("--union", metavar="FOLDER", help="Bundle of all families, whose options and ranges were tested.")
+    ] = SHIPPED / "all-h200-traced",
+) -> None:
+    """Calibrate the closed form on real networks, for jobs beyond the training data, without training anything."""
+    from gpumemnet.predict.bundle import load_bundle
+
+    from .evaluation.closed_form import extend_bundle, read_rows
+
+    networks = read_rows(rows)
+    support = load_bundle(union).card.document["support"]
+    for folder in bundles:
+        entry = extend_bundle(folder, networks, support).card.document["fallback"]["closed_form"]
+        typer.echo(f"wrote {folder}: {entry['rows']} rows of {entry['kinds']} architecture families")
+    for coverage, bound, held_out in zip(
+        load_bundle(folder).card.coverages, entry["log_bounds"], entry["held_out_coverage"], strict=True
+    ):
+        factor = "no bound" if bound is None else f"{math.exp(bound):.2f} times the closed form"
+        typer.echo(f"coverage {coverage:g}: {factor}; held out {held_out:.1%}")
 
 
 @app.command()

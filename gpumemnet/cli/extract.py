@@ -13,7 +13,7 @@ from rich.text import Text
 from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, print_table, write_atomically
 from gpumemnet.cli.training_options import training_option, training_values
-from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions
+from gpumemnet.extract.options import DEFAULT_GPU, DEFAULT_OPTIONS, ExtractOptions
 from gpumemnet.extract.process import DEADLINE_SECONDS, extract_file
 from gpumemnet.extract.result import Extraction, extraction_to_dict
 from gpumemnet.job.json_codec import job_to_json
@@ -48,7 +48,10 @@ def extract(
     activation_function: Annotated[
         str | None, typer.Option(metavar="|".join(ACTIVATION_FUNCTIONS), help="Instead of the most frequent one.")
     ] = None,
-    attention_kernel: Annotated[str | None, training_option("attention_kernel")] = DEFAULT_OPTIONS.attention_kernel,
+    attention_kernel: Annotated[
+        str | None, training_option("attention_kernel", help="Instead of the kernel that PyTorch would choose on --gpu.")
+    ] = DEFAULT_OPTIONS.attention_kernel,
+    gpu: Annotated[str, typer.Option(help="The GPU of the training, which decides the attention kernel.")] = DEFAULT_GPU,
     optimizer_implementation: Annotated[
         str, training_option("optimizer_implementation")
     ] = DEFAULT_OPTIONS.optimizer_implementation,
@@ -62,7 +65,11 @@ def extract(
 ) -> None:
     """Turn a model into a job, without a GPU. No weights are allocated."""
     options = ExtractOptions(
-        **training_values(call.params), family=family, sequence_length=sequence_length, activation_function=activation_function
+        **training_values(call.params),
+        family=family,
+        sequence_length=sequence_length,
+        activation_function=activation_function,
+        gpu=gpu,
     )
     if out is not None:
         check_writable(out)
@@ -82,7 +89,24 @@ def extract(
         return
     if out is None:
         typer.echo(job_to_json(extraction.job), nl=False)
-    show_extraction(extraction, Console(stderr=out is None))
+    console = Console(stderr=out is None)
+    show_extraction(extraction, console)
+    warn_without_limit(extraction, gpu, console)
+
+
+def warn_without_limit(extraction: Extraction, gpu: str, console: Console) -> None:
+    """Warns when the shipped models give the job no limit, with the reasons and what to do."""
+    from gpumemnet.predict.predictor import Predictor
+
+    prediction = Predictor.default().predict(extraction.job, gpu=gpu)
+    if prediction.safe_bytes is not None:
+        return
+    console.print(Text("warning: a prediction for this job will have no limit:", style="bold"))
+    for reason in prediction.reasons:
+        console.print(Text(f"  {reason}"), soft_wrap=True)
+    console.print(
+        Text("  `gpumemnet trace` with the same arguments gives one, and with --out a job that has one."), soft_wrap=True
+    )
 
 
 def show_extraction(extraction: Extraction, console: Console) -> None:

@@ -14,7 +14,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     code = source_code(request)
     from gpumemnet.extract.extraction import extract_from
 
-    built, inputs = build(request, code)
+    built, inputs = build(request, code, keep_values=True)
     return extraction_to_dict(extract_from(built.model, inputs, ExtractOptions(**request["options"])))
 
 

@@ -1,4 +1,4 @@
-"""Derives fields of a job from the layers of its model: family, main activation function, sequence length."""
+"""Derives fields of a job from the layers of its model: family, attention kernel, main activation function, sequence length."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
 from gpumemnet.job.training_job import ACTIVATION_FUNCTIONS
+from gpumemnet.physics.attention_kernels import MATH
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpumemnet.extract.walk import Call
+    from gpumemnet.extract.walk import Call, Walk
 
-_NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {"softmax", "log_softmax", "identity"}
+_NON_LINEARITIES: Final = frozenset(LAYER_GROUPS["activation"]) - {"softmax", "log_softmax", "identity", "activation"}
 _GATED: Final = {"silu": "swiglu", "gelu": "geglu"}
 _LOOK_AHEAD: Final = 3
 """Number of layers to look ahead for the values of a softmax, or the other half of a gate."""
@@ -39,6 +40,13 @@ def attention_length(calls: Sequence[Call]) -> int | None:
     return max(lengths, default=None)
 
 
+def attention_kernel_of(seen: Walk) -> str | None:
+    """Return the kernel of most attention; ``math`` where the model computes its scores itself, ``None`` without attention."""
+    if seen.attention_kernel is not None:
+        return seen.attention_kernel
+    return None if attention_length(seen.calls) is None else MATH
+
+
 def sequence_length_of(calls: Sequence[Call], inputs: Sequence[Tensor]) -> int | None:
     """Return tokens per sample: of a token input ``[batch, tokens]``, else of the longest attention or recurrent layer."""
     for tensor in inputs:
@@ -52,6 +60,9 @@ def activation_function_of(calls: Sequence[Call]) -> str | None:
     counts: Counter[str] = Counter()
     for index, call in enumerate(calls):
         if call.kind not in _NON_LINEARITIES:
+            continue
+        if call.part_of is not None:
+            counts[call.part_of] += 1
             continue
         following = calls[index + 1 : index + 1 + _LOOK_AHEAD]
         gates = any(c.kind == "multiply" and c.joins_activations and c.shape == call.shape for c in following)

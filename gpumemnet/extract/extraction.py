@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.derive import activation_function_of, family_of, sequence_length_of
+from gpumemnet.extract.attention import KernelChoice
+from gpumemnet.extract.derive import activation_function_of, attention_kernel_of, family_of, sequence_length_of
 from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
 from gpumemnet.extract.options import DEFAULT_OPTIONS, ExtractOptions, check_batch_size
 from gpumemnet.extract.result import Extraction
 from gpumemnet.extract.walk import ForwardError, Walk, walk
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.sandbox.faults import fault_sentence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gpumemnet.extract.placement import MissingValues
+    from gpumemnet.gpu.catalogue import DeviceProfile
 
 UNUSED: Final = "(unused)"
 """Name of the last layer, which holds the parameters that no other layer uses."""
@@ -48,11 +51,15 @@ def extract_job(
         InvalidJobError: the batch size is out of range.
     """
     check_batch_size(batch_size)
-    return extract_from(model, inputs_from_example(inputs, batch_size), options)
+    return extract_from(model, inputs_from_example(inputs, batch_size, keep_values=True), options)
 
 
 def extract_from(
-    model: nn.Module, inputs: ModelInputs, options: ExtractOptions, missing_values: MissingValues | None = None
+    model: nn.Module,
+    inputs: ModelInputs,
+    options: ExtractOptions,
+    missing_values: MissingValues | None = None,
+    device: DeviceProfile | None = None,
 ) -> Extraction:
     """Extract the training job of ``model`` for inputs that are meta tensors already.
 
@@ -60,6 +67,7 @@ def extract_from(
         model, options: as in :func:`extract_job`.
         inputs: what the model is called with.
         missing_values: as in :func:`~gpumemnet.extract.placement.placement`.
+        device: the GPU that decides which attention kernel runs; by default the one that ``options`` name.
 
     Raises:
         ExtractError: the model cannot run on these inputs, or needs the values of its activations to run.
@@ -68,9 +76,12 @@ def extract_from(
     from gpumemnet.torch_private.probes import check_torch
 
     torch_notes = check_torch()
-    math_attention = options.attention_kernel == "math"
+    device = device or device_profile(options.gpu)
+    attention = KernelChoice(
+        stated=options.attention_kernel, precision=options.precision, compute_capability=device.compute_capability
+    )
     try:
-        seen = walk(model, inputs.args, inputs.kwargs, math_attention, missing_values)
+        seen = walk(model, inputs.args, inputs.kwargs, attention, missing_values)
     except ForwardError as error:
         within = f" (in module '{error.path}')" if error.path else ""
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)
@@ -91,14 +102,20 @@ def extract_from(
         "activation_function": activation_function_of(seen.calls),
         "sequence_length": sequence_length_of(seen.calls, inputs.tensors),
     }
+    stated = options.job_fields()
+    if options.attention_kernel is None:
+        stated["attention_kernel"] = attention_kernel_of(seen)
     job = TrainingJob(
-        **{**derived, **options.job_fields()},
+        **{**derived, **stated},
         batch_size=batch,
         input_elements=inputs.elements_per_sample,
         layers=tuple(layers),
         trainable_parameters=sum(p.numel() for p in parameters.values() if p.requires_grad),
     )
-    return Extraction(job, tuple(names), (*torch_notes, *_notes(seen, inputs, job)))
+    notes = [*torch_notes, *_notes(seen, inputs, job)]
+    if seen.attention_kernel is not None and options.attention_kernel is None:
+        notes.append(f"attention_kernel: PyTorch would choose {job.attention_kernel} on {device.name} in {job.precision}.")
+    return Extraction(job, tuple(names), tuple(notes))
 
 
 def _notes(seen: Walk, inputs: ModelInputs, job: TrainingJob) -> list[str]:

@@ -47,7 +47,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """What the model is called with: meta tensors, and other arguments of the factory, unchanged.
+    """What the model is called with: meta tensors, tensors that keep their values, and other arguments of the factory, unchanged.
 
     Attributes:
         args, kwargs: arguments of the call.
@@ -113,17 +113,22 @@ def parse_input(text: str) -> InputSpec:
     return InputSpec(shape, dtype, match["name"])
 
 
-def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int) -> ModelInputs:
-    """Return meta tensors ``[batch_size, *shape]`` for ``specs``."""
+def inputs_from_specs(specs: Sequence[InputSpec], batch_size: int, keep_values: bool = False) -> ModelInputs:
+    """Return meta tensors ``[batch_size, *shape]`` for ``specs``.
+
+    With ``keep_values``, inputs of whole numbers are ones, as a mask of unpadded samples is.
+    """
     import torch
 
     tensors = [torch.empty(batch_size, *s.shape, dtype=getattr(torch, s.dtype), device="meta") for s in specs]
+    if keep_values:
+        tensors = [torch.ones(t.shape, dtype=t.dtype) if _keeps_values(t) else t for t in tensors]
     args = tuple(tensor for spec, tensor in zip(specs, tensors, strict=True) if spec.name is None)
     kwargs = {spec.name: tensor for spec, tensor in zip(specs, tensors, strict=True) if spec.name is not None}
     return ModelInputs(args, kwargs, batch_size)
 
 
-def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
+def inputs_from_example(example: object, batch_size: int | None, keep_values: bool = False) -> ModelInputs:
     """Return meta tensors with the shapes of ``example``.
 
     The first dimension of the first tensor is the batch size.  For another ``batch_size``, every tensor whose first dimension
@@ -132,6 +137,8 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
     Args:
         example: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
         batch_size: samples per batch; that of the example by default.
+        keep_values: whether small tensors of whole numbers, such as masks, keep the values of the example; models read them.
+            Further samples repeat those of the example.
 
     Raises:
         ExtractError: the example holds no tensor with a batch dimension.
@@ -153,7 +160,10 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
     def to_meta(tensor: Tensor) -> Tensor:
         batched = tensor.ndim > 0 and tensor.shape[0] == example_batch
         shape = (wanted, *tensor.shape[1:]) if batched else tuple(tensor.shape)
-        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+        meta = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        if not keep_values or tensor.is_meta or not _keeps_values(meta):
+            return meta
+        return tensor.cpu()[torch.arange(wanted) % example_batch] if batched else tensor.cpu()
 
     note = ""
     if wanted != example_batch:
@@ -162,6 +172,13 @@ def inputs_from_example(example: object, batch_size: int | None) -> ModelInputs:
         note = f"The factory's inputs hold {example_batch} samples; at batch size {wanted}, resized: {grown}"
         note += f"; kept as they are: {kept}." if kept else "."
     return ModelInputs(args, kwargs, wanted, note).mapped(to_meta)
+
+
+def _keeps_values(tensor: Tensor) -> bool:
+    """Whether an input is small and of whole numbers: positions, token numbers, masks."""
+    from gpumemnet.extract.placement import is_small
+
+    return not (tensor.is_floating_point() or tensor.is_complex()) and is_small(tensor)
 
 
 def _named_tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:

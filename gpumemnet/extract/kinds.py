@@ -1,8 +1,9 @@
 """The layer kind of a PyTorch module or function, in the vocabulary of :mod:`gpumemnet.job.layers`.
 
-Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives from; the small norm, activation
-and drop-path modules that every repository writes anew, by their class name; functions by their name without underscores,
-so that ``F.relu``, ``torch.relu_`` and ``Tensor.relu`` are one.  Everything else is looked into, not named.
+Modules are recognised by their PyTorch base class, so that a subclass counts as what it derives from; the small norm and
+drop-path modules that every repository writes anew, by their class name; functions by their name without underscores, so that
+``F.relu``, ``torch.relu_`` and ``Tensor.relu`` are one.  Everything else is looked into, not named: a GELU written out keeps four
+tensors, the module keeps one.
 """
 
 from __future__ import annotations
@@ -87,15 +88,21 @@ _OTHER_CLASSES: Final = _inverted(
         "group_norm": "groupnorm",
         "batch_norm2d": "frozenbatchnorm2d",
         "drop_path": "droppath stochasticdepth dropconnect",
-        "gelu": "gelu newgelu quickgelu fastgelu geluactivation newgeluactivation",
-        "silu": "silu swish",
-        "relu": "relu",
-        "mish": "mish",
-        "hardswish": "hardswish hswish",
-        "hardsigmoid": "hardsigmoid hsigmoid",
     }
 )
 """Class names, in lower case without underscores, that the field uses for one thing only."""
+
+_ACTIVATION_CLASSES: Final = _inverted(
+    {
+        "gelu": "gelu newgelu quickgelu fastgelu geluactivation newgeluactivation",
+        "silu": "silu swish swishme",
+        "relu": "relu",
+        "mish": "mish mishme",
+        "hardswish": "hardswish hswish hardswishme",
+        "hardsigmoid": "hardsigmoid hsigmoid hardsigmoidme",
+    }
+)
+"""The same for activations that show no function of PyTorch inside: those with a backward pass of their own."""
 
 _CLASS_ENDINGS: Final = {"rmsnorm": "rms_norm", "layernorm": "layer_norm", "groupnorm": "group_norm", "droppath": "drop_path"}
 """Ends of such names, as in ``LlamaRMSNorm``."""
@@ -134,7 +141,7 @@ _FUNCTIONS: Final = _inverted(
         "softsign": "softsign",
         "tanhshrink": "tanhshrink",
         "threshold": "threshold",
-        "activation": "hardshrink softshrink",
+        "activation": "hardshrink softshrink pow square abs erf log log2 log10 log1p sin cos clamp clip clamp_min clamp_max",
         "softmax": "softmax softmin gumbel_softmax",
         "log_softmax": "log_softmax",
         "glu": "glu",
@@ -181,6 +188,21 @@ def kind_of_module(module: nn.Module) -> str | None:
         name = type(module).__name__.replace("_", "").lower()
         return _OTHER_CLASSES.get(name) or next((kind for end, kind in _CLASS_ENDINGS.items() if name.endswith(end)), None)
     return None
+
+
+def kind_with_number(kind: str, follows_product: bool) -> str:
+    """Return the kind of a sum or product of an activation and a number, which keeps neither.
+
+    Args:
+        kind: ``add``, ``multiply``, or any other, which is returned.
+        follows_product: whether a matrix product came before it: scores are scaled, and the layer list says so.
+    """
+    return "other" if kind == "add" or (kind == "multiply" and not follows_product) else kind
+
+
+def kind_of_activation(module: nn.Module) -> str | None:
+    """Return the kind of an activation by its class name, for a module in which no function of PyTorch is seen."""
+    return _ACTIVATION_CLASSES.get(type(module).__name__.replace("_", "").lower())
 
 
 def kind_of_function(name: str, output_dimensions: int) -> str | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.layers import check_count
 from gpumemnet.job.training_job import FAMILIES, MAX_BATCH_SIZE, TrainingJob
 from gpumemnet.job.training_options import TrainingOptions
+
+DEFAULT_GPU: Final = "A100"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,17 +19,21 @@ class ExtractOptions(TrainingOptions):
 
     Attributes:
         family, activation_function, sequence_length: as in :class:`~gpumemnet.job.training_job.TrainingJob`.
+        gpu: name or alias of a GPU in the catalogue; it decides which attention kernel PyTorch chooses.
 
     Raises:
         InvalidJobError: names the field and its values.
+        InvalidRequestError: the catalogue has no such GPU.
     """
 
     family: str | None = None
     activation_function: str | None = None
     sequence_length: int | None = None
+    gpu: str = DEFAULT_GPU
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)
+        device_profile(self.gpu)
         known = {"family": FAMILIES[0], **self.job_fields()}
         TrainingJob(batch_size=1, input_elements=1, total_activations=0, total_parameters=0, **known)
 

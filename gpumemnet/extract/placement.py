@@ -195,7 +195,7 @@ class _DeviceBlind(TorchFunctionMode):
             if args[0].is_meta and any(map(_is_host, (*args[1:], named.get("device")))):
                 self._missing_values.copied_to_host(_name_of(func))
             args = (args[0], *(_without_device(value) for value in args[1:]))
-            named = {key: _without_device(value) if key == "other" else value for key, value in named.items()}
+            named = {key: _without_device(value) if key in ("device", "other") else value for key, value in named.items()}
             if "other" in named:
                 named["dtype"] = named.pop("other")
         if "device" in named and (func in _CONSTANTS or not is_meta(named["device"])):

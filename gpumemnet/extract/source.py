@@ -54,7 +54,12 @@ def source_code(request: Mapping[str, Any]) -> CodeType:
 
 
 def build(
-    request: Mapping[str, Any], code: CodeType, *, missing_values: MissingValues | None = None, with_loss: bool = False
+    request: Mapping[str, Any],
+    code: CodeType,
+    *,
+    missing_values: MissingValues | None = None,
+    with_loss: bool = False,
+    keep_values: bool = False,
 ) -> tuple[Built, ModelInputs]:
     """Build the model that a request names, and its inputs as meta tensors with the requested batch size.
 
@@ -63,6 +68,7 @@ def build(
         code: from :func:`source_code`.
         missing_values: see :func:`gpumemnet.extract.placement.placement`.
         with_loss: whether the factory may also return a loss.
+        keep_values: see :func:`gpumemnet.extract.inputs.inputs_from_example`.
 
     Raises:
         ExtractError: says what is wrong with the file or its factory, or what is missing in the request.
@@ -77,12 +83,12 @@ def build(
     if built.inputs is not None:
         if specs:
             raise ExtractError(f"--input: {name}() returns inputs itself; leave --input out")
-        return built, inputs_from_example(built.inputs, batch_size)
+        return built, inputs_from_example(built.inputs, batch_size, keep_values)
     if not specs:
         raise ExtractError(f"--input: {name}() returns no inputs; give them, as in --input 3x224x224")
     if batch_size is None:
         raise ExtractError("--batch-size: is missing; give the number of samples per step")
-    return built, inputs_from_specs(specs, batch_size)
+    return built, inputs_from_specs(specs, batch_size, keep_values)
 
 
 def prepare_child() -> None:

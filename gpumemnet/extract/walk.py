@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -19,10 +20,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gpumemnet.extract.attention import AttentionStep, attention_steps, math_kernel_steps
-from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_function, kind_of_module
+from gpumemnet.extract.attention import (
+    AttentionStep,
+    KernelChoice,
+    attention_call,
+    attention_steps,
+    math_kernel_steps,
+    module_call,
+)
+from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_activation, kind_of_function, kind_of_module, kind_with_number
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
+from gpumemnet.physics.attention_kernels import MATH
+from gpumemnet.physics.recurrent import RESERVED_PER_UNIT, reserve_elements
 from gpumemnet.torch_private.modules import CHECKPOINT_FILE
 from gpumemnet.torch_private.tensors import storage_id
 
@@ -53,6 +63,7 @@ class Call:
         in_place: whether it overwrote its input.
         sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
         joins_activations: whether it has two or more activations as inputs.
+        part_of: the activation function that it is a step of, where a module of that name writes it out; else ``None``.
     """
 
     kind: str
@@ -63,6 +74,7 @@ class Call:
     in_place: bool = False
     sequence_length: int | None = None
     joins_activations: bool = False
+    part_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,7 @@ class Walk:
         unseen: paths of modules that cannot be looked into, such as scripted ones; each is one call of kind ``other``.
         losses: number of loss functions inside the model, which are not calls.
         checkpointed: whether the model recomputes parts of itself through ``torch.utils.checkpoint``.
+        attention_kernel: the kernel of most attention, by output elements; ``None`` where no call leaves PyTorch the choice.
     """
 
     calls: tuple[Call, ...]
@@ -84,6 +97,7 @@ class Walk:
     unseen: tuple[str, ...]
     losses: int
     checkpointed: bool
+    attention_kernel: str | None
 
 
 class ForwardError(Exception):
@@ -104,7 +118,7 @@ def walk(
     model: nn.Module,
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    math_attention: bool = False,
+    attention: KernelChoice,
     missing_values: MissingValues | None = None,
 ) -> Walk:
     """Run ``model`` once in training mode on meta tensors; its mode and its buffers are restored.
@@ -112,7 +126,7 @@ def walk(
     Args:
         model: the model.
         args, kwargs: what it is called with.
-        math_attention: whether ``scaled_dot_product_attention`` runs as the math kernel, whose steps are then layers.
+        attention: which kernel ``scaled_dot_product_attention`` runs; the steps of the math kernel are layers.
         missing_values: see :func:`gpumemnet.extract.placement.placement`.
 
     Raises:
@@ -127,7 +141,7 @@ def walk(
             if any(nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
                 model(*args, **kwargs)
             with parameters_on_meta(model) as meta_parameters:
-                recorder = _Recorder(model, meta_parameters, math_attention)
+                recorder = _Recorder(model, meta_parameters, attention)
                 try:
                     recorder.run(args, kwargs)
                 finally:
@@ -146,9 +160,10 @@ def walk(
 class _Recorder:
     """Collects the calls while the model runs."""
 
-    def __init__(self, model: nn.Module, meta_parameters: Mapping[int, nn.Parameter], math_attention: bool) -> None:
+    def __init__(self, model: nn.Module, meta_parameters: Mapping[int, nn.Parameter], attention: KernelChoice) -> None:
         self._model = model
-        self._math_attention = math_attention
+        self._attention = attention
+        self._kernels: Counter[str] = Counter()
         self._modules = ModulePath(model, self._enter, self._leave)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._unclaimed = {id(parameter): parameter for parameter in model.parameters() if not nn.parameter.is_lazy(parameter)}
@@ -200,7 +215,10 @@ class _Recorder:
             self._losses += 1
             kind = "other" if own else NOT_A_LAYER
         if kind is None and len(self._calls) == first_call and unseen and not _aliases(inputs, outputs):
-            kind = "other"
+            kind = kind_of_activation(module) or "other"
+        if kind is None and (written_out := kind_of_activation(module)):
+            for at in range(first_call, len(self._calls)):
+                self._calls[at] = replace(self._calls[at], part_of=written_out)
         if kind == "other":
             self._unseen.append(self._modules.path_of(module) or type(module).__name__)
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
@@ -227,19 +245,26 @@ class _Recorder:
         mark = _Mark(activation, frozenset() if activation else used)
         module = self._modules.running or self._model
         if activation and func is F.multi_head_attention_forward:
-            self._record_attention(module, attention_steps(args, kwargs, self._math_attention))
-        elif activation and self._math_attention and func is F.scaled_dot_product_attention:
+            call = module_call(args, kwargs)
+            kernel = MATH if call is None else self._attention.kernel(call)
+            self._kernels[kernel] += outputs[0].numel()
+            self._record_attention(module, attention_steps(args, kwargs, kernel == MATH))
+        elif activation and func is F.scaled_dot_product_attention and self._runs_math_kernel(args, kwargs, outputs[0]):
             self._record_attention(module, math_kernel_steps(args, kwargs))
         elif activation:
             kind = kind_of_function(getattr(func, "__name__", ""), outputs[0].ndim)
             if kind == LOSS:
                 self._losses += 1
                 kind = "other" if used & self._unclaimed.keys() else NOT_A_LAYER
+            if kind is not None and not (outputs[0].is_floating_point() or outputs[0].is_complex()):
+                kind = NOT_A_LAYER  # labels that are shifted, positions that are added: no activations
             if kind is None:
                 allocates = outputs[0].ndim > 0 and outputs[0].is_floating_point() and not _aliases(inputs, outputs)
                 kind = "other" if allocates else NOT_A_LAYER
             if kind != NOT_A_LAYER:
                 joins = sum(m.activation for m in marks) > 1
+                if len(inputs) == 1 and not used:
+                    kind = kind_with_number(kind, bool(self._calls) and self._calls[-1].kind == "matmul")
                 self._record(self._refined(kind, used, inputs), module, outputs, used, inputs, joins)
         for tensor in outputs:
             self._marks[tensor] = mark
@@ -261,7 +286,16 @@ class _Recorder:
             indirect.append(name)
             call = self._calls[first_call]
             self._calls[first_call] = replace(call, parameters=call.parameters + parameter.numel())
-        return Walk(tuple(self._calls), tuple(indirect), tuple(unused), tuple(self._unseen), self._losses, self._checkpointed)
+        kernel = max(self._kernels, key=self._kernels.__getitem__, default=None)
+        return Walk(
+            tuple(self._calls), tuple(indirect), tuple(unused), tuple(self._unseen), self._losses, self._checkpointed, kernel
+        )
+
+    def _runs_math_kernel(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> bool:
+        """Note the kernel of one ``scaled_dot_product_attention``, and return whether it is the math kernel."""
+        kernel = self._attention.kernel(attention_call(*args, **kwargs))
+        self._kernels[kernel] += output.numel()
+        return kernel == MATH
 
     def _mark(self, tensor: Tensor) -> _Mark:
         if tensor in self._marks:
@@ -300,6 +334,17 @@ class _Recorder:
                 joins_activations,
             )
         )
+        if isinstance(module, nn.LSTM | nn.GRU) and kind in RESERVED_PER_UNIT:
+            # The reserve space of cuDNN is a second layer of the kind: it keeps as much as this, and has no parameters.
+            steps = inputs[0].numel() // inputs[0].shape[-1]
+            reserve = reserve_elements(
+                kind,
+                steps=steps,
+                hidden=module.hidden_size,
+                layers=module.num_layers,
+                directions=2 if module.bidirectional else 1,
+            )
+            self._append(Call(kind, self._modules.path_of(module), (reserve,), reserve, sequence_length=length))
 
     def _record_attention(self, module: nn.Module, steps: Iterable[AttentionStep]) -> None:
         for step in steps:

@@ -75,6 +75,28 @@ class TracedPeakCalibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedFormCalibration:
+    """The closed form's error on real networks, for jobs beyond the training data whose layers' memory is known.
+
+    Attributes:
+        log_shift: centre of memory above the context, relative to the logarithm of the closed form.
+        log_scale: scale of a logistic around that centre.
+        log_bounds: upper bound for each coverage of the card, relative to the same logarithm; ``None`` where the calibration has
+            too few rows for the coverage.
+        options: job field → values for which the closed form was tested.
+        ranges: feature column → smallest and largest value for which it was tested.
+        other_share: largest share of output elements that belonged to layers of kind ``other``, whose memory is unknown.
+    """
+
+    log_shift: float
+    log_scale: float
+    log_bounds: tuple[float | None, ...]
+    options: Mapping[str, tuple[str | bool | int | None, ...]]
+    ranges: Mapping[str, tuple[float, float]]
+    other_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BundleCard:
     """The parsed card of a bundle.
 
@@ -94,6 +116,7 @@ class BundleCard:
         coverages: the calibrated coverages of the graph's bounds, increasing.
         range_log_scale: scale, in log-bytes, of the closed form's error beyond the training ranges.
         option_log_scale: the same for options or layer kinds not seen in training.
+        closed_form: the closed form's calibration on real networks; ``None`` when there is none.
         document: the whole card as written.
         site_calibration: a site's calibration for its GPU; ``None`` in shipped bundles.
         by_family: the card of each family, for a common model; empty for other models.  The fields of a common model's own card
@@ -117,6 +140,7 @@ class BundleCard:
     range_log_scale: float
     option_log_scale: float
     document: Mapping[str, Any]
+    closed_form: ClosedFormCalibration | None = None
     site_calibration: SiteCalibration | None = None
     by_family: Mapping[str, BundleCard] = dataclasses.field(default_factory=dict)
 
@@ -299,6 +323,7 @@ def _card(document: Mapping[str, Any]) -> BundleCard:
         range_log_scale=_positive(document["fallback"]["range_log_scale"]),
         option_log_scale=_positive(document["fallback"]["option_log_scale"]),
         document=document,
+        closed_form=_closed_form(document["fallback"].get("closed_form"), len(document["conformal"]["coverages"])),
         site_calibration=site_calibration_from_card(document.get("site_calibration"), len(document["conformal"]["coverages"])),
     )
 
@@ -336,6 +361,22 @@ def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
         log_shift=_number(document["log_shift"]),
         log_bounds=log_bounds,
         options=_options(document["options"]),
+    )
+
+
+def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
+    if document is None:
+        return None
+    log_bounds = tuple(None if bound is None else _number(bound) for bound in document["log_bounds"])
+    if len(log_bounds) != levels:
+        raise ValueError("the calibration of the closed form needs a bound or null for each coverage")
+    return ClosedFormCalibration(
+        log_shift=_number(document["log_shift"]),
+        log_scale=_positive(document["log_scale"]),
+        log_bounds=log_bounds,
+        options=_options(document["options"]),
+        ranges={column: (_number(low), _number(high)) for column, (low, high) in document["ranges"].items()},
+        other_share=_number(document["other_share"]),
     )
 
 

@@ -32,6 +32,7 @@ Array = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
+_SEGMENT_COLUMN: Final = FEATURE_NAMES.index("segment_bytes")
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
@@ -219,6 +220,11 @@ class BundleModel:
             scales = np.where(unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
+            wider = unseen.is_in_wider_class if is_broken is None else unseen.is_in_wider_class & ~is_broken
+            if wider.any():
+                distribution, expected, safe = self._by_closed_form(wider, features, distribution, expected, safe, level)
+                if self._bounds_closed_form(level):
+                    reasons = {row: words for row, words in reasons.items() if not wider[row]}
         traced = None if self.card.traced_peak is None else table.column("traced_peak_bytes")
         if traced is not None and traced.any():
             distribution, expected, safe, theirs = self._with_traces(table, traced, distribution, expected, safe, level)
@@ -239,6 +245,32 @@ class BundleModel:
             reasons,
             coverage,
             (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(bins, place)),),
+        )
+
+    def _bounds_closed_form(self, level: int) -> bool:
+        """Whether the closed form's calibration reaches the coverage at ``level``."""
+        return self.card.closed_form is not None and self.card.closed_form.log_bounds[level] is not None
+
+    def _by_closed_form(
+        self,
+        rows: NDArray[np.bool_],
+        features: NDArray[np.float64],
+        distribution: MemoryDistribution,
+        expected: NDArray[np.float64],
+        safe: NDArray[np.float64],
+        level: int,
+    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64]]:
+        """Replaces the predictions of ``rows`` by the closed form, calibrated on real networks."""
+        calibration = self.card.closed_form
+        assert calibration is not None
+        reserved = features[:, _SEGMENT_COLUMN]
+        centre = reserved * math.exp(calibration.log_shift) + self.card.context_bytes
+        bound = reserved * math.exp(calibration.log_bounds[level] or 0.0) + self.card.context_bytes
+        scales = np.full(len(rows), calibration.log_scale)
+        return (
+            distribution.replaced(rows, np.log(np.maximum(centre, 1.0)), scales),
+            np.where(rows, centre, expected),
+            np.where(rows, bound, safe),
         )
 
     def _with_traces(

@@ -25,6 +25,8 @@ TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of training labels, most trusted first; ``observed`` labels come from jobs at the user's site."""
 _UNKNOWN: Final = 2**62
 """Start value of a minimum, larger than the number of unseen options, kinds and values of any job."""
+_BEYOND_ALL: Final = 2**61
+"""Distance of a model without a limit for the job, larger than any number of unseen values."""
 _FAMILY_ORDER: Final = (*FAMILIES, ALL_FAMILIES)
 
 
@@ -183,7 +185,9 @@ def _layers_needed() -> InvalidRequestError:
 
 
 def _cascade(models: Sequence[BundleModel], table: JobTable, options: PredictionOptions) -> list[tuple[Indices, PredictionTable]]:
-    """Predicts each job with the first model whose support contains it, else with the model that has the fewest unseen values.
+    """Predicts each job with the first model whose support contains it, else with the nearest.
+
+    The nearest has the fewest unseen values, among those whose closed form is calibrated for the job if there are any.
 
     Returns:
         For each model that predicts at least one job, the positions of its jobs and their predictions.
@@ -199,9 +203,10 @@ def _cascade(models: Sequence[BundleModel], table: JobTable, options: Prediction
             features, workspace = model.features(some, place), place.blas_workspace_bytes
         unseen = model.support.check(some, features)
         views.append((place, left, features, unseen))
-        is_nearer = unseen.counts < fewest[left]
+        distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
+        is_nearer = distance < fewest[left]
         nearer = left[is_nearer]
-        choice[nearer], fewest[nearer] = number, unseen.counts[is_nearer]
+        choice[nearer], fewest[nearer] = number, distance[is_nearer]
         is_left = unseen.counts > 0
         if not is_left.any():
             break

@@ -2,6 +2,9 @@
 
 A network's predictions far from its training data are unreliable, and a scheduler has to know.  The support consists of the
 options, layer kinds and feature ranges seen in training.  Each reason names the value of the job and the values seen.
+
+Around it lies a wider class: jobs whose layers' memory is known, by the rules of :mod:`gpumemnet.physics.saved_tensors`, under
+options for which the closed form was tested on real networks.  They get the closed form and its own calibrated bound.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet
-from gpumemnet.job.layers import KINDS, describe
+from gpumemnet.job.layers import KINDS, OTHER_CODE, describe
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.physics.saved_tensors import ALIASES, alike
 from gpumemnet.predict.bundle import BundleCard
@@ -49,6 +52,7 @@ class Support:
             for name, seen in card.options.items()
             if name not in OPTION_FIELDS
         }
+        self._closed_form = card.closed_form
         self._unseen_options = lru_cache(maxsize=_KNOWN_TABLES)(self._count_unseen_options)
 
     def check(self, table: JobTable, features: Array) -> Unseen:
@@ -78,7 +82,33 @@ class Support:
                 found.setdefault(row, set()).add(names[kind])
             kinds = {row: frozenset(theirs) for row, theirs in found.items()}
             counts[list(kinds)] += list(map(len, kinds.values()))
-        return Unseen(self, table, option_counts, kinds, values, beyond, counts)
+        return Unseen(self, table, option_counts, kinds, values, beyond, counts, self._in_wider_class(table, features, counts))
+
+    def _in_wider_class(self, table: JobTable, features: Array, counts: Indices) -> Flags:
+        """Whether each job lies outside the support, but where the closed form was tested on real networks, shape ``[B]``."""
+        is_wider: Flags = counts > 0
+        tested = self._closed_form
+        if tested is None or not is_wider.any():
+            return np.zeros(len(table), dtype=np.bool_)
+        is_wider &= table.layer_counts > 0
+        is_tested = [
+            all(value in tested.options.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
+            for options in table.option_sets
+        ]
+        is_wider &= np.array(is_tested, dtype=np.bool_)[table.option_codes]
+        for name, seen in tested.options.items():
+            if name not in OPTION_FIELDS:
+                is_wider &= np.isin(table.column(name), [0 if value is None else value for value in seen])
+        for name, (low, high) in tested.ranges.items():
+            values = features[:, FEATURE_NAMES.index(name)]
+            is_wider &= (values >= low / RANGE_TOLERANCE) & (values <= high * RANGE_TOLERANCE)
+        is_wider[table.layer_owners[table.layer_kinds >= len(KINDS)]] = False
+        is_other = table.layer_kinds == OTHER_CODE
+        other, every = (
+            np.bincount(table.layer_owners[chosen], table.layer_activations[chosen], minlength=len(table))
+            for chosen in (is_other, slice(None))
+        )
+        return is_wider & (other <= tested.other_share * every)
 
     def _count_unseen_options(self, option_sets: tuple[OptionSet, ...]) -> Indices:
         """Number of options of each set that were not seen in training, shape ``[S]``."""
@@ -116,6 +146,7 @@ class Unseen:
         values: the features that have a range, shape ``[B, R]``.
         is_beyond: which of these lie outside their range, shape ``[B, R]``.
         counts: number of unseen options, kinds and values of each job, shape ``[B]``; 0 inside the support.
+        is_in_wider_class: whether the closed form's calibration holds for a job outside the support, shape ``[B]``.
     """
 
     support: Support
@@ -125,6 +156,7 @@ class Unseen:
     values: Array
     is_beyond: Flags
     counts: Indices
+    is_in_wider_class: Flags
 
     def reasons(self, row: int) -> tuple[str, ...]:
         """Why the job in ``row`` lies outside the support, one sentence each; empty inside the support."""
@@ -154,6 +186,7 @@ class Unseen:
             self.values[rows],
             self.is_beyond[rows],
             self.counts[rows],
+            self.is_in_wider_class[rows],
         )
 
 

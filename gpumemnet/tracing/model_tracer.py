@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
+from torch.optim import Optimizer
 
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import extract_from
@@ -20,12 +21,12 @@ from gpumemnet.gpu.mig import available_mib
 from gpumemnet.gpu.verdict import YES, verdict
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.job.training_options import OPTIMIZERS
 from gpumemnet.physics.nccl import communicator_bytes
 from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
 from gpumemnet.tracing.corrections import CORRECTIONS
 from gpumemnet.tracing.memory import Memory, curve_of, memory_of, non_allocator_memory, replayed, safe_basis, smallest_bytes
 from gpumemnet.tracing.missing_values import GuessedValues
+from gpumemnet.tracing.optimizers import stated_optimizer
 from gpumemnet.tracing.options import TraceRequest
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
@@ -205,10 +206,15 @@ class ModelTracer:
     def _job(self, reserved_bytes: int) -> TrainingJob:
         options = self._request.options
         alone = {} if options.parallel == "ddp" else {"ranks": 1}
-        optimizer = {"optimizer": OPTIMIZERS[0]} if options.own_optimizer is not None else {}
+        own = options.own_optimizer
+        if callable(own):
+            own = own([parameter for parameter in self._model.parameters() if parameter.requires_grad])
+        optimizer = stated_optimizer(own) if isinstance(own, Optimizer) else {}
+        if own is not None and not optimizer:
+            _LOG.warning("a job has no name for the optimizer %s; the job says %s", type(own).__name__, options.optimizer)
         missing_values = GuessedValues() if options.best_effort else None
         stated = ExtractOptions(**options.job_fields() | alone | optimizer)
-        job = extract_from(self._model, self._inputs, stated, missing_values).job
+        job = extract_from(self._model, self._inputs, stated, missing_values, self._platform.device).job
         return replace(job, traced_peak_bytes=reserved_bytes)
 
 

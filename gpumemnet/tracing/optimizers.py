@@ -55,6 +55,20 @@ def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parame
     return build
 
 
+def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
+    """Return the fields of a job that name ``optimizer``; none where a job has no name for its class."""
+    made, settings = type(optimizer).__name__, optimizer.defaults
+    names = [
+        name
+        for name, rule in OPTIMIZER_RULES.items()
+        if rule.torch_class == made and all(bool(settings.get(key)) for key in rule.settings)
+    ]
+    implementation = (
+        "fused" if settings.get("fused") else {True: "foreach", False: "for_loop"}.get(settings.get("foreach"), "default")
+    )
+    return {"optimizer": names[-1], "optimizer_implementation": implementation} if names else {}
+
+
 def optimizer_factory(optimizer: object, implementation: str, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
     """Return the factory for a name, an optimizer over the model's own parameters, or a factory.
 

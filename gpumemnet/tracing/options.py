@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.extract.options import check_batch_size
+from gpumemnet.extract.options import DEFAULT_GPU, check_batch_size
 from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_options import MAX_RANKS, TrainingOptions
@@ -27,7 +27,6 @@ PARALLEL: Final = ("none", "ddp", "fsdp", "fsdp_zero2")
 ``ddp`` holds a replica on each GPU.  ``fsdp`` and ``fsdp_zero2`` shard parameters, gradients and optimizer state.  With ``fsdp``
 (ZeRO-3) gathered parameters are freed after each block; with ``fsdp_zero2`` (ZeRO-2) they stay until the backward pass.
 """
-DEFAULT_GPU: Final = "A100"
 DEADLINE_SECONDS: Final = 600.0
 """Time for a whole trace in a child process, including the import of torch."""
 

@@ -9,7 +9,6 @@ sums, instead of scores for every pair of positions.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -18,22 +17,10 @@ import torch
 from torch import Tensor
 
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.extract.attention import attention_call, attention_setup
 from gpumemnet.job.layers import describe
-from gpumemnet.torch_private.attention import enabled_kernels, kernel_order
-from gpumemnet.torch_private.names import torch_release
+from gpumemnet.physics.attention_kernels import CUDNN, EFFICIENT, FLASH, KERNELS, MATH, AttentionCall, choose_kernel, obstacle
 from gpumemnet.torch_private.operators import aten
-from gpumemnet.tracing.corrections.attention_choice import (
-    CUDNN,
-    EFFICIENT,
-    FLASH,
-    KERNELS,
-    MATH,
-    AttentionCall,
-    AttentionSetup,
-    Mask,
-    choose_kernel,
-    obstacle,
-)
 from gpumemnet.tracing.corrections.in_place import adding_in_place
 from gpumemnet.tracing.corrections.overrides import Override
 from gpumemnet.tracing.platform import Platform
@@ -68,7 +55,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     requires_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    kernel = _chosen(platform, _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, requires_grad))
+    call = attention_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, requires_grad=requires_grad)
+    kernel = _chosen(platform, call)
     output: Tensor
     if kernel == MATH:
         if is_causal:
@@ -103,7 +91,7 @@ def _attention(
 
 
 def _chosen(platform: Platform, call: AttentionCall) -> str:
-    setup = _setup(platform)
+    setup = attention_setup(platform.compute_capability, platform.attention_kernel)
     kernel = choose_kernel(call, setup)
     if kernel is not None:
         return kernel
@@ -120,55 +108,6 @@ def _chosen(platform: Platform, call: AttentionCall) -> str:
 
 def _sizes(call: AttentionCall) -> str:
     return f"{call.dtype} queries {list(call.query)} and keys {list(call.key)}"
-
-
-def _facts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    is_causal: bool,
-    enable_gqa: bool,
-    requires_grad: bool,
-) -> AttentionCall:
-    return AttentionCall(
-        query=tuple(query.shape),
-        key=tuple(key.shape),
-        value=tuple(value.shape),
-        dtype=str(query.dtype).removeprefix("torch."),
-        same_dtype=query.dtype == key.dtype == value.dtype,
-        contiguous_rows=query.stride(-1) == key.stride(-1) == value.stride(-1) == 1,
-        mask=None
-        if mask is None
-        else Mask(shape=tuple(mask.shape), requires_grad=mask.requires_grad, contiguous_rows=mask.stride(-1) == 1),
-        dropout=dropout,
-        is_causal=is_causal,
-        enable_gqa=enable_gqa,
-        requires_grad=requires_grad,
-    )
-
-
-def _setup(platform: Platform) -> AttentionSetup:
-    """Return the current switches: users set them in their code, even around single calls."""
-    forced = platform.attention_kernel
-    return AttentionSetup(
-        compute_capability=platform.compute_capability,
-        enabled=enabled_kernels() if forced is None else frozenset({forced}),
-        order=kernel_order(),
-        cudnn_version=_cudnn_version(),
-        cudnn_first=os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1",
-        coarse_dropout=torch_release() >= (2, 12),
-        deterministic=torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-
-
-def _cudnn_version() -> int:
-    """Return the cuDNN version of this build; for a CPU build, that of the CUDA build on PyPI."""
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    if version is not None:
-        return version
-    return 91900 if torch_release() < (2, 12) else 92000
 
 
 def _bias(mask: Tensor | None, query: Tensor, kernel: str) -> Tensor | None:

@@ -3,13 +3,9 @@
 On CUDA, cuDNN runs a whole stack of layers in one call, and a fused kernel runs a single cell.  On meta tensors PyTorch composes
 both from many small operators.
 
-cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space.  ``cudnnGetRNNTempSpaceSizes`` returns its
-size, but no formula is published.  The formula here is derived from two sizes reported in PyTorch's issue 2895 for cuDNN 7 on a
-Tesla P100 with four layers of 320: 736,000,000 bytes for an LSTM and 864,000,000 bytes for a GRU.  Per layer, step and hidden
-unit it counts five values for an LSTM and six for a GRU.  It adds the outputs of all layers but the last, and omits the masks of
-dropout between layers.
+cuDNN keeps what its backward pass needs in one opaque buffer, the reserve space (:mod:`gpumemnet.physics.recurrent`).
 
-Other sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
+Sources: ``aten/src/ATen/native/RNN.cpp``, ``aten/src/ATen/native/cudnn/RNN.cpp`` and
 ``aten/src/ATen/cudnn/AutocastRNN.cpp``.  Stacks of plain RNN layers, and of LSTM layers with a projection, are not replaced.
 """
 
@@ -22,21 +18,14 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from gpumemnet.physics.recurrent import reserve_elements
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.corrections.overrides import Override
-
-RESERVED_PER_UNIT: Final = {"lstm": 5, "gru": 6}
-"""Values per layer, direction, step, sample and hidden unit in the reserve space."""
 
 _GRU_WORKSPACE: Final = 5
 """``GRU_WORKSPACE_MULTIPLIER`` of ``aten/src/ATen/native/cuda/RNN.cu``."""
 
 _CUDNN_TYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def reserve_elements(kind: str, *, steps: int, batch: int, hidden: int, layers: int, directions: int) -> int:
-    """Return the number of elements of the reserve space, by the formula in the module's docstring."""
-    return steps * batch * hidden * directions * (RESERVED_PER_UNIT[kind] * layers + layers - 1)
 
 
 def _lstm(
@@ -131,7 +120,7 @@ def _run(
     if torch.is_autocast_enabled("cuda"):
         weights_dtype = torch.get_autocast_dtype("cuda")
         input, *hidden = (tensor.to(weights_dtype) for tensor in (input, *hidden))
-    reserve = reserve_elements(kind, steps=steps, batch=batch, hidden=units, layers=layers, directions=directions) if train else 0
+    reserve = reserve_elements(kind, steps=steps * batch, hidden=units, layers=layers, directions=directions) if train else 0
     plan = _Plan(batch_first, len(hidden), directions * units, reserve * input.element_size(), weights_dtype)
     outputs: tuple[Tensor, ...] = _CudnnRnn.apply(plan, input, *hidden, *params)  # type: ignore[no-untyped-call]
     return outputs

@@ -303,7 +303,7 @@ def test_every_row_says_which_model_answers() -> None:
     many = [mlp(2048), small_job(family="cnn"), replace(mlp(2048), precision="amp_bf16", optimizer="adamw"), mlp(1024)]
     predictions = DEFAULT.predict_many(many)
     names = [predictions.models[index].name for index in predictions.model_index]
-    assert names == ["mlp-a100-published", "cnn-a100-published", "mlp-h200-traced", "mlp-a100-published"]
+    assert names == ["mlp-a100-published", "cnn-h200-traced", "mlp-h200-traced", "mlp-a100-published"]
     assert predictions.probabilities.shape == (4, max(model.bins.count for model in predictions.models))
     np.testing.assert_allclose(predictions.probabilities.sum(axis=1), 1.0)
     for prediction, row in zip(predictions, predictions.probabilities, strict=True):

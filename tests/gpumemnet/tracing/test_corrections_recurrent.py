@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from gpumemnet.tracing.corrections.recurrent import reserve_elements
+from gpumemnet.physics.recurrent import reserve_elements
 from tests.gpumemnet.tracing.corrected import meta, operators, saved
 
 HALF = torch.float16
@@ -12,7 +12,7 @@ HALF = torch.float16
 @pytest.mark.parametrize(("kind", "reserve_bytes"), [("lstm", 736_000_000), ("gru", 864_000_000)])
 def test_the_reported_sizes(kind: str, reserve_bytes: int) -> None:
     # PyTorch's issue 2895: four layers of 320, 25,000 samples times steps
-    assert 4 * reserve_elements(kind, steps=1000, batch=25, hidden=320, layers=4, directions=1) == reserve_bytes
+    assert 4 * reserve_elements(kind, steps=25_000, hidden=320, layers=4, directions=1) == reserve_bytes
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gpumemnet.job.training_options import ATTENTION_KERNELS
-from gpumemnet.tracing.corrections.attention_choice import (
+from gpumemnet.physics.attention_kernels import (
     DEFAULT_ORDER,
     KERNELS,
     AttentionCall,

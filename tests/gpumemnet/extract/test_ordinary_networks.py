@@ -1,0 +1,76 @@
+"""Ordinary networks, through ``gpumemnet extract FILE:FACTORY | gpumemnet predict -`` in two calls."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import gpumemnet
+from gpumemnet.cli import main
+from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.job.json_codec import job_from_json
+from tests.gpumemnet.extract.examples import ordinary
+
+FACTORIES = (
+    *("residual_cnn", "mixer", "vision_transformer", "language_model", "language_model_written_out", "masked"),
+    *("lstm", "gru", "sound", "perceptron"),
+)
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(factory, examples, tmp_path, capfd):
+    path = tmp_path / "job.json"
+    assert main(["extract", f"{examples / 'ordinary.py'}:{factory}", "--optimizer", "adam", "--out", str(path)]) == 0
+    assert "no limit" not in capfd.readouterr().out
+    assert main(["predict", str(path), "--gpu", "A100-40GB", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    model, inputs = getattr(ordinary, factory)()
+    traced = gpumemnet.trace(model, inputs, optimizer="adam", gpu="A100-40GB", best_effort=True)
+    assert answer["limit_mib"] * 2**20 >= traced.expected_bytes
+    assert answer["request_mib"] * 2**20 < 5 * traced.expected_bytes
+
+
+def test_a_job_without_a_limit_is_a_warning_with_the_reason(examples, capfd):
+    assert main(["extract", f"{examples / 'ordinary.py'}:mixer", "--optimizer", "adam", "--gradient-accumulation", "64"]) == 0
+    shown = capfd.readouterr()
+    assert job_from_json(shown.out).gradient_accumulation == 64
+    assert "will have no limit" in shown.err
+    assert "gradient_accumulation is 64" in shown.err
+
+
+def kernel(precision, gpu="A100", heads=4):
+    model = nn.Sequential(nn.Linear(128, 128), ordinary.Attention(128, heads, written=False))
+    return extract_job(model, torch.zeros(2, 16, 128), ExtractOptions(precision=precision, gpu=gpu)).job.attention_kernel
+
+
+def test_the_attention_kernel_is_the_one_that_pytorch_would_choose():
+    assert kernel("fp32") == "memory_efficient"
+    assert kernel("amp_bf16") == kernel("bf16") == "flash"
+    assert kernel("amp_bf16", gpu="V100") != "flash"
+    assert kernel("fp32", heads=64) == "math"  # heads of two elements
+    written, ids = ordinary.language_model_written_out()
+    assert extract_job(written, ids).job.attention_kernel == "math"
+
+
+def test_a_gelu_written_out_keeps_more_than_the_module():
+    job, written = (
+        extract_job(nn.Sequential(nn.Linear(64, 64), activation, nn.Linear(64, 64)), torch.zeros(4, 64)).job
+        for activation in (nn.GELU(), ordinary.WrittenGelu())
+    )
+    assert [layer.kind for layer in job.layers] == ["linear", "gelu", "linear"]
+    kinds = [layer.kind for layer in written.layers]
+    assert kinds == ["linear", "other", "activation", "other", "add", "other", "tanh", "other", "multiply", "linear"]
+
+
+def test_a_traced_job_names_the_optimizer_that_was_given():
+    from gpumemnet.tracing.options import ExtraResults
+
+    model, inputs = ordinary.perceptron()
+    for made, expected in (
+        (lambda parameters: torch.optim.AdamW(parameters, fused=True), ("adamw", "fused")),
+        (lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), ("sgd_momentum", "default")),
+        (torch.optim.SGD(model.parameters(), 0.1), ("sgd", "default")),
+    ):
+        job = gpumemnet.trace(model, inputs, optimizer=made, extras=ExtraResults(job=True)).job
+        assert (job["optimizer"], job["optimizer_implementation"]) == expected
