@@ -311,6 +311,33 @@ def import_real_models(
     print(f"{published_real_models.import_real_models(out):,} published readings written to {out}")
 
 
+@app.command("import-real-runs")
+def import_real_runs(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.csv", help="published_timm_a100.csv (needs timm 1.0.9) or published_xmem_runs.csv."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the traced runs; the command continues in its folder.")],
+    time_budget: Annotated[
+        float | None, typer.Option("--time-budget", min=0, help="Seconds for tracing; the other models get their layers only.")
+    ] = None,
+) -> None:
+    """Turn published runs of real models into a dataset, with layers and traced parts; run it again to continue."""
+    from gpumemnet.data.dataset import write_dataset
+
+    from .traced.real_runs import build_real_runs
+
+    rows, progress = build_real_runs(source, runs, time_budget, lambda line: print(line, file=sys.stderr))
+    print(f"{write_dataset(out, rows):,} published runs written to {out}; {progress.traced:,} models traced")
+    for what, count in progress.rows.most_common():
+        print(f"{count:,} rows {what}")
+    for model, error in progress.failed.items():
+        print(f"{model}: {error}")
+    if progress.left:
+        print(f"{progress.left:,} models are not traced yet: run the command again")
+
+
 def main() -> None:
     """Run the command line."""
     sys.exit(run(command_of(app), None, f"python -m {__package__}"))

@@ -1,5 +1,7 @@
 """Splits a dataset by architecture, never by row: rows of one network that differ only in batch size would leak the label.
 
+Rows of real models are split by architecture family: a ResNet-50 tells much of a ResNet-101.
+
 A fold is a hash of the architecture's key and a seed, so it never changes when rows are added, on whatever host they were
 measured.  Real models (recipe ``zoo``) test how estimators generalise and belong to no fold.
 """
@@ -28,8 +30,8 @@ class Split:
     Attributes:
         folds: number of folds.
         seed: seed of the hash.
-        fold_of: ``architecture_key`` → fold, from 0.
-        test_only: keys of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no fold.
+        fold_of: :attr:`~gpumemnet.data.measurement.Measurement.split_group` → fold, from 0.
+        test_only: groups of architectures that occur in :data:`TEST_ONLY_RECIPES`; they are in no fold.
     """
 
     folds: int
@@ -64,13 +66,13 @@ def split_by_architecture(measurements: Iterable[Measurement], folds: int, seed:
     keys: set[str] = set()
     test_only: set[str] = set()
     for measurement in measurements:
-        (test_only if measurement.recipe in TEST_ONLY_RECIPES else keys).add(measurement.architecture_key)
+        (test_only if measurement.recipe in TEST_ONLY_RECIPES else keys).add(measurement.split_group)
     return Split(folds, seed, {key: fold_of(key, folds, seed) for key in keys - test_only}, frozenset(test_only))
 
 
-def fold_of(architecture_key: str, folds: int, seed: int) -> int:
-    """The fold of one architecture, from 0."""
-    digest = hashlib.sha256(f"{seed}:{architecture_key}".encode()).digest()
+def fold_of(split_group: str, folds: int, seed: int) -> int:
+    """The fold of one architecture, or family of architectures, from 0."""
+    digest = hashlib.sha256(f"{seed}:{split_group}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % folds
 
 

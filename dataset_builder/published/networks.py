@@ -49,6 +49,8 @@ def published_family(measurement: Measurement) -> Rebuilds:
     """
     if measurement.provenance != "published":
         raise DatasetError(f"the row is {measurement.provenance}, not published")
-    if measurement.recipe == "zoo":
-        raise DatasetError("a published real model is not rebuilt from its row: benchmarks/real_models.py traces those models")
+    if measurement.recipe in ("zoo", "timm", "xmem"):
+        raise DatasetError(
+            "a published real model is not rebuilt from its row: benchmarks/real_models.py or build import-real-runs traces it"
+        )
     return cast(Rebuilds, import_module(_HOMES[measurement.job.family], __package__))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DATASET_VERSION: Final = 1
 """Version of the Parquet schema, kept in the file's metadata under :data:`VERSION_KEY`."""
 VERSION_KEY: Final = b"gpumemnet.dataset_version"
-LATER_COLUMNS: Final = frozenset({"traced_peak_bytes", "ranks"})
+LATER_COLUMNS: Final = frozenset({"traced_peak_bytes", "ranks", "architecture_family", "label_state", "traced", "traced_version"})
 """Columns added to version 1 after its first files; a file without one has no values there."""
 ROWS_PER_BATCH: Final = 2_000
 
@@ -35,6 +35,7 @@ _STRINGS: Final = frozenset(
         *("family", "optimizer", "precision", "activation_function", "attention_kernel", "optimizer_implementation"),
         *("checkpointing", "status", "label_source", "provenance", "gpu", "recipe", "architecture", "options"),
         *("architecture_key", "reason", "protocol", "history", "driver", "cuda", "cudnn", "torch", "allocator_settings"),
+        *("architecture_family", "label_state", "traced_version"),
     }
 )
 _REQUIRED: Final = frozenset(
@@ -165,6 +166,7 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
         "layers": pa.list_(layer),
         "phases": pa.list_(phase),
         "allocator": pa.map_(pa.string(), pa.int64()),
+        "traced": pa.map_(pa.string(), pa.int64()),
         "channels_last": pa.bool_(),
         "cudnn_benchmark": pa.bool_(),
         "seconds": pa.float64(),
@@ -175,7 +177,8 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
 def _dataset_row(measurement: Measurement) -> dict[str, Any]:
     if measurement.provenance == "stand_in":
         raise DatasetError("a rehearsal with a stand-in process measured nothing: its rows cannot enter a dataset")
-    return measurement_to_dict(measurement) | {"allocator": list(measurement.allocator.items())}
+    maps = {name: list(getattr(measurement, name).items()) for name in ("allocator", "traced")}
+    return measurement_to_dict(measurement) | maps
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> int:

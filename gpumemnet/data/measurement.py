@@ -36,6 +36,16 @@ PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
 PROVENANCES: Final = ("measured", "published", TRACED, OBSERVED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 
+LABEL_STATES: Final = ("steady", "startup")
+"""What a label was read in: the steady state, or the search for algorithms in the first steps."""
+
+TRACED_PARTS: Final = (
+    *("steady_reserved_bytes", "startup_peak_reserved_bytes", "steady_allocated_bytes"),
+    *("largest_convolution_workspace_bytes", "largest_convolution_search_bytes"),
+)
+"""Parts of a traced job, none with the CUDA context: reserved bytes in the steady state and at the start-up's peak, allocated
+bytes in the steady state, and the largest workspace of a convolution, as chosen and as tried by ``cudnn.benchmark``."""
+
 _COUNTS: Final = (
     *("capacity_bytes", "peak_process_bytes", "peak_device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"),
     *("context_bytes", "steps", "seed", "neighbours"),
@@ -77,11 +87,15 @@ class Measurement:
         recipe: name of the search space, so that test-only sets (a zoo of real models) stay apart.
         architecture: JSON object with every parameter of the network; rebuilds it.
         options: JSON object with the options of the run that the job has no field for (share of frozen layers …).
-        architecture_key: hash of the layer structure; datasets are split by it.
+        architecture_key: hash of the layer structure; datasets are split by it, unless a row has an ``architecture_family``.
+        architecture_family: group of networks that a split keeps together, such as all ResNets.
         reason: why the job did not end ``ok``.
         peak_process_bytes: NVML's per-process used memory, maximum over the run.
         peak_device_bytes: NVML's device used memory minus its idle reading, maximum over the run.
+        label_state: which state the label is of, one of :data:`LABEL_STATES`; ``None`` where nobody has looked.
         peak_reserved_bytes, peak_allocated_bytes: the caching allocator's maxima.
+        traced: what the trace expects of the job, in bytes, by the names of :data:`TRACED_PARTS`; empty where it was not traced.
+        traced_version: version of the trace that gave ``traced``.
         context_bytes: process minus reserved bytes after the last step.
         phases: readings in the order of the run.
         allocator: the caching allocator's statistics at the end of the run.
@@ -105,11 +119,15 @@ class Measurement:
     architecture: str
     options: str = "{}"
     architecture_key: str = ""
+    architecture_family: str | None = None
     reason: str | None = None
+    label_state: str | None = None
     peak_process_bytes: int | None = None
     peak_device_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     peak_allocated_bytes: int | None = None
+    traced: Mapping[str, int] = field(default_factory=dict)
+    traced_version: str | None = None
     context_bytes: int | None = None
     phases: tuple[Phase, ...] = ()
     allocator: Mapping[str, int] = field(default_factory=dict)
@@ -129,6 +147,10 @@ class Measurement:
         for name, choices in (("status", STATUSES), ("label_source", LABEL_SOURCES), ("provenance", PROVENANCES)):
             if getattr(self, name) not in choices:
                 raise DatasetError(f"{name} must be one of {', '.join(choices)}, not {describe(getattr(self, name))}")
+        if self.label_state not in (None, *LABEL_STATES):
+            raise DatasetError(f"label_state must be one of {', '.join(LABEL_STATES)}, not {describe(self.label_state)}")
+        if set(self.traced) - set(TRACED_PARTS):
+            raise DatasetError(f"traced has the parts {', '.join(TRACED_PARTS)}, not {describe(sorted(self.traced))}")
         for name in _COUNTS:
             value = getattr(self, name)
             if value is not None or name == "capacity_bytes":
@@ -148,6 +170,11 @@ class Measurement:
             )
         if self.status == "ok" and self.label_bytes is None:
             raise DatasetError("status is 'ok', but the row holds no label")
+
+    @property
+    def split_group(self) -> str:
+        """What a split never divides: the family of the architecture where it is known, else the architecture."""
+        return self.architecture_family or self.architecture_key
 
     @property
     def label_bytes(self) -> int | None:
@@ -180,6 +207,7 @@ def measurement_to_dict(measurement: Measurement) -> dict[str, Any]:
     document |= {name: getattr(measurement, name) for name in MEASUREMENT_FIELDS}
     document["phases"] = [{f.name: getattr(phase, f.name) for f in fields(Phase)} for phase in measurement.phases]
     document["allocator"] = dict(measurement.allocator)
+    document["traced"] = dict(measurement.traced)
     return document
 
 
@@ -196,6 +224,7 @@ def measurement_from_dict(document: Mapping[str, Any]) -> Measurement:
     try:
         values["phases"] = tuple(Phase(**phase) for phase in values.get("phases") or ())
         values["allocator"] = dict(values.get("allocator") or {})
+        values["traced"] = dict(values.get("traced") or {})
         return Measurement(job=job, **values)
     except TypeError as error:
         raise DatasetError(f"no measurement: {error}") from None

@@ -136,9 +136,8 @@ def _not_monotone(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     for row, measurement in rows:
         if measurement.status in ("ok", "oom"):
             _, architecture, _, *place = identity(measurement)
-            groups[(replace(measurement.job, batch_size=1), architecture, measurement.label_source, *place)].append(
-                (row, measurement)
-            )
+            reading = measurement.label_source, measurement.label_state
+            groups[(replace(measurement.job, batch_size=1), architecture, *reading, *place)].append((row, measurement))
     for group in groups.values():
         most: tuple[int, int] | None = None
         full: tuple[int, int] | None = None
@@ -174,12 +173,12 @@ def _unusual_contexts(rows: Iterable[_Numbered]) -> Iterator[Finding]:
 
 
 def _below_floor(rows: Iterable[_Numbered]) -> Iterator[Finding]:
-    """Labels, without their parts, that leave less for the context than 95 % of similar rows: the reading missed the peak."""
-    for group in _comparable_groups(
-        (row, measurement)
-        for row, measurement in rows
-        if measurement.context_bytes is None and measurement.label_bytes is not None
-    ):
+    """Labels, without their parts, that leave less for the context than 95 % of similar rows: the reading missed the peak.
+
+    Traced rows are left out: they are of networks of all sizes, and the trace says how little one may take.
+    """
+    untraced = ((row, measurement) for row, measurement in rows if measurement.context_bytes is None and not measurement.traced)
+    for group in _comparable_groups((row, measurement) for row, measurement in untraced if measurement.label_bytes is not None):
         rest = np.array([(measurement.label_bytes or 0) - training_state_bytes(measurement)[1] for _, measurement in group])
         floor = float(np.quantile(rest, 0.05))
         for (row, _), remaining in zip(group, rest, strict=True):

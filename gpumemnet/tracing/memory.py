@@ -83,19 +83,21 @@ def memory_of(
     """
     other = non_allocator_memory(device, run.timeline.groups)
     usable = available_mib(device) * MIB
-    expected = _expected(run.timeline, [sizes[origin] for origin in run.origins], settings, usable - other.expected_bytes)
+    expected = _replayed_on(run, sizes, device, settings)
     safe = _safe_bytes(run, bounds, expected.reserved_bytes, other, settings, usable)
     expected_bytes = expected.reserved_bytes + other.expected_bytes
     startup_peak_bytes = expected.startup_peak_reserved_bytes + other.expected_bytes
     return Memory(expected, expected_bytes, max(safe, expected_bytes), startup_peak_bytes)
 
 
-def _expected(timeline: Timeline, sizes: Sequence[int], settings: AllocatorSettings, capacity_bytes: int) -> Replayed:
+def _replayed_on(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> Replayed:
     """Replay within the capacity, where the allocator gives cached segments back; without a limit if that does not fit."""
+    timeline, long_sizes = run.timeline, [sizes[origin] for origin in run.origins]
+    capacity_bytes = available_mib(device) * MIB - non_allocator_memory(device, timeline.groups).expected_bytes
     try:
-        return replayed(timeline, sizes, settings, max(capacity_bytes, 0))
+        return replayed(timeline, long_sizes, settings, max(capacity_bytes, 0))
     except OutOfMemory:
-        return replayed(timeline, sizes, settings)
+        return replayed(timeline, long_sizes, settings)
 
 
 def _safe_bytes(
@@ -218,6 +220,11 @@ def safe_basis(convolves: bool, exchanges: bool = False) -> str:
         f"scratch memory{outside} at their bounds, and {margin(convolves):.0%} of the reserved bytes for what a trace "
         "does not see; no coverage has been measured on this GPU"
     )
+
+
+def steady_run(timeline: Timeline, device: DeviceProfile) -> Replayed:
+    """Return what ``timeline`` takes from the allocator on ``device``, with its last step repeated; the bound is not computed."""
+    return _replayed_on(repeated(timeline), timeline.sizes, device, AllocatorSettings())
 
 
 def steady_memory(timeline: Timeline, device: DeviceProfile, settings: AllocatorSettings | None = None) -> Memory:

@@ -160,7 +160,7 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
     labels = np.array([np.nan if row.label_bytes is None else row.label_bytes for row in rows], dtype=np.float64)
     capacities = np.array([row.capacity_bytes for row in rows], dtype=np.float64)
     jobs = tuple(row.job for row in rows)
-    _, groups = np.unique([row.architecture_key for row in rows], return_inverse=True)
+    _, groups = np.unique([row.split_group for row in rows], return_inverse=True)
     return LabelledJobs(
         jobs=jobs,
         features=features_on(rows[0].gpu, jobs),
