@@ -64,7 +64,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every setting is a variable, listed in the documentation; these are the ones that are arguments too.",
     )
     fields = Settings.model_fields
-    for name in ("host", "port", "workers", "bundles", "registry", "database_url", "log_level", "log_format"):
+    for name in (
+        "host",
+        "port",
+        "workers",
+        "bundles",
+        "gpu",
+        "context_mib",
+        "registry",
+        "database_url",
+        "log_level",
+        "log_format",
+    ):
         field = fields[name]
         default = "" if field.default in (None, (), "") else f"; {field.default}"
         about = f"{field.description} (GPUMEMNET_{name.upper()}{default})"

@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
+from gpumemnet.units import MIB
 
 from .admin.routes import admin_operations
 from .api.operations import openapi_document, routes
@@ -56,7 +57,13 @@ def create_app(settings: Settings) -> FastAPI:
         return PredictionApi(predictor, settings.max_jobs, recorder, release, settings.max_layers)
 
     registry = None if settings.registry is None else Registry(settings.registry)
-    serving = ServedRelease(build, registry=registry, bundles=settings.bundles, shadow=shadow)
+    predictor_settings = {
+        "gpu": settings.gpu,
+        "context_bytes": None if settings.context_mib is None else settings.context_mib * MIB,
+    }
+    serving = ServedRelease(
+        build, registry=registry, bundles=settings.bundles, shadow=shadow, predictor_settings=predictor_settings
+    )
     oip = OipApplication(serving)
     operations = [
         *prediction_operations(serving),

@@ -19,13 +19,14 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from gpumemnet.errors import GpumemnetError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_LAYERS
+from gpumemnet.predict.asked_gpu import MAX_CONTEXT_MIB
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"
 BUILD_VARIABLE: Final = "GPUMEMNET_COMPILE"
 """Read when the package is installed (``hatch_build.py``)."""
 CLIENT_VARIABLES: Final = (
-    *("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_API_KEY_FILE", "GPUMEMNET_TIMEOUT_SECONDS", "GPUMEMNET_GPU"),
+    *("GPUMEMNET_URL", "GPUMEMNET_API_KEY", "GPUMEMNET_API_KEY_FILE", "GPUMEMNET_TIMEOUT_SECONDS"),
     "GPUMEMNET_JOB",
 )
 """Variables of clients, which may be set in the same environment."""
@@ -96,6 +97,12 @@ class Settings(BaseSettings):
     workers: Annotated[int, _number(1, 64)] = Field(1, description="processes that answer; one per core that is to be used")
     bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
         (), description="folders of the bundles to answer from, separated by `:`; those of the package when empty"
+    )
+    gpu: str | None = Field(
+        None, description="GPU that answers are for where none is asked for; that of the most trusted labels when empty"
+    )
+    context_mib: Annotated[int, _number(1, MAX_CONTEXT_MIB)] | None = Field(
+        None, description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty"
     )
     registry: Path | None = Field(None, description="folder of the model registry; the shipped release answers without one")
     reload_seconds: Annotated[float, _number(0.05, 3600, whole=False)] = Field(

@@ -86,7 +86,7 @@ class _Columns:
         self._is_outside = np.zeros(count, np.bool_)
         self._bin, self._width = np.zeros(count, np.int32), np.ones(count, np.int64)
         self._is_last = np.zeros(count, np.bool_)
-        self._model, self._gpu = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self._model = np.zeros(count, np.int32)
         self._reasons: dict[int, str] = {}
 
     def fill(self, rows: Indices, predictions: PredictionTable) -> None:
@@ -100,7 +100,6 @@ class _Columns:
         for name, values in (
             (self._width, [model.bins.width_bytes for model in predictions.models]),
             (self._model, [self._names.models.index(model.name) for model in predictions.models]),
-            (self._gpu, [self._names.gpus.index(model.gpu) for model in predictions.models]),
         ):
             name[rows] = np.array(values, dtype=np.int64)[answered_by]
         last = np.array([model.bins.count - 1 for model in predictions.models], dtype=np.int64)
@@ -130,7 +129,9 @@ class _Columns:
                 pa.array(lower + self._width, mask=self._is_last if self._is_last.any() else None),
                 pa.array(~is_outside),
                 reason,
-                pa.DictionaryArray.from_arrays(pa.array(self._gpu), pa.array(names.gpus, pa.string())),
+                pa.DictionaryArray.from_arrays(
+                    pa.array(np.zeros(len(self._model), np.int32)), pa.array([names.gpu], pa.string())
+                ),
                 pa.DictionaryArray.from_arrays(pa.array(self._model), pa.array(names.models, pa.string())),
                 pa.DictionaryArray.from_arrays(pa.array(self._model), pa.array(names.hashes, pa.string())),
             ],

@@ -19,6 +19,7 @@ class BatchOptions:
     Attributes:
         bundles: folders of the bundles; empty for the shipped ones.
         bins, coverage, gpu, encoder: see :meth:`gpumemnet.predict.predictor.Predictor.predict_table`.
+        context_bytes: see :class:`~gpumemnet.predict.predictor.Predictor`.
         id_column: column of the job ids; by default ``job_id`` or ``id``, if the file has one.
     """
 
@@ -28,10 +29,12 @@ class BatchOptions:
     gpu: str | None = None
     encoder: str | None = None
     id_column: str | None = None
+    context_bytes: int | None = None
 
     def predictor(self) -> Predictor:
         """Loads the models."""
-        return Predictor.load(*self.bundles) if self.bundles else Predictor.default()
+        settings = {"context_bytes": self.context_bytes}
+        return Predictor.load(*self.bundles, **settings) if self.bundles else Predictor.default(**settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,12 @@ class Names:
     Attributes:
         models: names of the models.
         hashes: hashes of their bundles, in the same order.
-        gpus: names of the GPUs that answers may be for.
+        gpu: name of the GPU that the answers are for.
     """
 
     models: tuple[str, ...]
     hashes: tuple[str, ...]
-    gpus: tuple[str, ...]
+    gpu: str
 
 
 def checked_names(predictor: Predictor, options: BatchOptions) -> Names:
@@ -55,13 +58,15 @@ def checked_names(predictor: Predictor, options: BatchOptions) -> Names:
     Raises:
         InvalidRequestError: when no model supports the coverage, the GPU or the encoder.
     """
-    gpus: set[str] = set()
     for family in _families(predictor, options):
         for model in predictor.models_reaching(options.coverage, family, options.encoder):
             model.level(options.coverage)
-            gpus.add(model.place(options.gpu).gpu)
     bundles = predictor.bundles
-    return Names(tuple(bundle.card.name for bundle in bundles), tuple(bundle.sha256 for bundle in bundles), tuple(sorted(gpus)))
+    return Names(
+        tuple(bundle.card.name for bundle in bundles),
+        tuple(bundle.sha256 for bundle in bundles),
+        predictor.asked_gpu(options.gpu).gpu,
+    )
 
 
 def _families(predictor: Predictor, options: BatchOptions) -> Iterable[str]:

@@ -61,7 +61,7 @@ def batch_key(inputs: Iterable[InputFile], names: Names, options: BatchOptions, 
         "versions": [version(name) for name in ("gpumemnet", "numpy", "onnxruntime", "pyarrow")],
         "inputs": [asdict(file) for file in inputs],
         "models": names.hashes,
-        "gpus": names.gpus,
+        "gpu": names.gpu,
         "options": asdict(options) | {"bundles": None},
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

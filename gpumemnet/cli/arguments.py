@@ -18,6 +18,15 @@ from gpumemnet.job.layers import describe
 
 STANDARD_INPUT = "-"
 AsJson = Annotated[bool, typer.Option("--json", help="For programs: print one JSON document.")]
+GpuOption = Annotated[
+    str | None, typer.Option(envvar="GPUMEMNET_GPU", help="GPU to answer for; that of the most trusted labels unless given.")
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        envvar="GPUMEMNET_CONTEXT_MIB", metavar="MIB", min=1, help="The CUDA context where you know yours; else the catalogue's."
+    ),
+]
 
 
 def input_file(path: Path, endings: tuple[str, str] = (".json", ".jsonl")) -> Path:

@@ -20,6 +20,7 @@ def predict_into_file(
     gpu: str | None,
     encoder: str | None,
     id_column: str | None,
+    context_bytes: int | None,
     engine: str,
     workers: int | None,
 ) -> None:
@@ -34,6 +35,7 @@ def predict_into_file(
         gpu=gpu,
         encoder=encoder,
         id_column=id_column,
+        context_bytes=context_bytes,
     )
     outcome = predict_files(jobs, out, options, engine=engine, workers=workers)
     tally = outcome.tally

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from gpumemnet.cli.arguments import AsJson, input_file
+from gpumemnet.cli.arguments import AsJson, ContextOption, input_file
 from gpumemnet.cli.output import print_facts
 from gpumemnet.errors import DatasetError, InvalidRequestError
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.site.rows import read_site_rows
+from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
     from gpumemnet.site.drift import DriftReport, Finding
@@ -49,6 +50,7 @@ def drift(
         Path | None, typer.Option(envvar="GPUMEMNET_REGISTRY", help="Predict with a release of this registry.")
     ] = None,
     release: Annotated[str | None, typer.Option(help="Name of the release; the champion unless given.")] = None,
+    context_mib: ContextOption = None,
     window: Annotated[int | None, typer.Option(help="Newest jobs of each family and GPU to test; 200 unless given.")] = None,
     alpha: Annotated[float | None, typer.Option(help="Probability of a false alarm in one run; 0.01 unless given.")] = None,
     coverage: Annotated[float, typer.Option(help="Share of jobs that the safe bytes cover.")] = DEFAULT_COVERAGE,
@@ -76,13 +78,14 @@ def drift(
         raise InvalidRequestError("cannot stand beside --bundle: a release is of a registry", "release")
     if release and registry is None:
         raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
+    settings = {"context_bytes": None if context_mib is None else context_mib * MIB}
     if bundle:
-        predictor = Predictor.load(*bundle)
+        predictor = Predictor.load(*bundle, **settings)
     elif registry is not None:
         store = Registry(registry)
-        predictor = Predictor(store.load(release or store.aliases().champion))
+        predictor = Predictor(store.load(release or store.aliases().champion), **settings)
     else:
-        predictor = Predictor.default()
+        predictor = Predictor.default(**settings)
     found = read_site_rows([input_file(path) for path in rows])
     if not found.rows:
         left_out = "".join(f"; {count} rows: {reason}" for reason, count in found.left_out.items())

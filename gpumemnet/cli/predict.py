@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from gpumemnet.cli.arguments import input_file
+from gpumemnet.cli.arguments import ContextOption, GpuOption, input_file
 from gpumemnet.cli.batch import only_file, predict_into_file
 from gpumemnet.cli.fitting import fitting, fitting_document, show_fitting
 from gpumemnet.cli.output import print_facts, print_table
@@ -53,7 +53,8 @@ def predict(
     bins: Annotated[
         str | None, typer.Option(metavar="|".join(PUBLISHED_BINS), help="A published bin scheme instead of a width.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU to answer for; the one of the model's training data unless given.")] = None,
+    gpu: GpuOption = None,
+    context_mib: ContextOption = None,
     encoder: Annotated[
         str | None,
         typer.Option(metavar="mlp|transformer|common", help="Which classifier answers; common is one model for all families."),
@@ -81,6 +82,7 @@ def predict(
 ) -> None:
     """Predict how much GPU memory jobs take."""
     scheme = _scheme(bin_width, bins)
+    context_bytes = None if context_mib is None else context_mib * MIB
     if out is not None:
         if fits or largest_batch is not None or as_json:
             raise InvalidRequestError("--fits, --largest-batch and --json do not go with --out", "out")
@@ -93,6 +95,7 @@ def predict(
             gpu=gpu,
             encoder=encoder,
             id_column=id_column,
+            context_bytes=context_bytes,
             engine=engine,
             workers=workers,
         )
@@ -102,7 +105,8 @@ def predict(
     batches = read_jobs_file(input_file(only_file(jobs)))
     from gpumemnet.predict.predictor import Predictor  # onnxruntime takes a tenth of a second that --help need not wait for
 
-    predictor = Predictor.load(*bundle) if bundle else Predictor.default()
+    settings = {"context_bytes": context_bytes}
+    predictor = Predictor.load(*bundle, **settings) if bundle else Predictor.default(**settings)
     predicted = (
         (table, predictor.predict_table(table, bins=scheme, coverage=coverage, gpu=gpu, encoder=encoder)) for table in batches
     )
@@ -168,7 +172,8 @@ def _show_one(job: TrainingJob, estimate: Prediction, console: Console) -> None:
     options = f"{job.optimizer}, {job.precision}{among}"
     facts = [
         ("job", f"{job.family}, batch size {job.batch_size:,}, {job.total_parameters:,} parameters, {options}"),
-        ("GPU", estimate.gpu),
+        ("GPU", estimate.gpu + ("" if estimate.gpu_source == "request" else ", as none was named: --gpu or GPUMEMNET_GPU")),
+        ("context", f"{ceil_mib(estimate.context_bytes):,} MiB, {estimate.context_source.partition(':')[0]}"),
         ("expected", f"{ceil_mib(estimate.expected_bytes):,} MiB"),
         ("safe", safe),
         *(("outside", reason) for reason in estimate.reasons),

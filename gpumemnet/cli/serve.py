@@ -30,6 +30,12 @@ def serve(
         list[Path] | None,
         typer.Option("--bundle", metavar="FOLDER", help="Bundle folder instead of the shipped ones; once per family."),
     ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU that answers are for where none is asked for; GPUMEMNET_GPU unless given.")
+    ] = None,
+    context_mib: Annotated[
+        int | None, typer.Option(metavar="MIB", help="The site's CUDA context; GPUMEMNET_CONTEXT_MIB unless given.", min=1)
+    ] = None,
     registry: Annotated[Path | None, typer.Option(help="Model registry to answer from; GPUMEMNET_REGISTRY unless given.")] = None,
     database_url: Annotated[
         str | None, typer.Option(help="Where observations are kept, or 'off'; GPUMEMNET_DATABASE_URL unless given.")
@@ -48,6 +54,8 @@ def serve(
         ("--port", port),
         ("--workers", workers),
         ("--bundles", bundle and os.pathsep.join(map(str, bundle))),
+        ("--gpu", gpu),
+        ("--context-mib", context_mib),
         ("--registry", registry),
         ("--database-url", database_url),
     ):

@@ -122,11 +122,21 @@ def trace(
     gpu: Annotated[
         str,
         typer.Option(
-            metavar="NAME|FILE.json", rich_help_panel=_MACHINE, help="A GPU of the catalogue, or a profile of your own."
+            envvar="GPUMEMNET_GPU",
+            metavar="NAME|FILE.json",
+            rich_help_panel=_MACHINE,
+            help="A GPU of the catalogue, or a profile of your own.",
         ),
     ] = DEFAULT_GPU,
     context_mib: Annotated[
-        int | None, typer.Option(metavar="MIB", rich_help_panel=_MACHINE, help="The CUDA context where you know yours.", min=1)
+        int | None,
+        typer.Option(
+            envvar="GPUMEMNET_CONTEXT_MIB",
+            metavar="MIB",
+            rich_help_panel=_MACHINE,
+            help="The CUDA context where you know yours.",
+            min=1,
+        ),
     ] = None,
     allocator_conf: Annotated[
         str,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import context, device_profile, device_profiles
+from gpumemnet.gpu.catalogue import device_profile, device_profiles
 from gpumemnet.gpu.mig import available_mib, mig_profile, mig_profiles
 from gpumemnet.gpu.verdict import verdict
 from gpumemnet.job.job_table import JobTable
@@ -25,6 +25,7 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
+    from gpumemnet.predict.asked_gpu import AskedGpu
     from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
 
@@ -200,23 +201,20 @@ def memories_of(predictions: PredictionTable) -> list[Memory]:
 def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int]]:
     """Groups targets on which a job takes the same memory: name of one GPU of the group → positions of its targets.
 
-    Predicted memory differs between GPUs only by the CUDA context and the cuBLAS workspace.  A GPU that a model was trained on
-    is a group by itself, because its labels include its context.
+    Predicted memory differs between GPUs only by the CUDA context and the cuBLAS workspace.  A GPU that a site has calibrated is
+    a group by itself.
     """
-    own = {bundle.card.gpu for bundle in predictor.bundles}
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
     for position, target in enumerate(targets):
-        leader = leaders.setdefault(target.gpu if target.gpu in own else _overheads(target.gpu), target.gpu)
+        leader = leaders.setdefault(_overheads(predictor.asked_gpu(target.gpu)), target.gpu)
         groups.setdefault(leader, []).append(position)
     return groups
 
 
-@cache
-def _overheads(gpu: str) -> tuple[int, int, int]:
-    profile = device_profile(gpu)
-    outside = context(profile)
-    return outside.expected_bytes, outside.bound_bytes, profile.blas_workspace_bytes
+def _overheads(asked: AskedGpu) -> tuple[int, int, int, str | None]:
+    site = asked.gpu if asked.is_calibrated else None
+    return asked.context.expected_bytes, asked.context.bound_bytes, asked.blas_workspace_bytes, site
 
 
 def _fit(target: Target, memory: Memory, probability: float) -> Fit:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from gpumemnet.errors import BundleError, InvalidRequestError
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
 from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
-from gpumemnet.gpu.catalogue import context, device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.replicas import added_by_replicas
+from gpumemnet.predict.asked_gpu import AskedGpu, of_labels
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.bundle import COMMON, GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
@@ -33,6 +34,9 @@ Array = NDArray[np.floating[Any]]
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
 _SEGMENT_COLUMN: Final = FEATURE_NAMES.index("segment_bytes")
+CERTAIN_COLUMNS: Final = [FEATURE_NAMES.index(name) for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")]
+"""What every training step holds at once, whatever else it does."""
+_KNOWN_PLACES: Final = 256
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
@@ -59,21 +63,20 @@ class GraphAnswer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The GPU that a prediction is for.
+    """The GPU that a prediction is for, as one model sees it.
 
     Attributes:
-        gpu: name of the GPU.
-        capacity_bytes, blas_workspace_bytes: its capacity and its cuBLAS workspace per handle.
-        context_bytes: its expected CUDA context, minus the context included in the model's labels.
-        context_bound_bytes: upper bound of its CUDA context, minus the context included in the model's labels.
+        asked: the GPU, with the CUDA context that the answer contains.
+        least_context_bytes: the context that no answer is below.
+        shift_bytes: what the graph's expectation is moved by: the context of the answer, minus the one in the model's labels.
+        shift_bound_bytes: what the graph's bounds are moved by: the same with the upper bound of the context.
         site: a site's calibration for this GPU; ``None`` for the model as trained.
     """
 
-    gpu: str
-    capacity_bytes: int
-    blas_workspace_bytes: int
-    context_bytes: int
-    context_bound_bytes: int
+    asked: AskedGpu
+    least_context_bytes: int
+    shift_bytes: int
+    shift_bound_bytes: int
     site: SiteCalibration | None = None
 
 
@@ -91,40 +94,20 @@ class BundleModel:
         self.bundle = bundle
         self.card = card = bundle.card.of(family or bundle.card.families[0])
         self.needs_layers = card.encoder == "transformer"
-        self.own_place = self._at_site(Place(card.gpu, card.capacity_bytes, card.blas_workspace_bytes, 0, 0))
+        self.label_place = Place(of_labels(card), 0, 0, 0)
+        """The GPU and the context of the training labels: for comparing answers with labels like them, and for no answer."""
+        self.place = lru_cache(maxsize=_KNOWN_PLACES)(self._place)
         self.support = Support(card)
-        self._default_bins = bins_of_width(GIB, card.capacity_bytes)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = session or load_session(bundle)
 
-    def place(self, gpu: str | None) -> Place:
-        """Looks up the GPU called ``gpu``; by default the GPU that the model was trained on.
-
-        Raises:
-            InvalidRequestError: when the catalogue has no such GPU.
-        """
-        if gpu is None or gpu == self.card.gpu:
-            return self.own_place
-        device = device_profile(gpu)
-        if device.name == self.card.gpu:
-            return self.own_place
-        outside, own = context(device), self.card.context_bytes
-        return self._at_site(
-            Place(
-                device.name,
-                device.capacity_bytes,
-                device.blas_workspace_bytes,
-                outside.expected_bytes - own,
-                outside.bound_bytes - own,
-            )
-        )
-
-    def _at_site(self, place: Place) -> Place:
-        """Adds the site's calibration if ``place`` is the site's GPU."""
+    def _place(self, asked: AskedGpu) -> Place:
+        """Returns the GPU as this model sees it; cached as ``place``."""
         site = self.card.site_calibration
-        if site is None or site.gpu != place.gpu:
-            return place
-        return place._replace(context_bytes=site.shift_bytes, context_bound_bytes=site.shift_bound_bytes, site=site)
+        if site is not None and site.gpu == asked.gpu:
+            return Place(asked, 0, site.shift_bytes, site.shift_bound_bytes, site)
+        context, own = asked.context, self.card.context_bytes
+        return Place(asked, context.expected_bytes, context.expected_bytes - own, context.bound_bytes - own)
 
     def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
         """Runs the graph for ``B`` jobs with their features, shape ``[B, F]``."""
@@ -179,7 +162,7 @@ class BundleModel:
 
     def features(self, table: JobTable, place: Place) -> NDArray[np.float64]:
         """Computes feature vectors of ``B`` jobs on the GPU ``place``, shape ``[B, F]``."""
-        return feature_matrix(table, place.blas_workspace_bytes)
+        return feature_matrix(table, place.asked.blas_workspace_bytes)
 
     def predict(
         self,
@@ -196,14 +179,14 @@ class BundleModel:
             table: the jobs.
             bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
             coverage: share of jobs that the safe bytes cover.
-            place: the GPU; by default the one that the model was trained on.
+            place: the GPU, from ``place``; by default :attr:`label_place`.
             features: the result of :meth:`features`, if already known.
             unseen: the result of checking the jobs against :attr:`support`, if already known.
 
         Raises:
             InvalidRequestError: when ``coverage`` lies outside the calibrated coverages.
         """
-        place = place or self.own_place
+        place = place or self.label_place
         level = self.level(coverage)
         if features is None:
             features = self.features(table, place)
@@ -232,19 +215,22 @@ class BundleModel:
         if (added := added_by_replicas(table, None if traced is None else traced > 0)) is not None:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
-        if place.context_bytes or place.context_bound_bytes:
-            expected = np.maximum(expected + place.context_bytes, 1.0)
-            safe = safe + place.context_bound_bytes
+        safe = safe + place.shift_bound_bytes
+        least = place.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
+        missing = np.maximum(least - (expected + place.shift_bytes), 0.0)
+        if missing.any():
+            distribution, expected = distribution.moved(missing), expected + missing
+        expected = expected + place.shift_bytes
         safe = np.ceil(np.maximum(safe, expected))
-        if bins is None:
-            bins = self._default_bins if place is self.own_place else bins_of_width(GIB, place.capacity_bytes)
-        model = AnsweringModel(self.card.name, self.card.version, self.card.label_source, place.gpu, bins)
+        model = AnsweringModel(
+            self.card.name, self.card.version, self.card.label_source, place.asked, bins or _gib_bins(place.asked.capacity_bytes)
+        )
         return PredictionTable(
             np.minimum(np.rint(expected), _MOST_BYTES).astype(np.int64),
             np.minimum(safe, _MOST_BYTES).astype(np.int64),
             reasons,
             coverage,
-            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(bins, place)),),
+            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, place)),),
         )
 
     def _bounds_closed_form(self, level: int) -> bool:
@@ -317,11 +303,16 @@ def _in_bytes(amounts: Array) -> NDArray[np.float64]:
 
 
 def _log_edges(bins: BinScheme, place: Place) -> NDArray[np.float64]:
-    """Edges between the bins in log-bytes, minus the CUDA context of ``place`` beyond the one in the model's labels."""
+    """Edges between the bins in log-bytes, as amounts that contain the context of the model's labels."""
     log_edges = bins.log_inner_edges
-    if place.context_bytes:
-        log_edges = np.log(np.maximum(np.exp(log_edges) - place.context_bytes, 1.0))
+    if place.shift_bytes:
+        log_edges = np.log(np.maximum(np.exp(log_edges) - place.shift_bytes, 1.0))
     return log_edges
+
+
+@lru_cache(maxsize=256)
+def _gib_bins(capacity_bytes: int) -> BinScheme:
+    return bins_of_width(GIB, capacity_bytes)
 
 
 def load_session(bundle: Bundle) -> onnxruntime.InferenceSession:

@@ -30,7 +30,7 @@ class PredictionOptions:
     Attributes:
         bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
         coverage: share of jobs that the safe bytes cover.
-        gpu: name or alias of the GPU; by default the one that the model was trained on.
+        gpu: name or alias of the GPU; by default the predictor's.
         encoder: ``mlp`` or ``transformer`` for a model of the family, ``common`` for the model of all families; by default
             ``mlp`` if the family has it.
 
@@ -61,6 +61,9 @@ class Prediction:
         in_support: whether the job resembles those that the model was trained and calibrated on.
         reasons: why the job does not resemble them, one sentence each; empty inside the support.
         gpu: the GPU model that the amounts are for.
+        gpu_source: why they are for it: ``request``, ``setting``, or ``default``, the GPU of the most trusted labels.
+        context_bytes: the CUDA context in ``expected_bytes``.
+        context_source: where that number comes from.
         estimator: name of the estimator.
         version: version of the estimator.
         label_source: origin of the training labels: readings of a GPU (``nvml_…``, ``nvidia_smi_…``), or ``traced``.
@@ -74,6 +77,9 @@ class Prediction:
     in_support: bool
     reasons: tuple[str, ...]
     gpu: str
+    gpu_source: str
+    context_bytes: int
+    context_source: str
     estimator: str
     version: str
     label_source: str

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from gpumemnet.predict.asked_gpu import AskedGpu
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.prediction import Prediction
@@ -26,15 +27,20 @@ class AnsweringModel(NamedTuple):
 
     Attributes:
         name, version, label_source: of the model's bundle.
-        gpu: the GPU that the amounts are for.
-        bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity of ``gpu``.
+        asked: the GPU that the amounts are for, with the CUDA context in them.
+        bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity of that GPU.
     """
 
     name: str
     version: str
     label_source: str
-    gpu: str
+    asked: AskedGpu
     bins: BinScheme
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU."""
+        return self.asked.gpu
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +208,9 @@ class PredictionTable(Sequence[Prediction]):
                         "probabilities": in_bins,
                     },
                     "gpu": answer.model.gpu,
+                    "gpu_source": answer.model.asked.gpu_source,
+                    "context_bytes": answer.model.asked.context.expected_bytes,
+                    "context_source": answer.model.asked.context.source,
                     "label_source": answer.model.label_source,
                     "model": model,
                 }
@@ -241,6 +250,9 @@ class PredictionTable(Sequence[Prediction]):
             in_support=not reasons,
             reasons=reasons,
             gpu=model.gpu,
+            gpu_source=model.asked.gpu_source,
+            context_bytes=model.asked.context.expected_bytes,
+            context_source=model.asked.context.source,
             estimator=model.name,
             version=model.version,
             label_source=model.label_source,

@@ -6,18 +6,22 @@ A predictor selects the bundles of a job's family and tries them in order (:mod:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from gpumemnet.errors import BundleError, FieldError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.errors import BundleError, FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
+from gpumemnet.features.vector import feature_matrix
+from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
+from gpumemnet.predict.asked_gpu import GpuChoice
 from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
-from gpumemnet.predict.model import BundleModel, load_session
+from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, Place, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
 
@@ -38,11 +42,26 @@ class Predictor:
     encoder is the family's ``mlp``; ``transformer`` and ``common`` are available by name.  A later bundle replaces an earlier
     one with the same family, encoder and provenance.
 
+    Args:
+        bundles: the bundles.
+        gpu: the GPU that answers are for where none is asked for; by default that of the most trusted labels.
+        context_bytes: the CUDA context of the site; by default what :mod:`gpumemnet.predict.asked_gpu` finds.
+        keeps_label_context: whether each model answers for its own GPU with the context of its own labels.  Answers can then be
+            compared with these labels; they are of no use for a job.
+
     Raises:
         BundleError: when there is no bundle, two bundles have the same name, or a graph does not run.
+        InvalidRequestError: when the GPU is unknown or the context impossible.
     """
 
-    def __init__(self, bundles: Iterable[Bundle]) -> None:
+    def __init__(
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        gpu: str | None = None,
+        context_bytes: int | None = None,
+        keeps_label_context: bool = False,
+    ) -> None:
         chosen = {(bundle.card.family, bundle.card.encoder, _trust(bundle)): bundle for bundle in bundles}
         if not chosen:
             raise BundleError("no bundle to predict with: give a bundle folder, or install the package with its own")
@@ -57,16 +76,29 @@ class Predictor:
             for family in bundle.card.families:
                 models = self._of_family.setdefault(family, {}).setdefault(bundle.card.encoder, [])
                 models.append(BundleModel(bundle, family, session))
+        self.asked_gpu: Final = GpuChoice(sorted(self._bundles, key=_trust), gpu, context_bytes)
+        """Finds the GPU called by a name, with the context of answers for it; without a name, the predictor's."""
+        self._keeps_label_context = keeps_label_context
 
     @classmethod
-    def default(cls) -> Predictor:
-        """Creates a predictor with the bundles shipped in the package."""
-        return cls(shipped_bundles())
+    def default(cls, **settings: Any) -> Predictor:
+        """Creates a predictor with the bundles shipped in the package; the settings are those of the class."""
+        return cls(shipped_bundles(), **settings)
 
     @classmethod
-    def load(cls, *folders: str | Path) -> Predictor:
-        """Creates a predictor with the bundles in ``folders``."""
-        return cls(load_bundle(folder) for folder in folders)
+    def load(cls, *folders: str | Path, **settings: Any) -> Predictor:
+        """Creates a predictor with the bundles in ``folders``; the settings are those of the class."""
+        return cls((load_bundle(folder) for folder in folders), **settings)
+
+    def place(self, model: BundleModel, gpu: str | None) -> Place:
+        """The GPU called ``gpu``, as ``model`` sees it; by default the predictor's.
+
+        Raises:
+            InvalidRequestError: when neither the catalogue nor a bundle knows it.
+        """
+        if self._keeps_label_context and (gpu is None or self.asked_gpu(gpu).gpu == model.card.gpu):
+            return model.label_place
+        return model.place(self.asked_gpu(gpu))
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -109,7 +141,7 @@ class Predictor:
         return [model for model in models if model.reaches(coverage)] or models[:1]
 
     def refusals(self, table: JobTable, encoder: str | None = None) -> dict[int, FieldError]:
-        """Every row that no model can predict → the error: no bundle of its family or encoder, or missing layers."""
+        """Every row that no model can predict → the error: no bundle of its family, missing layers, an impossible traced peak."""
         errors: list[FieldError | None] = []
         needs_layers = []
         for family in table.options("family"):
@@ -119,11 +151,12 @@ class Predictor:
             except FieldError as error:
                 needs_layers.append(True)
                 errors.append(error)
+        impossible = _impossible_peaks(table)
         if not any(needs_layers):
-            return {}
+            return impossible
         is_refused = np.array([error is not None for error in errors])[table.option_codes]
         is_without = np.array(needs_layers)[table.option_codes] & (table.layer_counts == 0)
-        return {
+        return impossible | {
             row: errors[table.option_codes[row]] or _layers_needed() for row in (is_refused | is_without).nonzero()[0].tolist()
         }
 
@@ -154,6 +187,8 @@ class Predictor:
         """
         if options is None:
             options = PredictionOptions(**keywords)
+        for error in _impossible_peaks(jobs).values():
+            raise error
         tasks = []
         for family, rows in _rows_of_families(jobs):
             models = self.models_reaching(options.coverage, family, options.encoder)
@@ -164,9 +199,50 @@ class Predictor:
         parts = [
             (rows[predicted], predictions)
             for models, rows, own in tasks
-            for predicted, predictions in _cascade(models, own, options)
+            for predicted, predictions in self._cascade(models, own, options)
         ]
         return parts[0][1] if len(parts) == 1 else PredictionTable.join(parts, len(jobs), options.coverage)
+
+    def _cascade(
+        self, models: Sequence[BundleModel], table: JobTable, options: PredictionOptions
+    ) -> list[tuple[Indices, PredictionTable]]:
+        """Predicts each job with the first model whose support contains it, else with the nearest.
+
+        The nearest has the fewest unseen values, among those whose closed form is calibrated for the job if there are any.
+
+        Returns:
+            For each model that predicts at least one job, the positions of its jobs and their predictions.
+        """
+        left, some = np.arange(len(table)), table
+        features, workspace = None, None
+        choice = np.zeros(len(table), dtype=np.int64)
+        fewest = np.full(len(table), _UNKNOWN)
+        views = []
+        for number, model in enumerate(models):
+            place = self.place(model, options.gpu)
+            if features is None or place.asked.blas_workspace_bytes != workspace:
+                features, workspace = model.features(some, place), place.asked.blas_workspace_bytes
+            unseen = model.support.check(some, features)
+            views.append((place, left, features, unseen))
+            distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
+            is_nearer = distance < fewest[left]
+            nearer = left[is_nearer]
+            choice[nearer], fewest[nearer] = number, distance[is_nearer]
+            is_left = unseen.counts > 0
+            if not is_left.any():
+                break
+            if not is_left.all():
+                rows = is_left.nonzero()[0]
+                left, some, features = left[rows], some.take(rows), features[rows]
+        parts = []
+        for number, (place, rows, features, unseen) in enumerate(views):
+            mine = (choice[rows] == number).nonzero()[0]
+            if not len(mine):
+                continue
+            if len(mine) < len(rows):
+                rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
+            parts.append((rows, models[number].predict(unseen.table, options.bins, options.coverage, place, features, unseen)))
+        return parts
 
 
 def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:
@@ -180,48 +256,26 @@ def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:
     return [(names[code], (codes == code).nonzero()[0]) for code in present[first.argsort()].tolist()]
 
 
+def _impossible_peaks(table: JobTable) -> dict[int, FieldError]:
+    """Every row whose traced peak is below what its training step holds for sure → the error."""
+    peaks = table.column("traced_peak_bytes")
+    rows = peaks.nonzero()[0]
+    if not len(rows):
+        return {}
+    least = feature_matrix(table.take(rows), GENERIC_BLAS_WORKSPACE_BYTES)[:, CERTAIN_COLUMNS].sum(axis=1)
+    return {
+        row: InvalidJobError(
+            f"is {peak:,} bytes, below the {math.floor(amount):,} bytes of parameters, gradients and optimizer state: give the "
+            "reserved bytes that gpumemnet trace reports, in bytes",
+            "traced_peak_bytes",
+        )
+        for row, peak, amount in zip(rows.tolist(), peaks[rows].astype(np.int64).tolist(), least.tolist(), strict=True)
+        if peak < amount
+    }
+
+
 def _layers_needed() -> InvalidRequestError:
     return InvalidRequestError("'transformer' needs `layers`; send them, or use 'mlp'", "encoder")
-
-
-def _cascade(models: Sequence[BundleModel], table: JobTable, options: PredictionOptions) -> list[tuple[Indices, PredictionTable]]:
-    """Predicts each job with the first model whose support contains it, else with the nearest.
-
-    The nearest has the fewest unseen values, among those whose closed form is calibrated for the job if there are any.
-
-    Returns:
-        For each model that predicts at least one job, the positions of its jobs and their predictions.
-    """
-    left, some = np.arange(len(table)), table
-    features, workspace = None, None
-    choice = np.zeros(len(table), dtype=np.int64)
-    fewest = np.full(len(table), _UNKNOWN)
-    views = []
-    for number, model in enumerate(models):
-        place = model.place(options.gpu)
-        if features is None or place.blas_workspace_bytes != workspace:
-            features, workspace = model.features(some, place), place.blas_workspace_bytes
-        unseen = model.support.check(some, features)
-        views.append((place, left, features, unseen))
-        distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
-        is_nearer = distance < fewest[left]
-        nearer = left[is_nearer]
-        choice[nearer], fewest[nearer] = number, distance[is_nearer]
-        is_left = unseen.counts > 0
-        if not is_left.any():
-            break
-        if not is_left.all():
-            rows = is_left.nonzero()[0]
-            left, some, features = left[rows], some.take(rows), features[rows]
-    parts = []
-    for number, (place, rows, features, unseen) in enumerate(views):
-        mine = (choice[rows] == number).nonzero()[0]
-        if not len(mine):
-            continue
-        if len(mine) < len(rows):
-            rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
-        parts.append((rows, models[number].predict(unseen.table, options.bins, options.coverage, place, features, unseen)))
-    return parts
 
 
 def _trust(bundle: Bundle) -> int:

@@ -38,6 +38,7 @@ class SiteCalibration:
         largest: the largest error of the site's jobs, in units of spread: a lower limit for the shipped bounds that stay in
             use; ``None`` when there are no multiples.
         unit_levels: positions, among the card's coverages, of the two bounds whose difference is the unit of spread.
+        context_bytes: the CUDA context at the site; ``None`` in cards that do not state it.
     """
 
     gpu: str
@@ -46,6 +47,7 @@ class SiteCalibration:
     multiples: tuple[float | None, ...]
     largest: float | None
     unit_levels: tuple[int, int]
+    context_bytes: int | None = None
 
     def bounds(self, expected_bytes: Array, bounds_bytes: Array) -> Array:
         """The site's bounds of ``B`` jobs before the shift, shape ``[B, L]``, from the graph's expected bytes and bounds."""
@@ -101,7 +103,13 @@ def site_calibration_from_card(document: Any, levels: int) -> SiteCalibration | 
     if bound < shift:
         raise ValueError("the site's calibration bounds the shift below the shift")
     return SiteCalibration(
-        gpu=gpu, shift_bytes=shift, shift_bound_bytes=bound, multiples=multiples, largest=largest, unit_levels=(low, high)
+        gpu=gpu,
+        shift_bytes=shift,
+        shift_bound_bytes=bound,
+        multiples=multiples,
+        largest=largest,
+        unit_levels=(low, high),
+        context_bytes=_shift(document, "context_bytes") if document.get("context_bytes") is not None else None,
     )
 
 

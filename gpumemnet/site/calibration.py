@@ -280,7 +280,7 @@ def _parts(
             if not left:
                 break
             table = JobTable.from_jobs([rows[at].job for at in left])
-            features = model.features(table, model.place(gpu))
+            features = model.features(table, predictor.place(model, gpu))
             unseen = model.support.check(table, features)
             mine, others = (np.flatnonzero(chosen) for chosen in (unseen.counts == 0, unseen.counts > 0))
             outside.update(reason for number in others.tolist() for reason in unseen.reasons(number))
@@ -349,7 +349,7 @@ def _calibrated(
                     for fold in folds
                     if (part.fold == fold).any() and (part.fold != fold).any() and contexts[fold] is not None
                 }
-                before, after = _judged(part, model.place(device.name), fits)
+                before, after = _judged(part, predictor.place(model, device.name), fits)
             calibrated.append(
                 ModelCalibration(
                     bundle=model.bundle,
@@ -442,9 +442,7 @@ def _judged(part: _Part, place: Any, fits: Mapping[int, _Fit]) -> tuple[Figures 
     coverages = part.model.card.coverages
     label, limit = part.label[rows], part.limit[rows]
     return (
-        _figures(
-            label, limit, (part.expected + place.context_bytes)[rows], (before + place.context_bound_bytes)[rows], coverages
-        ),
+        _figures(label, limit, (part.expected + place.shift_bytes)[rows], (before + place.shift_bound_bytes)[rows], coverages),
         _figures(label, limit, expected[rows], bounds[rows], coverages),
     )
 

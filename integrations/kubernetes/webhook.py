@@ -80,7 +80,7 @@ class Settings:
         mode: one of :data:`MODES`.
         url: address of the prediction service.
         key_file: file with an API key of scope ``predict``; read for every question, so that it can be changed.
-        gpu: GPU to ask for where the pod's annotation names none; the model's own when empty.
+        gpu: GPU to ask for where the pod's annotation names none; the service's when empty.
         volcano_memory_factor: MiB in one unit of ``volcano.sh/vgpu-memory``, as its device plugin was started with.
         timeout_seconds: for the whole question; shorter than the webhook's ``timeoutSeconds``.
     """

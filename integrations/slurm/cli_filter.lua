@@ -10,7 +10,7 @@ goes on as it was written.  README.md beside this file tells how to install it.
 local SETTINGS = {
   url = "http://127.0.0.1:8000", -- GPUMEMNET_URL
   key_file = "", -- GPUMEMNET_API_KEY_FILE: holds a key of scope predict; empty for none
-  gpu = "", -- GPUMEMNET_GPU: name of the site's GPU in the service's catalogue; empty for the model's own
+  gpu = "", -- GPUMEMNET_GPU: name of the site's GPU in the service's catalogue; empty for the service's
   mib_per_shard = 1024, -- GPUMEMNET_MIB_PER_SHARD
   shards_per_gpu = 0, -- GPUMEMNET_SHARDS_PER_GPU: a job that needs more gets none; 0 does not look
   amount = "limit", -- GPUMEMNET_SHARD_AMOUNT: "limit" (safe) or "request" (about the median)

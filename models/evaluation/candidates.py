@@ -24,7 +24,8 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.model import BundleModel
+from gpumemnet.predict.model import BundleModel, Place
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 
 from ..answers import COVERAGE, Answers
@@ -228,10 +229,10 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
         context_bytes: CUDA context in the labels of ``test``, if it is known better than from the GPU's profile.
     """
     model = BundleModel(bundle, test.family)
-    place = model.place(gpu)
+    place = model.label_place if gpu is None else Predictor([bundle], keeps_label_context=True).place(model, gpu)
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
-        place = place._replace(context_bytes=shift, context_bound_bytes=shift, site=None)
+        place = Place(place.asked, 0, shift, shift)
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
     features = model.features(table, place)
     unseen = model.support.check(table, features)
@@ -239,7 +240,7 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
     first = predictions[ONE_GIB.name]
     answer = model.run(table, features)
     bounds = answer.bounds_bytes if place.site is None else place.site.bounds(answer.expected_bytes, answer.bounds_bytes)
-    bounds = np.maximum(bounds + place.context_bound_bytes, 0.0)
+    bounds = np.maximum(bounds + place.shift_bound_bytes, 0.0)
     bounds[unseen.counts > 0] = np.nan
     return Answers(
         expected_bytes=first.expected_bytes.astype(np.float64),
@@ -254,7 +255,7 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
     """A bundle of one GPU on jobs of another; only the context of the latter is estimated, from the training jobs."""
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
-    place = model.place(training.gpu)
+    place = model.place(Predictor([bundle]).asked_gpu(training.gpu))
     table = JobTable.from_jobs(training.jobs)
     reserved = model.run(table, model.features(table, place)).expected_bytes - model.card.context_bytes
     context_bytes = int(np.median((training.label_bytes - reserved)[known]))

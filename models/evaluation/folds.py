@@ -116,7 +116,7 @@ def _served(training: LabelledJobs, plan: TrainingPlan, progress: Callable[[floa
     with tempfile.TemporaryDirectory() as folder:
         classifier = train_classifier(training, plan, progress)
         bundle = save_classifier(Path(folder) / "fold", classifier, training, plan, name="fold", version="0")
-    return Predictor([bundle])
+    return Predictor([bundle], keeps_label_context=True)
 
 
 def _classifier_answers(predictor: Predictor, test: LabelledJobs) -> Answers:

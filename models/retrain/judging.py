@@ -105,7 +105,7 @@ def judge_candidate(
         if informed not in cached_predictors:
             bundles = [stand_in(bundle) if bundle.sha256 in informed else bundle for bundle in champion]
             others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
-            cached_predictors[informed] = Predictor(bundles), Predictor([*others, candidate])
+            cached_predictors[informed] = _with_labels(bundles), _with_labels([*others, candidate])
         return cached_predictors[informed]
 
     judged = []
@@ -122,6 +122,11 @@ def judge_candidate(
             ]
             judged.append(_joined(judged_groups))
     return judge(judged, rule)
+
+
+def _with_labels(bundles: Sequence[Bundle]) -> Predictor:
+    """A predictor whose answers can be compared with labels that contain the context of the machine they were read on."""
+    return Predictor(bundles, keeps_label_context=True)
 
 
 def _judged(part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, candidate: Predictor) -> Judged:
@@ -164,7 +169,7 @@ def _predictions(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: s
 def without_answer(candidate: Bundle, track: Track) -> int:
     """Number of the track's jobs, training jobs included, for which the candidate's answer is not a finite number."""
     rows = [row for row in (*track.training, *track.held_out, *track.newest) if _fits_encoder(row, candidate)]
-    predictions = _predictions(Predictor([candidate]), rows, track.gpu, candidate.card.encoder)
+    predictions = _predictions(_with_labels([candidate]), rows, track.gpu, candidate.card.encoder)
     return sum(NO_NUMBER in predictions.reasons(row) for row in range(len(rows)))
 
 

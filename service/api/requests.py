@@ -79,9 +79,7 @@ class PredictOptions(Schema):
     bins: Annotated[str, OneOf(PUBLISHED_BINS)] | None = Field(
         None, description="a published bin scheme by name, instead of a width"
     )
-    gpu: GpuName | None = Field(
-        None, description="the GPU, by a name in /v1/gpus; by default the one that the model was trained on"
-    )
+    gpu: GpuName | None = Field(None, description="the GPU, by a name in /v1/gpus; by default the service's")
     encoder: Encoder = None
     fits: bool | GpuNames | None = Field(
         None,
@@ -110,7 +108,7 @@ class BatchSizesRequest(Schema):
     encoder: Encoder = None
     gpu: GpuName | None = Field(
         None,
-        description="the GPU, by a name in /v1/gpus or such as A100/3g.20gb; by default the one that the model was trained on",
+        description="the GPU, by a name in /v1/gpus or such as A100/3g.20gb; by default the service's",
     )
     mig: MigName = None
     free_mib: FreeMib = None

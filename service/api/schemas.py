@@ -221,6 +221,11 @@ class Prediction(Schema):
         default=None, description="what the job fits, in the order of the request; only if the request asks for it"
     )
     gpu: str = Field(description="the GPU model that the amounts are for")
+    gpu_source: Literal["request", "setting", "default"] = Field(
+        description="why: the request names it, it is the service's setting, or else the GPU of the most trusted labels"
+    )
+    context_bytes: int = Field(ge=0, description="the CUDA context in the expected memory: the same whichever model answers")
+    context_source: str = Field(description="where that number comes from")
     label_source: str = Field(
         description="origin of the training labels: readings of a GPU, or traced, where no GPU ran the jobs"
     )

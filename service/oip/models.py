@@ -103,7 +103,9 @@ class OipModel:
         for family in dict.fromkeys(families.tolist()):
             rows = np.flatnonzero(families == family)
             model = self._model(self.bundle, family)
-            parts.append((rows, model.predict(jobs.take(rows), options.bins, options.coverage, model.place(options.gpu))))
+            parts.append(
+                (rows, model.predict(jobs.take(rows), options.bins, options.coverage, self.predictor.place(model, options.gpu)))
+            )
         return PredictionTable.join(parts, len(jobs), options.coverage)
 
     def _check(self, jobs: JobTable, encoder: str | None) -> None:

@@ -127,7 +127,7 @@ class OipParameters(Schema):
     bin_width_mib: Annotated[int, Field(ge=MIN_BIN_WIDTH_MIB, le=MAX_BIN_WIDTH_MIB)] | None = Field(
         default=None, description="width of the bins in MiB", json_schema_extra={"default": DEFAULT_BIN_WIDTH_MIB}
     )
-    gpu: str | None = Field(default=None, description="the GPU; by default the one that the model was trained on")
+    gpu: str | None = Field(default=None, description="the GPU; by default the service's")
     encoder: Encoder = None
     binary_data_output: bool | None = Field(default=None, description="all outputs in raw form unless they say otherwise")
     priority: Any = None

@@ -4,7 +4,7 @@ A graph may load and run, and still be useless: trained on other units, exported
 The rules hold for every usable model.  Whether one model is better than another is measured in shadow mode.
 
 A model card may add golden predictions (``"golden": [{"job": …, "expected_bytes": …, "safe_bytes": …}]``), which are tested as
-well.  They show that this machine computes the same values as the training machine.
+well.  They contain the context of the labels, and show that this machine computes the same values as the training machine.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
 
 def _problem(model: BundleModel, job: TrainingJob) -> str | None:
     table = JobTable.from_jobs((job,))
-    features = model.features(table, model.own_place)
+    features = model.features(table, model.label_place)
     answer = model.run(table, features)
     mixture = answer.distribution
     amounts = (answer.reference_bytes, answer.expected_bytes, answer.bounds_bytes)
@@ -103,8 +103,7 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
         return "the safe bytes do not rise with the coverage"
     if not _same(estimates[-1], model.predict(table, None, model.card.coverages[-1])[0], 0.0):
         return "asked twice it answers differently"
-    context_bytes = model.card.context_bytes + model.own_place.context_bytes
-    closed_form = float(context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
+    closed_form = float(model.card.context_bytes + features[0, _PHYSICAL_COLUMNS].sum())
     ratio = estimates[-1].expected_bytes / closed_form
     if not 1 / PLAUSIBLE_FACTOR <= ratio <= PLAUSIBLE_FACTOR:
         return f"expected are {estimates[-1].expected_bytes:,} bytes, {ratio:.3g} times of what context and tensors take"

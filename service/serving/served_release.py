@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from gpumemnet.errors import BundleError, RegistryError
+from gpumemnet.errors import BundleError, InvalidRequestError, RegistryError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_digest
@@ -48,6 +48,7 @@ class ServedRelease:
         registry: names the champion; without one, ``bundles`` or else the shipped bundles are served.
         bundles: folders of bundles to serve instead of a registry.
         shadow: runs the challenger; without one, challengers are ignored.
+        predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
 
     Attributes:
         api: the current api; read it once for each request.
@@ -72,6 +73,7 @@ class ServedRelease:
         registry: Registry | None = None,
         bundles: Sequence[Path] = (),
         shadow: Shadow | None = None,
+        predictor_settings: Mapping[str, Any] | None = None,
     ) -> None:
         if registry is not None and bundles:
             raise BundleError("both bundles and a registry are set: set only one of GPUMEMNET_BUNDLES and GPUMEMNET_REGISTRY")
@@ -81,6 +83,7 @@ class ServedRelease:
         self.failure: str | None = None
         self.challenger_failure: str | None = None
         self._build = build
+        self._predictor_settings = dict(predictor_settings or {})
         self._shadow = shadow
         self._lock = threading.Lock()
         self._seen: Signature = None
@@ -235,13 +238,13 @@ class ServedRelease:
 
     def _load(self, release: str, alias: str) -> Predictor:
         try:
-            return _tested(self._registry().load(release))
+            return self._tested(self._registry().load(release))
         except BundleError:
             FAILED_LOADS.labels(alias).inc()
             raise
 
     def _ready(self, release: str, bundles: Sequence[Bundle]) -> Loaded:
-        return self._answering(release, _tested(bundles))
+        return self._answering(release, self._tested(bundles))
 
     def _answering(self, release: str, predictor: Predictor) -> Loaded:
         return Loaded(release, release_digest(predictor.bundles), predictor.bundles, self._build(predictor, release))
@@ -250,11 +253,13 @@ class ServedRelease:
         self.failure = failure
         STALE.set(failure is not None)
 
-
-def _tested(bundles: Sequence[Bundle]) -> Predictor:
-    predictor = Predictor(bundles)
-    check_golden(predictor)
-    return predictor
+    def _tested(self, bundles: Sequence[Bundle]) -> Predictor:
+        try:
+            predictor = Predictor(bundles, **self._predictor_settings)
+        except InvalidRequestError as error:
+            raise BundleError(f"the settings GPUMEMNET_GPU and GPUMEMNET_CONTEXT_MIB do not do: {error}") from None
+        check_golden(predictor)
+        return predictor
 
 
 def _signature(file: Path) -> Signature:

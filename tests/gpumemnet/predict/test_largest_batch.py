@@ -2,7 +2,6 @@
 
 import dataclasses
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
+from gpumemnet.predict.asked_gpu import GpuChoice
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.fits import Target, catalogue_targets, target
@@ -22,6 +22,7 @@ from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, Pred
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from tests.jobs import jobs, small_job
+from tests.registries import shipped
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +34,15 @@ def device(free_mib: int) -> Target:
     return target("A100", free_mib=free_mib, device="x")
 
 
+ASKED_GPU = GpuChoice([shipped()])
+
+
 class Erratic:
     """A predictor whose memory goes up and down with the batch, and which now and then knows no limit."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.bundles = (SimpleNamespace(card=SimpleNamespace(gpu="NVIDIA H200")),)
+        self.asked_gpu = ASKED_GPU
 
     def predict_table(self, jobs, options=None, **keywords) -> PredictionTable:
         options = options or PredictionOptions(**keywords)
@@ -50,7 +54,7 @@ class Erratic:
             if noise.uniform() >= 0.7:
                 reasons[row] = ("erratic",)
             safe.append(round(expected[-1] * noise.uniform(1.0, 4.0)))
-        model = AnsweringModel("erratic", "1", "traced", gpu or "NVIDIA H200", bins)
+        model = AnsweringModel("erratic", "1", "traced", ASKED_GPU(gpu), bins)
         even = MemoryDistribution(*np.ones((3, len(jobs), 1)))
         answer = ModelAnswer(model, np.arange(len(jobs)), even, bins.log_inner_edges)
         return PredictionTable(np.array(expected), np.array(safe), reasons, coverage, [answer])

@@ -29,11 +29,13 @@ from tests.registries import other_bundle, shipped
 from tests.sites import A100, DATASETS, published, site_rows, write_rows
 
 MLP = "mlp-a100-published"
+LABELS_CONTEXT_MIB = 1429
+"""The context of the published labels: these jobs are of a site with their driver."""
 
 
 @cache
 def predictor() -> Predictor:
-    return Predictor([shipped(MLP)])
+    return Predictor([shipped(MLP)], context_bytes=LABELS_CONTEXT_MIB * MIB)
 
 
 @cache
@@ -194,7 +196,7 @@ def test_the_picture_in_a_card(tmp_path: Path) -> None:
     bundle = shipped(MLP)
     with_picture = save_bundle(tmp_path / "bundle", bundle.model, {**bundle.card.document, "reference": document})
     rows = [SiteRow(job=replace(job, batch_size=min(1000, 3 * job.batch_size))) for job in jobs_of()]
-    report = find_drift(rows, Predictor([with_picture]))
+    report = find_drift(rows, Predictor([with_picture], context_bytes=LABELS_CONTEXT_MIB * MIB))
     assert causes(report) == {"features"}
     assert report.findings == report_of(rows).findings
 
@@ -212,7 +214,7 @@ def test_a_picture_that_cannot_be_used_is_none(broken: Any) -> None:
 
 
 def gpumemnet(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpumemnet", "drift", *map(str, arguments)]
+    command = [sys.executable, "-m", "gpumemnet", "drift", "--context-mib", str(LABELS_CONTEXT_MIB), *map(str, arguments)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**clean, "COLUMNS": "120"})
 

@@ -1,0 +1,121 @@
+"""One CUDA context for one GPU, whichever model answers; and what no answer is below."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpumemnet import Predictor, TrainingJob, job_from_dict, job_from_json
+from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
+from gpumemnet.gpu.catalogue import context, device_profile
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.predict.fits import fits, target
+from gpumemnet.predict.largest_batch import batch_sizes
+from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.units import MIB
+
+ROOT = Path(__file__).parents[3]
+DEFAULT = Predictor.default()
+EXAMPLE = job_from_json((ROOT / "examples/mlp_job.json").read_bytes())
+GOLDEN = [job_from_dict(job) for job in json.loads((ROOT / "tests/golden/jobs.json").read_text())["jobs"].values()]
+JOBS = [replace(job, traced_peak_bytes=None) for job in GOLDEN if not job.is_replica]
+BATCHES = [2**power for power in range(13)]
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def sweep(job: TrainingJob, encoder: str | None = None) -> PredictionTable:
+    return DEFAULT.predict_many([replace(job, batch_size=batch) for batch in BATCHES], gpu="A100", encoder=encoder)
+
+
+def test_another_model_does_not_bring_another_context() -> None:
+    few, many = (DEFAULT.predict(replace(EXAMPLE, batch_size=batch), gpu="A100") for batch in (1050, 1100))
+    assert few.estimator != many.estimator
+    assert few.in_support
+    assert many.in_support
+    assert few.expected_bytes == pytest.approx(many.expected_bytes, rel=0.03)
+
+
+def test_the_gpu_and_the_context_are_the_same_for_every_job() -> None:
+    expected = context(device_profile(A100)).expected_bytes
+    for encoder in (None, "common"):
+        for one in DEFAULT.predict_many(JOBS, encoder=encoder):
+            assert (one.gpu, one.gpu_source, one.context_bytes) == (A100, "default", expected)
+            assert one.context_source
+
+
+def test_batch_sizes_and_fits_say_what_predict_says() -> None:
+    for batch in (1024, 1088):
+        job = replace(EXAMPLE, batch_size=batch)
+        request_mib = -(-DEFAULT.predict(job, gpu="A100").expected_bytes // MIB)
+        curve = {point.batch_size: point for point in batch_sizes(DEFAULT, job, target("A100"), max_batch=2048).curve}
+        assert curve[batch].request_mib == pytest.approx(request_mib, rel=0.02)  # the running maximum
+        assert fits(DEFAULT, job, [target("A100")])[0].request_mib == request_mib
+
+
+def test_a_site_states_its_gpu_and_its_context() -> None:
+    site = Predictor.default(gpu="H100", context_bytes=1443 * MIB)
+    plain, stated = DEFAULT.predict(EXAMPLE, gpu="H100"), site.predict(EXAMPLE)
+    assert (stated.gpu, stated.gpu_source, stated.context_bytes) == (plain.gpu, "setting", 1443 * MIB)
+    assert "GPUMEMNET_CONTEXT_MIB" in stated.context_source
+    assert stated.expected_bytes - plain.expected_bytes == 1443 * MIB - plain.context_bytes
+    assert site.predict(EXAMPLE, gpu="A100").gpu_source == "request"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"gpu": "Voodoo2"}, "gpu: no profile of 'Voodoo2'"),
+        ({"context_bytes": 0}, "context_mib: must be a number of MiB between 1 and 16384"),
+        ({"context_bytes": 2**40}, "context_mib: must be a number of MiB between 1 and 16384"),
+    ],
+)
+def test_a_setting_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        Predictor.default(**settings)
+    assert str(raised.value).startswith(sentence)
+
+
+def test_labels_are_compared_with_their_own_context() -> None:
+    published = Predictor([DEFAULT.models_of("mlp")[0].bundle], keeps_label_context=True)
+    card = published.bundles[0].card
+    answer = published.predict(EXAMPLE)
+    assert answer.context_bytes == card.context_bytes
+    own = DEFAULT.predict(EXAMPLE)
+    assert answer.expected_bytes - own.expected_bytes == pytest.approx(card.context_bytes - own.context_bytes, abs=1)
+
+
+def test_no_answer_is_below_what_every_step_holds() -> None:
+    certain = [FEATURE_NAMES.index(name) for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")]
+    for job in JOBS[::3]:
+        answers = sweep(job)
+        held = feature_matrix(JobTable.from_jobs([job]), 0)[0, certain].sum()
+        least = held + answers[0].context_bytes
+        assert (answers.expected_bytes >= np.floor(least)).all()
+        assert (answers.safe_bytes.compressed() >= np.floor(least)).all()
+
+
+def test_the_request_hardly_falls_as_the_batch_grows() -> None:
+    """Networks are not monotone; what is left are their own wiggles, and steps where another model takes over."""
+    falls = []
+    for job in JOBS[::3]:
+        answers = sweep(job)
+        inside = answers.in_support
+        requests = answers.expected_bytes.astype(float)
+        both = inside[1:] & inside[:-1]
+        falls += (1.0 - requests[1:] / requests[:-1])[both].tolist()
+    assert max(falls) < 0.25
+    assert np.mean(np.array(falls) > 0.01) < 0.03
+
+
+@pytest.mark.parametrize("peak_bytes", [1, 33_192])
+def test_a_traced_peak_below_what_every_step_holds_is_refused(peak_bytes: int) -> None:
+    wrong = replace(EXAMPLE, traced_peak_bytes=peak_bytes)
+    with pytest.raises(InvalidJobError, match=rf"traced_peak_bytes: is {peak_bytes:,} bytes, below the 704,"):
+        DEFAULT.predict(wrong)
+    assert list(DEFAULT.refusals(JobTable.from_jobs([EXAMPLE, wrong]))) == [1]
+    assert DEFAULT.predict(replace(EXAMPLE, traced_peak_bytes=2**30)).in_support
