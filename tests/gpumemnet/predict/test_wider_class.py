@@ -1,6 +1,7 @@
 """Jobs beyond the training data: the closed form answers with the bound that was calibrated on real networks."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,8 @@ def test_layers_that_training_never_saw_get_a_limit_when_their_memory_is_known()
         ({"layers": (), "total_activations": 10**6, "total_parameters": 10**6}, "sequence_length"),
     ],
 )
-def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str, object], reason: str) -> None:
-    fields = {"total_activations": None, "total_parameters": None, "trainable_parameters": None, **change}
+def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str, Any], reason: str) -> None:
+    fields: dict[str, Any] = {"total_activations": None, "total_parameters": None, "trainable_parameters": None, **change}
     answer = PREDICTOR.predict(replace(JOB, **fields))
     assert answer.safe_bytes is None
     assert any(reason in words for words in answer.reasons)
