@@ -16,6 +16,7 @@ from rich.text import Text
 from gpumemnet.cli.arguments import factory_arguments
 from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.cli.training_options import training_option, training_values
+from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.options import (
@@ -42,7 +43,7 @@ _ANSWER: Final = "What else to answer"
 _PLOTS: Final = (".png", ".html")
 _OF_SCRIPTS: Final = frozenset(
     {
-        *("source", "script", "gpu", "context_mib", "allocator_conf", "attention_kernel", "ranks"),
+        *("source", "script", "gpu", "context_mib", "allocator_conf", "attention_kernel", "cudnn", "ranks"),
         *("plot", "as_json", "deadline", "show_output"),
     }
 )
@@ -146,6 +147,14 @@ def trace(
             help="The job's PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True; the value in this shell is ignored.",
         ),
     ] = "",
+    cudnn: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|off|PATH",
+            rich_help_panel=_MACHINE,
+            help="Take workspaces of convolutions from cuDNN, which needs no GPU: the installed one, none, or the one there.",
+        ),
+    ] = OFF,
     largest_batch: Annotated[
         bool, typer.Option("--largest-batch", rich_help_panel=_ANSWER, help="The largest batch size that fits the GPU.")
     ] = False,
@@ -202,6 +211,7 @@ def trace(
                 words,
                 gpu=device,
                 allocator=allocator,
+                cudnn=cudnn,
                 attention_kernel=attention_kernel,
                 ranks=ranks,
                 with_curve=extras.curve,
@@ -218,6 +228,7 @@ def trace(
                 batch_size=batch_size,
                 gpu=device,
                 allocator=allocator,
+                cudnn=cudnn,
                 extras=extras,
                 deadline_seconds=deadline,
                 show_output=show_output,

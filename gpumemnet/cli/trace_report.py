@@ -27,7 +27,9 @@ _WIDE: Final = 110
 def show_trace(answer: TraceAnswer, training: Sequence[str], console: Console) -> None:
     """Prints ``answer`` to ``console``; ``training`` describes how the model is trained."""
     console.print(_verdict(answer))
-    job = (answer.model, f"batch size {answer.batch_size:,}", *training, f"loss: {answer.loss}")
+    workspaces = answer.convolution_workspaces
+    source = (f"convolution workspaces: {workspaces}",) if workspaces else ()
+    job = (answer.model, f"batch size {answer.batch_size:,}", *training, f"loss: {answer.loss}", *source)
     console.print(Text(", ".join(job), style="dim"))
     _show_parts(answer, console)
     _show_peak(answer, console)

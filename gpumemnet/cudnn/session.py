@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from gpumemnet.gpu.catalogue import DeviceProfile
 
 FIRST_VERSION: Final = 90800
 """Earlier versions answer only on a GPU."""
-_LAST_FOR_VOLTA: Final = 91100
+_FIRST_WITHOUT_VOLTA: Final = 91100
 """From this version on, cuDNN supports compute capability 7.5 and above (release notes of 9.11)."""
 _START_SECONDS: Final = 60.0
 _ANSWER_SECONDS: Final = 60.0
@@ -66,10 +67,15 @@ class CudnnSession:
         """The library's version, such as ``9.28.0``."""
         return f"{self._version // 10_000}.{self._version // 100 % 100}.{self._version % 100}"
 
+    def supports(self, device: DeviceProfile) -> bool:
+        """Whether this version knows GPUs of the compute capability of ``device``."""
+        is_too_old = device.compute_capability < (7, 5) and self._version >= _FIRST_WITHOUT_VOLTA
+        return description(device) is not None and not is_too_old
+
     def plans(self, device: DeviceProfile, question: ConvolutionQuestion) -> Plans | None:
         """Return the plans for ``question`` on ``device``; ``None`` if this version does not support one of the two."""
         described = description(device)
-        if described is None or (device.compute_capability < (7, 5) and self._version >= _LAST_FOR_VOLTA):
+        if described is None or not self.supports(device):
             return None
         key = (json.dumps(described), question)
         with self._lock:
@@ -159,8 +165,14 @@ class CudnnSession:
         return dict(json.loads(line))
 
 
+@cache
+def _session(library: Path, process: int) -> CudnnSession:
+    """Return the session of this process with ``library``; a forked process must not write to its parent's child."""
+    return CudnnSession(library)
+
+
 def open_session(cudnn: str) -> tuple[CudnnSession | None, str]:
-    """Return a session for the value of ``--cudnn``, or ``None`` and the reason why there is none.
+    """Return a session for the value of ``--cudnn``, or ``None`` and what is wrong with the cuDNN that is installed, if one is.
 
     Args:
         cudnn: as in :func:`~gpumemnet.cudnn.libraries.find_library`.
@@ -170,9 +182,9 @@ def open_session(cudnn: str) -> tuple[CudnnSession | None, str]:
     """
     library = find_library(cudnn)
     if library is None:
-        return None, "cuDNN is not installed" if cudnn == AUTO else "cuDNN is not to be asked"
+        return None, ""
     try:
-        return CudnnSession(library), ""
+        return _session(library, os.getpid()), ""
     except CudnnUnavailableError as error:
         if cudnn != AUTO:
             raise InvalidRequestError(str(error), "cudnn") from None

@@ -642,7 +642,7 @@ def _extra_gradients(layer: Layer) -> float:
 def _layout_copies(job: JobNumbers, layer: Layer, source: Layer, is_first: bool) -> float:
     """Bytes of the copies that a tensor-core convolution makes of operands in another layout than its kernel reads.
 
-    Those of :func:`gpumemnet.tracing.workspaces.cudnn.layout_copies`, by the rules of :mod:`gpumemnet.physics.memory_layouts`, as
+    Those that the trace expects on an A100, by the rules of :mod:`gpumemnet.physics.memory_layouts`, as
     far as a layer list shows them.  Channels last needs no copies, except of a first layer's image.  Half types add the weight's
     gradient up in fp32.  No layer list shows other algorithms (FFT, Winograd), or GPUs without tensor cores.
     """

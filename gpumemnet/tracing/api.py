@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.errors import MissingExtraError
 from gpumemnet.tracing.options import DEFAULT_GPU, ExtraResults, TraceOptions, TraceRequest, checked_request
 
@@ -41,6 +42,7 @@ def trace(
     ranks: int = 1,
     best_effort: bool = False,
     allocator: AllocatorSettings | None = None,
+    cudnn: str = OFF,
     extras: ExtraResults | None = None,
 ) -> TraceAnswer:
     """Predict the GPU memory that training ``model`` takes, without a GPU.
@@ -71,6 +73,8 @@ def trace(
         ranks: number of GPUs; each has a batch of ``batch_size``.
         best_effort: whether to continue with a guess, and a note, where the model needs the values of tensors.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
+        cudnn: where the workspaces of convolutions come from: ``off`` for rules; ``auto`` for cuDNN's own plans if cuDNN 9.8 or
+            later is installed, else rules; or the path of the cuDNN that the job will run with.
         extras: further results to compute, such as the largest batch size.
 
     Returns:
@@ -106,7 +110,7 @@ def trace(
         ranks=ranks,
         best_effort=best_effort,
     )
-    request = checked_request(options, gpu, allocator, extras, batch_size)
+    request = checked_request(options, gpu, allocator, extras, batch_size, cudnn)
     return trace_request(model, inputs, request, batch_size)
 
 

@@ -23,16 +23,18 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
 
 def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     _LOG.info("importing torch")
-    from gpumemnet.tracing.platform import Platform
+    from gpumemnet.tracing.platform import Platform, with_cudnn
     from gpumemnet.tracing.script.run import trace_script
 
     _LOG.info("running up to the second step")
     platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
-    return trace_script(
+    platform, notes = with_cudnn(platform, request.cudnn)
+    answer = trace_script(
         *(Path(document["script"]), document["arguments"], platform, request.allocator),
         ranks=document["ranks"],
         with_curve=request.extras.curve,
     )
+    return replace(answer, notes=(*answer.notes, *notes))
 
 
 def _trace_file(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:

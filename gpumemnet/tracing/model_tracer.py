@@ -28,7 +28,7 @@ from gpumemnet.tracing.memory import Memory, curve_of, memory_of, non_allocator_
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.optimizers import stated_optimizer
 from gpumemnet.tracing.options import TraceRequest
-from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.platform import Platform, with_cudnn
 from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
 from gpumemnet.tracing.step import Recording, record
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
@@ -56,7 +56,7 @@ _ONE_GPU: Final = "several GPUs: what they exchange, and NCCL's buffers (some 0.
 def answer_for(
     run: LongRun,
     timeline: Timeline,
-    device: DeviceProfile,
+    platform: Platform,
     settings: AllocatorSettings,
     *,
     model: str,
@@ -70,11 +70,12 @@ def answer_for(
     Args:
         run: the run with its last step repeated.
         timeline: the run as it was recorded.
-        device: the GPU.
+        platform: the GPU, and the source of convolution workspaces.
         settings: settings of the allocator.
         model, batch_size, loss, notes: values of the same fields of the answer.
         with_curve: whether to include the memory over one step.
     """
+    device = platform.device
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
     alone, other = context(device), non_allocator_memory(device, timeline.groups)
     return TraceAnswer(
@@ -99,7 +100,12 @@ def answer_for(
         not_included=not_included(timeline),
         curve=curve_of(run, timeline.sizes, settings, memory.run.capacity_bytes) if with_curve else None,
         ranks=timeline.ranks,
+        convolution_workspaces=_workspace_source(platform) if timeline.convolves else None,
     )
+
+
+def _workspace_source(platform: Platform) -> str:
+    return "rules" if platform.cudnn is None else f"cuDNN {platform.cudnn.version}"
 
 
 class ModelTracer:
@@ -116,8 +122,8 @@ class ModelTracer:
         self._model = model
         self._inputs = inputs
         self._request = request
-        self._notes = notes
-        self._platform = Platform.of(request.gpu, request.options)
+        self._platform, cudnn_notes = with_cudnn(Platform.of(request.gpu, request.options), request.cudnn)
+        self._notes = (*notes, *cudnn_notes)
         self._runs: dict[int, tuple[Timeline, LongRun]] = {}
 
     def answer(self) -> TraceAnswer:
@@ -128,7 +134,7 @@ class ModelTracer:
         answer = answer_for(
             self._long(timeline),
             timeline,
-            self._request.gpu,
+            self._platform,
             self._request.allocator,
             model=type(self._model).__name__,
             batch_size=inputs.batch_size,
@@ -225,6 +231,8 @@ def _verdict(memory: Memory, device: DeviceProfile) -> str:
 def _kernels(platform: Platform) -> tuple[Any, ...]:
     """Return the properties of a GPU that decide which operators run and what they keep.
 
-    GPUs that differ only in the number of multiprocessors share a trace: that number hardly changes scratch memory.
+    GPUs that differ only in the number of multiprocessors share a trace, unless cuDNN is asked: by the rules, that number hardly
+    changes scratch memory.
     """
-    return (platform.compute_capability, platform.device.blas_workspace_bytes)
+    asked = None if platform.cudnn is None else platform.device.name
+    return (platform.compute_capability, platform.device.blas_workspace_bytes, asked)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.cudnn.libraries import AUTO, OFF, find_library
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.extract.options import DEFAULT_GPU, check_batch_size
 from gpumemnet.gpu.catalogue import ContextReading, DeviceProfile, find_profile
@@ -102,12 +103,14 @@ class TraceRequest:
         gpu: the GPU.
         allocator: settings of the caching allocator.
         extras: further results to compute.
+        cudnn: ``off``, ``auto`` or the path of a cuDNN library, see :func:`gpumemnet.trace`.
     """
 
     options: TraceOptions
     gpu: DeviceProfile
     allocator: AllocatorSettings
     extras: ExtraResults
+    cudnn: str = OFF
 
 
 def checked_request(
@@ -116,6 +119,7 @@ def checked_request(
     allocator: AllocatorSettings | None = None,
     extras: ExtraResults | None = None,
     batch_size: int | None = None,
+    cudnn: str = OFF,
 ) -> TraceRequest:
     """Return the request, with the GPU looked up and the options checked against each other.
 
@@ -125,10 +129,11 @@ def checked_request(
         allocator: settings of the caching allocator; PyTorch's defaults by default.
         extras: further results to compute.
         batch_size: batch size of the job, if it is known.
+        cudnn: ``off``, ``auto`` or the path of a cuDNN library.
 
     Raises:
         InvalidJobError: the batch size is out of range.
-        InvalidRequestError: options exclude each other, or there is no such GPU.
+        InvalidRequestError: options exclude each other, or there is no such GPU or cuDNN.
     """
     check_batch_size(batch_size)
     extras = extras or ExtraResults()
@@ -137,7 +142,9 @@ def checked_request(
         if type(size) is not int or size < 1:
             raise InvalidRequestError(f"must be at least 1, not {describe(size)}", "batches")
     profile = find_profile(gpu) if isinstance(gpu, str) else gpu
-    return TraceRequest(options=options, gpu=profile, allocator=allocator or AllocatorSettings(), extras=extras)
+    library = cudnn if cudnn in (AUTO, OFF) else str(find_library(cudnn))
+    settings = allocator or AllocatorSettings()
+    return TraceRequest(options=options, gpu=profile, allocator=settings, extras=extras, cudnn=library)
 
 
 def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
@@ -154,6 +161,7 @@ def request_from_dict(document: Mapping[str, Any]) -> TraceRequest:
         gpu=DeviceProfile(**profile),
         allocator=AllocatorSettings(**{**allocator, "roundup_power2_divisions": tuple(allocator["roundup_power2_divisions"])}),
         extras=ExtraResults(**{**extras, "batches": tuple(extras["batches"])}),
+        cudnn=document["cudnn"],
     )
 
 

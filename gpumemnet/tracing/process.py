@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.allocator.settings import AllocatorSettings
+from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.extract.factory import existing_file
 from gpumemnet.extract.source import factory_request
 from gpumemnet.gpu.catalogue import DeviceProfile
@@ -35,6 +36,7 @@ def trace_file(
     batch_size: int | None = None,
     gpu: str | DeviceProfile = DEFAULT_GPU,
     allocator: AllocatorSettings | None = None,
+    cudnn: str = OFF,
     extras: ExtraResults | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
@@ -52,6 +54,7 @@ def trace_file(
         batch_size: samples per step; required unless the factory returns inputs.
         gpu: name or alias of a GPU in the catalogue, path of a profile's ``.json`` file, or a profile.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
+        cudnn: ``off``, ``auto`` or the path of a cuDNN library, see :func:`gpumemnet.trace`.
         extras: further results to compute.
         deadline_seconds: time for everything, including the import of torch.
         show_output: whether to pass the file's own output on to standard error.
@@ -68,7 +71,7 @@ def trace_file(
     request = {
         "kind": "file",
         **factory_request(source, inputs, arguments, batch_size),
-        **asdict(checked_request(options, gpu, allocator, extras, batch_size)),
+        **asdict(checked_request(options, gpu, allocator, extras, batch_size, cudnn)),
     }
     answer = ask(_CHILD, source, request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
     return answer_from_dict(answer)
@@ -80,6 +83,7 @@ def trace_script(
     *,
     gpu: str | DeviceProfile = DEFAULT_GPU,
     allocator: AllocatorSettings | None = None,
+    cudnn: str = OFF,
     attention_kernel: str | None = None,
     ranks: int = 1,
     with_curve: bool = False,
@@ -94,7 +98,7 @@ def trace_script(
     Args:
         script: the file.
         arguments: command-line arguments of the script.
-        gpu, allocator, deadline_seconds, show_output, progress: as in :func:`trace_file`.
+        gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
         attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose by default.
         ranks: number of GPUs that the script is started on; it is traced as the first rank, as ``torchrun`` would start it.
         with_curve: whether to return the memory over one training step.
@@ -113,7 +117,9 @@ def trace_script(
         "arguments": list(arguments),
         "ranks": check_ranks(ranks),
         **asdict(
-            checked_request(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, ExtraResults(curve=with_curve))
+            checked_request(
+                TraceOptions(attention_kernel=attention_kernel), gpu, allocator, ExtraResults(curve=with_curve), cudnn=cudnn
+            )
         ),
     }
     answer = ask(_CHILD, str(script), request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)

@@ -119,6 +119,8 @@ class TraceAnswer:
         curve: the memory over one training step, on request.
         job: the training job as a JSON object, with its traced peak, on request.
         ranks: number of GPUs that the job runs on; all amounts are for one of them.
+        convolution_workspaces: where the workspaces of convolutions come from, ``rules`` or a version of cuDNN; ``None`` without
+            convolutions.
     """
 
     model: str
@@ -146,6 +148,7 @@ class TraceAnswer:
     curve: Curve | None = None
     job: dict[str, Any] | None = None
     ranks: int = 1
+    convolution_workspaces: str | None = None
 
     @property
     def verdict(self) -> str:

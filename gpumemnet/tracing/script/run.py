@@ -86,7 +86,7 @@ def trace_script(
     return answer_for(
         repeated(timeline),
         timeline,
-        platform.device,
+        platform,
         settings,
         model=f"{script.name} ({names})",
         batch_size=watch.batch_size or 1,

@@ -20,9 +20,9 @@ from gpumemnet.tracing.workspaces.cudnn import (
     BACKWARD_FILTER,
     FORWARD,
     Convolution,
-    benchmark_workspace,
     workspace,
 )
+from gpumemnet.tracing.workspaces.cudnn_plans import planned_workspace
 from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, copy_bytes, is_channels_last, laid_out, memory_format
 from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
@@ -139,12 +139,13 @@ def cudnn_workspace(
     """Return the workspace of one cuDNN call, preceded by the workspaces that its benchmark tries."""
     if is_native(convolution):
         return ()
-    expected, bound = workspace(convolution, operation, platform)
-    chosen = (Scratch(expected, bound, "convolution", after=after),) if bound else ()
+    found = planned_workspace(convolution, operation, platform) or workspace(convolution, operation, platform)
+    chosen = (Scratch(found.expected_bytes, found.bound_bytes, "convolution", after=after),) if found.bound_bytes else ()
     if not platform.cudnn_benchmark:
         return chosen
-    tried, most = benchmark_workspace(convolution, operation, platform)
-    return (Scratch(tried, most, "convolution_benchmark", after=after, once=(operation, convolution)), *chosen)
+    search_bytes = found.search_bytes
+    search = Scratch(search_bytes, search_bytes, "convolution_benchmark", after=after, once=(operation, convolution))
+    return (search, *chosen)
 
 
 def is_native(convolution: Convolution) -> bool:

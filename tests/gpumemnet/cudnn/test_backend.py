@@ -20,7 +20,7 @@ def cudnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudnnSess
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     session, reason = open_session(os.environ.get("CUDNN_LIBRARY", "auto"))
     if session is None:
-        pytest.skip(f"{reason}: its plans cannot be listed")
+        pytest.skip(f"{reason or 'cuDNN is not installed'}: its plans cannot be listed")
     yield session
     session.close()
 
