@@ -65,6 +65,7 @@ STEPS = (
     Step("allocator", ("benchmarks/allocator.py",), "the simulated allocator"),
     Step("trace", ("benchmarks/trace.py",), "cost of a trace"),
     Step("real_models", ("benchmarks/real_models.py",), "traces against published readings"),
+    Step("limits", ("benchmarks/limits.py", "--work", "nightly/limits", "--trace"), "ordinary networks: limits against traces"),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )
 

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from gpumemnet.errors import GpumemnetError, did_you_mean
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import MAX_LAYERS
-from gpumemnet.predict.asked_gpu import MAX_CONTEXT_MIB
+from gpumemnet.predict.answer_gpu import MAX_CONTEXT_MIB
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"

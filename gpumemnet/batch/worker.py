@@ -37,9 +37,10 @@ def work_from(document: dict[str, Any]) -> tuple[Work, Scratch]:
     options["bundles"] = tuple(options["bundles"])
     if options["bins"] is not None:
         options["bins"] = BinScheme(**options["bins"])
+    names = work["names"]
     made = Work(
         BatchOptions(**options),
-        Names(**{name: tuple(values) for name, values in work["names"].items()}),
+        Names(tuple(names["models"]), tuple(names["hashes"]), names["gpu"]),
         tuple(InputFile(**file) for file in work["inputs"]),
         work["output_format"],
     )

@@ -78,14 +78,14 @@ def drift(
         raise InvalidRequestError("cannot stand beside --bundle: a release is of a registry", "release")
     if release and registry is None:
         raise InvalidRequestError("is missing: --release names a release of a registry", "registry")
-    settings = {"context_bytes": None if context_mib is None else context_mib * MIB}
+    context_bytes = None if context_mib is None else context_mib * MIB
     if bundle:
-        predictor = Predictor.load(*bundle, **settings)
+        predictor = Predictor.load(*bundle, context_bytes=context_bytes)
     elif registry is not None:
         store = Registry(registry)
-        predictor = Predictor(store.load(release or store.aliases().champion), **settings)
+        predictor = Predictor(store.load(release or store.aliases().champion), context_bytes=context_bytes)
     else:
-        predictor = Predictor.default(**settings)
+        predictor = Predictor.default(context_bytes=context_bytes)
     found = read_site_rows([input_file(path) for path in rows])
     if not found.rows:
         left_out = "".join(f"; {count} rows: {reason}" for reason, count in found.left_out.items())

@@ -18,10 +18,10 @@ from gpumemnet.cli.output import check_writable, write_atomically
 from gpumemnet.cli.training_options import training_option, training_values
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.job.layers import describe
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
-    DEFAULT_GPU,
     DEFAULT_OPTIONS,
     LOSSES,
     PARALLEL,

@@ -99,13 +99,13 @@ class CudnnSession:
             self.close()
 
     def _cached_plans(self, device: dict[str, Any], question: ConvolutionQuestion) -> Plans | None:
-        asked = question_to_dict(question)
-        answer = self._cache.get(self._version, device, asked)
+        document = question_to_dict(question)
+        answer = self._cache.get(self._version, device, document)
         if answer is None:
-            answer = self._ask({"device": device, "question": asked})
+            answer = self._ask({"device": device, "question": document})
             if answer is None:
                 return None
-            self._cache.put(self._version, device, asked, answer)
+            self._cache.put(self._version, device, document, answer)
         return None if "error" in answer else plans_from_dict(answer)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.units import MIB, ceil_mib
 
 if TYPE_CHECKING:
-    from gpumemnet.predict.asked_gpu import AskedGpu
+    from gpumemnet.predict.answer_gpu import AnswerGpu
     from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
 
@@ -207,14 +207,14 @@ def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
     for position, target in enumerate(targets):
-        leader = leaders.setdefault(_overheads(predictor.asked_gpu(target.gpu)), target.gpu)
+        leader = leaders.setdefault(_overheads(predictor.answer_gpu(target.gpu)), target.gpu)
         groups.setdefault(leader, []).append(position)
     return groups
 
 
-def _overheads(asked: AskedGpu) -> tuple[int, int, int, str | None]:
-    site = asked.gpu if asked.is_calibrated else None
-    return asked.context.expected_bytes, asked.context.bound_bytes, asked.blas_workspace_bytes, site
+def _overheads(answer_gpu: AnswerGpu) -> tuple[int, int, int, str | None]:
+    site = answer_gpu.gpu if answer_gpu.is_calibrated else None
+    return answer_gpu.context.expected_bytes, answer_gpu.context.bound_bytes, answer_gpu.blas_workspace_bytes, site
 
 
 def _fit(target: Target, memory: Memory, probability: float) -> Fit:

@@ -20,7 +20,7 @@ from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.replicas import added_by_replicas
-from gpumemnet.predict.asked_gpu import AskedGpu, of_labels
+from gpumemnet.predict.answer_gpu import AnswerGpu, of_labels
 from gpumemnet.predict.bins import BinScheme, bins_of_width
 from gpumemnet.predict.bundle import COMMON, GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
@@ -66,14 +66,14 @@ class Place(NamedTuple):
     """The GPU that a prediction is for, as one model sees it.
 
     Attributes:
-        asked: the GPU, with the CUDA context that the answer contains.
+        answer_gpu: the GPU, with the CUDA context that the answer contains.
         least_context_bytes: the context that no answer is below.
         shift_bytes: what the graph's expectation is moved by: the context of the answer, minus the one in the model's labels.
         shift_bound_bytes: what the graph's bounds are moved by: the same with the upper bound of the context.
         site: a site's calibration for this GPU; ``None`` for the model as trained.
     """
 
-    asked: AskedGpu
+    answer_gpu: AnswerGpu
     least_context_bytes: int
     shift_bytes: int
     shift_bound_bytes: int
@@ -101,13 +101,13 @@ class BundleModel:
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = session or load_session(bundle)
 
-    def _place(self, asked: AskedGpu) -> Place:
+    def _place(self, answer_gpu: AnswerGpu) -> Place:
         """Returns the GPU as this model sees it; cached as ``place``."""
         site = self.card.site_calibration
-        if site is not None and site.gpu == asked.gpu:
-            return Place(asked, 0, site.shift_bytes, site.shift_bound_bytes, site)
-        context, own = asked.context, self.card.context_bytes
-        return Place(asked, context.expected_bytes, context.expected_bytes - own, context.bound_bytes - own)
+        if site is not None and site.gpu == answer_gpu.gpu:
+            return Place(answer_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
+        context, own = answer_gpu.context, self.card.context_bytes
+        return Place(answer_gpu, context.expected_bytes, context.expected_bytes - own, context.bound_bytes - own)
 
     def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
         """Runs the graph for ``B`` jobs with their features, shape ``[B, F]``."""
@@ -162,7 +162,7 @@ class BundleModel:
 
     def features(self, table: JobTable, place: Place) -> NDArray[np.float64]:
         """Computes feature vectors of ``B`` jobs on the GPU ``place``, shape ``[B, F]``."""
-        return feature_matrix(table, place.asked.blas_workspace_bytes)
+        return feature_matrix(table, place.answer_gpu.blas_workspace_bytes)
 
     def predict(
         self,
@@ -223,7 +223,11 @@ class BundleModel:
         expected = expected + place.shift_bytes
         safe = np.ceil(np.maximum(safe, expected))
         model = AnsweringModel(
-            self.card.name, self.card.version, self.card.label_source, place.asked, bins or _gib_bins(place.asked.capacity_bytes)
+            self.card.name,
+            self.card.version,
+            self.card.label_source,
+            place.answer_gpu,
+            bins or _gib_bins(place.answer_gpu.capacity_bytes),
         )
         return PredictionTable(
             np.minimum(np.rint(expected), _MOST_BYTES).astype(np.int64),

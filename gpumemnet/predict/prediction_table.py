@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.predict.asked_gpu import AskedGpu
+from gpumemnet.predict.answer_gpu import AnswerGpu
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.prediction import Prediction
@@ -27,20 +27,20 @@ class AnsweringModel(NamedTuple):
 
     Attributes:
         name, version, label_source: of the model's bundle.
-        asked: the GPU that the amounts are for, with the CUDA context in them.
+        answer_gpu: the GPU that the amounts are for, with the CUDA context in them.
         bins: the bins of the probabilities: the requested ones, else 1 GiB wide up to the capacity of that GPU.
     """
 
     name: str
     version: str
     label_source: str
-    asked: AskedGpu
+    answer_gpu: AnswerGpu
     bins: BinScheme
 
     @property
     def gpu(self) -> str:
         """Name of the GPU."""
-        return self.asked.gpu
+        return self.answer_gpu.gpu
 
 
 @dataclass(slots=True, eq=False)
@@ -208,9 +208,9 @@ class PredictionTable(Sequence[Prediction]):
                         "probabilities": in_bins,
                     },
                     "gpu": answer.model.gpu,
-                    "gpu_source": answer.model.asked.gpu_source,
-                    "context_bytes": answer.model.asked.context.expected_bytes,
-                    "context_source": answer.model.asked.context.source,
+                    "gpu_source": answer.model.answer_gpu.gpu_source,
+                    "context_bytes": answer.model.answer_gpu.context.expected_bytes,
+                    "context_source": answer.model.answer_gpu.context.source,
                     "label_source": answer.model.label_source,
                     "model": model,
                 }
@@ -250,9 +250,9 @@ class PredictionTable(Sequence[Prediction]):
             in_support=not reasons,
             reasons=reasons,
             gpu=model.gpu,
-            gpu_source=model.asked.gpu_source,
-            context_bytes=model.asked.context.expected_bytes,
-            context_source=model.asked.context.source,
+            gpu_source=model.answer_gpu.gpu_source,
+            context_bytes=model.answer_gpu.context.expected_bytes,
+            context_source=model.answer_gpu.context.source,
             estimator=model.name,
             version=model.version,
             label_source=model.label_source,

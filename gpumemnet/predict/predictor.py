@@ -19,7 +19,7 @@ from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
 from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
-from gpumemnet.predict.asked_gpu import GpuChoice
+from gpumemnet.predict.answer_gpu import GpuChoice
 from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
 from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, Place, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
@@ -45,7 +45,7 @@ class Predictor:
     Args:
         bundles: the bundles.
         gpu: the GPU that answers are for where none is asked for; by default that of the most trusted labels.
-        context_bytes: the CUDA context of the site; by default what :mod:`gpumemnet.predict.asked_gpu` finds.
+        context_bytes: the CUDA context of the site; by default what :mod:`gpumemnet.predict.answer_gpu` finds.
         keeps_label_context: whether each model answers for its own GPU with the context of its own labels.  Answers can then be
             compared with these labels; they are of no use for a job.
 
@@ -76,7 +76,7 @@ class Predictor:
             for family in bundle.card.families:
                 models = self._of_family.setdefault(family, {}).setdefault(bundle.card.encoder, [])
                 models.append(BundleModel(bundle, family, session))
-        self.asked_gpu: Final = GpuChoice(sorted(self._bundles, key=_trust), gpu, context_bytes)
+        self.answer_gpu: Final = GpuChoice(sorted(self._bundles, key=_trust), gpu, context_bytes)
         """Finds the GPU called by a name, with the context of answers for it; without a name, the predictor's."""
         self._keeps_label_context = keeps_label_context
 
@@ -96,9 +96,9 @@ class Predictor:
         Raises:
             InvalidRequestError: when neither the catalogue nor a bundle knows it.
         """
-        if self._keeps_label_context and (gpu is None or self.asked_gpu(gpu).gpu == model.card.gpu):
+        if self._keeps_label_context and (gpu is None or self.answer_gpu(gpu).gpu == model.card.gpu):
             return model.label_place
-        return model.place(self.asked_gpu(gpu))
+        return model.place(self.answer_gpu(gpu))
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -220,8 +220,8 @@ class Predictor:
         views = []
         for number, model in enumerate(models):
             place = self.place(model, options.gpu)
-            if features is None or place.asked.blas_workspace_bytes != workspace:
-                features, workspace = model.features(some, place), place.asked.blas_workspace_bytes
+            if features is None or place.answer_gpu.blas_workspace_bytes != workspace:
+                features, workspace = model.features(some, place), place.answer_gpu.blas_workspace_bytes
             unseen = model.support.check(some, features)
             views.append((place, left, features, unseen))
             distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.errors import MissingExtraError
-from gpumemnet.tracing.options import DEFAULT_GPU, ExtraResults, TraceOptions, TraceRequest, checked_request
+from gpumemnet.extract.options import DEFAULT_GPU
+from gpumemnet.tracing.options import ExtraResults, TraceOptions, TraceRequest, checked_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

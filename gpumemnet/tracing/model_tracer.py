@@ -234,5 +234,5 @@ def _kernels(platform: Platform) -> tuple[Any, ...]:
     GPUs that differ only in the number of multiprocessors share a trace, unless cuDNN is asked: by the rules, that number hardly
     changes scratch memory.
     """
-    asked = None if platform.cudnn is None else platform.device.name
-    return (platform.compute_capability, platform.device.blas_workspace_bytes, asked)
+    device = None if platform.cudnn is None else platform.device.name
+    return (platform.compute_capability, platform.device.blas_workspace_bytes, device)

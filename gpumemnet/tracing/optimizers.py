@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import torch
 from torch import nn
@@ -55,6 +56,10 @@ def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parame
     return build
 
 
+_LOOPS: Final = {True: "foreach", False: "for_loop", None: "default"}
+"""Value of an optimizer's ``foreach`` → name of its implementation."""
+
+
 def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
     """Return the fields of a job that name ``optimizer``; none where a job has no name for its class."""
     made, settings = type(optimizer).__name__, optimizer.defaults
@@ -63,9 +68,7 @@ def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
         for name, rule in OPTIMIZER_RULES.items()
         if rule.torch_class == made and all(bool(settings.get(key)) for key in rule.settings)
     ]
-    implementation = (
-        "fused" if settings.get("fused") else {True: "foreach", False: "for_loop"}.get(settings.get("foreach"), "default")
-    )
+    implementation = "fused" if settings.get("fused") else _LOOPS[settings.get("foreach")]
     return {"optimizer": names[-1], "optimizer_implementation": implementation} if names else {}
 
 

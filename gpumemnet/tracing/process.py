@@ -10,12 +10,12 @@ from typing import Any, Final
 from gpumemnet.allocator.settings import AllocatorSettings
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.extract.factory import existing_file
+from gpumemnet.extract.options import DEFAULT_GPU
 from gpumemnet.extract.source import factory_request
 from gpumemnet.gpu.catalogue import DeviceProfile
 from gpumemnet.sandbox.parent import Child, Progress, ask
 from gpumemnet.tracing.options import (
     DEADLINE_SECONDS,
-    DEFAULT_GPU,
     DEFAULT_OPTIONS,
     ExtraResults,
     TraceOptions,

@@ -232,7 +232,7 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
     place = model.label_place if gpu is None else Predictor([bundle], keeps_label_context=True).place(model, gpu)
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
-        place = Place(place.asked, 0, shift, shift)
+        place = Place(place.answer_gpu, 0, shift, shift)
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
     features = model.features(table, place)
     unseen = model.support.check(table, features)
@@ -255,7 +255,7 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
     """A bundle of one GPU on jobs of another; only the context of the latter is estimated, from the training jobs."""
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
-    place = model.place(Predictor([bundle]).asked_gpu(training.gpu))
+    place = model.place(Predictor([bundle]).answer_gpu(training.gpu))
     table = JobTable.from_jobs(training.jobs)
     reserved = model.run(table, model.features(table, place)).expected_bytes - model.card.context_bytes
     context_bytes = int(np.median((training.label_bytes - reserved)[known]))

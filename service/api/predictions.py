@@ -208,7 +208,7 @@ class PredictionApi:
             raise InvalidRequestError("needs 'gpu': a MIG profile is a part of a GPU", "mig")
         coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
         job = self._job(request.job, request.encoder)
-        gpu = request.gpu or self._predictor.asked_gpu(None).gpu
+        gpu = request.gpu or self._predictor.answer_gpu(None).gpu
         found = batch_sizes(
             self._predictor,
             job,

@@ -12,7 +12,7 @@ from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import MAX_BATCH_SIZE, TrainingJob
-from gpumemnet.predict.asked_gpu import GpuChoice
+from gpumemnet.predict.answer_gpu import GpuChoice
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.distribution import MemoryDistribution
 from gpumemnet.predict.fits import Target, catalogue_targets, target
@@ -34,7 +34,7 @@ def device(free_mib: int) -> Target:
     return target("A100", free_mib=free_mib, device="x")
 
 
-ASKED_GPU = GpuChoice([shipped()])
+ANSWER_GPU = GpuChoice([shipped()])
 
 
 class Erratic:
@@ -42,7 +42,7 @@ class Erratic:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.asked_gpu = ASKED_GPU
+        self.answer_gpu = ANSWER_GPU
 
     def predict_table(self, jobs, options=None, **keywords) -> PredictionTable:
         options = options or PredictionOptions(**keywords)
@@ -54,7 +54,7 @@ class Erratic:
             if noise.uniform() >= 0.7:
                 reasons[row] = ("erratic",)
             safe.append(round(expected[-1] * noise.uniform(1.0, 4.0)))
-        model = AnsweringModel("erratic", "1", "traced", ASKED_GPU(gpu), bins)
+        model = AnsweringModel("erratic", "1", "traced", ANSWER_GPU(gpu), bins)
         even = MemoryDistribution(*np.ones((3, len(jobs), 1)))
         answer = ModelAnswer(model, np.arange(len(jobs)), even, bins.log_inner_edges)
         return PredictionTable(np.array(expected), np.array(safe), reasons, coverage, [answer])

@@ -29,7 +29,7 @@ _OF_THE_SITE: Final = ("observed", "measured")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AskedGpu:
+class AnswerGpu:
     """The GPU that an answer is for.
 
     Attributes:
@@ -68,18 +68,18 @@ class GpuChoice:
             )
         self._cards = [card for bundle in bundles for card in (bundle.card, *bundle.card.by_family.values())]
         self._context_bytes = context_bytes
-        self._known: dict[tuple[str, str], AskedGpu] = {}
-        self._unasked = self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
+        self._known: dict[tuple[str, str], AnswerGpu] = {}
+        self._default = self._find(gpu, SETTING) if gpu is not None else self._find(self._cards[0].gpu, DEFAULT)
 
-    def __call__(self, gpu: str | None) -> AskedGpu:
+    def __call__(self, gpu: str | None) -> AnswerGpu:
         """Returns the GPU called ``gpu``; by default that of the settings.
 
         Raises:
             InvalidRequestError: when neither the catalogue nor a bundle knows it.
         """
-        return self._unasked if gpu is None else self._find(gpu, REQUEST)
+        return self._default if gpu is None else self._find(gpu, REQUEST)
 
-    def _find(self, gpu: str, source: str) -> AskedGpu:
+    def _find(self, gpu: str, source: str) -> AnswerGpu:
         try:
             profile = device_profile(gpu)
         except InvalidRequestError:
@@ -94,7 +94,7 @@ class GpuChoice:
 
     def _remembered(
         self, gpu: str, source: str, capacity_bytes: int, blas_workspace_bytes: int, estimate: ContextEstimate
-    ) -> AskedGpu:
+    ) -> AnswerGpu:
         """The same object for the same GPU, so that what is computed for it can be kept."""
         if (gpu, source) not in self._known:
             calibrated = [card.site_calibration for card in self._cards if card.site_calibration is not None]
@@ -104,7 +104,7 @@ class GpuChoice:
                 estimate = ContextEstimate(amount, amount + CONTEXT_GROWTH_BYTES, "calibrated at this site (gpumemnet calibrate)")
             elif self._context_bytes is not None:
                 estimate = stated_context(self._context_bytes)
-            self._known[gpu, source] = AskedGpu(gpu, source, capacity_bytes, blas_workspace_bytes, estimate, bool(sites))
+            self._known[gpu, source] = AnswerGpu(gpu, source, capacity_bytes, blas_workspace_bytes, estimate, bool(sites))
         return self._known[gpu, source]
 
 
@@ -114,10 +114,10 @@ def stated_context(context_bytes: int) -> ContextEstimate:
     return ContextEstimate(context_bytes, bound, "set by the site (GPUMEMNET_CONTEXT_MIB)")
 
 
-def of_labels(card: BundleCard) -> AskedGpu:
+def of_labels(card: BundleCard) -> AnswerGpu:
     """The GPU of a model's training labels, with the context that they contain: for comparing answers with these labels."""
     estimate = ContextEstimate(card.context_bytes, card.context_bytes, "contained in the labels")
-    return AskedGpu(card.gpu, REQUEST, card.capacity_bytes, card.blas_workspace_bytes, estimate)
+    return AnswerGpu(card.gpu, REQUEST, card.capacity_bytes, card.blas_workspace_bytes, estimate)
 
 
 def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:
@@ -128,4 +128,5 @@ def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:
 
 
 def _provenance(card: BundleCard) -> str | None:
-    return card.document["training_data"].get("provenance")
+    provenance: str | None = card.document["training_data"].get("provenance")
+    return provenance
