@@ -66,6 +66,7 @@ STEPS = (
     Step("trace", ("benchmarks/trace.py",), "cost of a trace"),
     Step("real_models", ("benchmarks/real_models.py",), "traces against published readings"),
     Step("limits", ("benchmarks/limits.py", "--work", "nightly/limits", "--trace"), "ordinary networks: limits against traces"),
+    Step("real_runs", ("benchmarks/real_runs.py",), "traced parts against published runs"),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )
 

@@ -320,7 +320,8 @@ def import_real_runs(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
     runs: Annotated[Path, typer.Option("--runs", help="Folder of the traced runs; the command continues in its folder.")],
     time_budget: Annotated[
-        float | None, typer.Option("--time-budget", min=0, help="Seconds for tracing; the other models get their layers only.")
+        float | None,
+        typer.Option("--time-budget", min=0, help="Seconds for tracing; models that it does not reach are left out."),
     ] = None,
 ) -> None:
     """Turn published runs of real models into a dataset, with layers and traced parts; run it again to continue."""

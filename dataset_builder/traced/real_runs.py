@@ -79,7 +79,8 @@ def build_real_runs(
     Args:
         source: the published table.
         folder: where traced runs are kept.
-        seconds: time for traces and their parts; what it does not reach gets its layers only.  ``None`` for no limit.
+        seconds: time for traces and their parts; ``None`` for no limit.  Rows of models that it does not reach are left out, and
+            rows whose parts it does not reach have their layers only.
         tell: called with one line for each model.
 
     Raises:
@@ -92,13 +93,12 @@ def build_real_runs(
     end = None if seconds is None else time.monotonic() + seconds
     known: dict[tuple[str, tuple[int, str]], Mapping[str, Any]] = {}
     for model in table.models:
-        document = runs.read(model.key)
-        if document is None or "run" not in document:
-            if document is None or _is_before(end):
-                document = _document(model, with_run=_is_before(end))
-                runs.keep(model.key, document)
+        document = runs.read(model.key) or {}
+        if "run" not in document and _is_before(end):
+            document = _document(model)
+            runs.keep(model.key, document)
             progress.traced += "run" in document
-            tell(f"{model.key}: {'failed' if 'error' in document else 'traced' if 'run' in document else 'layers only'}")
+            tell(f"{model.key}: {'failed' if 'error' in document else 'traced'}")
         if "error" in document:
             progress.failed[model.key] = document["error"]
         elif "run" not in document:
@@ -114,7 +114,7 @@ def _is_before(end: float | None) -> bool:
     return end is None or time.monotonic() < end
 
 
-def _document(model: RealModel, *, with_run: bool) -> dict[str, Any]:
+def _document(model: RealModel) -> dict[str, Any]:
     """The job, and the run at a prime batch size; ``error`` says what failed, and what was done before stays."""
     document: dict[str, Any] = {}
     try:
@@ -122,13 +122,12 @@ def _document(model: RealModel, *, with_run: bool) -> dict[str, Any]:
         options = ExtractOptions(**model.options.job_fields())
         example = model.sample(network, SAMPLES)
         document["job"] = job_to_dict(extract_job(network, example, options).job)
-        if with_run:
-            tensors = [*network.parameters(), *network.buffers(), *_tensors(model.sample(network, 1))]
-            prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
-            platform = Platform.of(device_profile(model.gpu), model.options)
-            inputs = inputs_from_example(model.sample(network, prime), None)
-            recording = record(network, inputs, model.options, platform, keeps_calls=True)
-            document["run"] = run_to_dict(ScalableRun(recording.timeline, recording.calls, prime))
+        tensors = [*network.parameters(), *network.buffers(), *_tensors(model.sample(network, 1))]
+        prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
+        platform = Platform.of(device_profile(model.gpu), model.options)
+        inputs = inputs_from_example(model.sample(network, prime), None)
+        recording = record(network, inputs, model.options, platform, keeps_calls=True)
+        document["run"] = run_to_dict(ScalableRun(recording.timeline, recording.calls, prime))
     except DatasetError:
         raise
     except Exception as error:  # a model that the installed libraries cannot build or run
@@ -176,7 +175,7 @@ def _measurements(
     for reading in readings:
         found = known.get((reading.model, (reading.batch_size, reading.fields["gpu"])))
         if found is None:
-            progress.rows["left out: its model cannot be built"] += 1
+            progress.rows["left out: the model is not traced yet, or cannot be built"] += 1
             continue
         parts: dict[str, int] = found["traced"]
         progress.rows["with traced parts" if parts else "with layers only"] += 1

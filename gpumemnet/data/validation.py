@@ -175,10 +175,10 @@ def _unusual_contexts(rows: Iterable[_Numbered]) -> Iterator[Finding]:
 def _below_floor(rows: Iterable[_Numbered]) -> Iterator[Finding]:
     """Labels, without their parts, that leave less for the context than 95 % of similar rows: the reading missed the peak.
 
-    Traced rows are left out: they are of networks of all sizes, and the trace says how little one may take.
+    Real models are left out: they are networks of all sizes, so that a small one says nothing of a large one.
     """
-    untraced = ((row, measurement) for row, measurement in rows if measurement.context_bytes is None and not measurement.traced)
-    for group in _comparable_groups((row, measurement) for row, measurement in untraced if measurement.label_bytes is not None):
+    made = ((row, each) for row, each in rows if each.context_bytes is None and each.architecture_family is None)
+    for group in _comparable_groups((row, each) for row, each in made if each.label_bytes is not None):
         rest = np.array([(measurement.label_bytes or 0) - training_state_bytes(measurement)[1] for _, measurement in group])
         floor = float(np.quantile(rest, 0.05))
         for (row, _), remaining in zip(group, rest, strict=True):

@@ -8,7 +8,9 @@ from dataset_builder.published.timm_models import read
 from gpumemnet.errors import DatasetError
 
 
-def row(batch_size: int, measured: int, estimate: float, usable: str = "yes", model: str = "resnet50", classes: str = "1000"):
+def row(
+    batch_size: int, measured: int, estimate: float, usable: str = "yes", model: str = "resnet50", classes: str = "1000"
+) -> dict[str, str]:
     return {
         "model": model,
         "batch_size": str(batch_size),

@@ -1,0 +1,81 @@
+"""Published runs of real models against their traced parts, on architecture families that the context constant has not seen.
+
+``python benchmarks/real_runs.py`` prints Markdown tables for ``docs/evaluation/real_runs.md``.  What a reading holds beside the
+traced bytes is one constant for each GPU: the median over the families of four folds, used on the fifth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from dataset_builder.split import fold_of
+from gpumemnet.data.dataset import read_dataset
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.units import MIB
+
+DATASETS: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "real_runs"
+FILES: Final = ("published_timm_a100.parquet", "published_xmem_rtx30_40.parquet")
+FOLDS: Final = 5
+PART: Final = {"steady": "steady_reserved_bytes", "startup": "startup_peak_reserved_bytes"}
+
+
+def estimates(rows: Sequence[Measurement]) -> np.ndarray:
+    """Expected label of each row, in bytes: the traced part of its state, and the constant of the other folds."""
+    traced = np.array([row.traced[PART[row.label_state or "steady"]] for row in rows], dtype=float)
+    labels = np.array([row.label_bytes for row in rows], dtype=float)
+    folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
+    gpus = np.array([row.gpu for row in rows])
+    steady = np.array([row.label_state == "steady" for row in rows])
+    expected = np.empty(len(rows))
+    for gpu in set(gpus):
+        for fold in range(FOLDS):
+            own = (gpus == gpu) & (folds == fold)
+            others = (gpus == gpu) & (folds != fold) & steady
+            if own.any():
+                expected[own] = traced[own] + np.median((labels - traced)[others])
+    return expected
+
+
+def table(title: str, rows: Sequence[Measurement], expected: np.ndarray, group: Callable[[Measurement], str]) -> None:
+    """Print one line for each group, most rows first."""
+    labels = np.array([row.label_bytes for row in rows], dtype=float)
+    errors = (expected - labels) / labels
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[group(row)].append(index)
+    print(f"| {title} | rows | median error | 90th percentile | median, signed | reading above |\n|---|---:|---:|---:|---:|---:|")
+    for name, indices in sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[0])):
+        own = errors[indices]
+        sizes = f"{np.median(abs(own)):.1%} | {np.quantile(abs(own), 0.9):.1%} | {np.median(own):+.1%} | {np.mean(own < 0):.0%}"
+        print(f"| {name} | {len(own):,} | {sizes} |")
+    print()
+
+
+def main() -> None:
+    """Print the tables."""
+    for name in FILES:
+        rows = read_dataset(DATASETS / name)
+        used = [row for row in rows if row.label_bytes is not None and row.traced]
+        expected = estimates(used)
+        kinds = ", ".join(f"{sum(row.status == kind for row in rows):,} {kind}" for kind in ("ok", "oom", "error"))
+        print(f"`{name}`: {len(rows):,} rows ({kinds}), {len(used):,} of them ok and with traced parts\n")
+        table("GPU, state of the reading", used, expected, lambda row: f"{row.gpu}, {row.label_state}")
+        table("family", used, expected, lambda row: row.architecture_family or "")
+        for row in used:
+            if row.label_state == "startup":  # steady state and start-up peak, context not included
+                steady, peak = (f"{row.traced[part] / MIB:,.0f}" for part in PART.values())
+                reading, model = (row.label_bytes or 0) / MIB, json.loads(row.architecture)["model"]
+                print(
+                    f"* {model}, batch {row.job.batch_size}: read {reading:,.0f} MiB, traced {steady} steady, {peak} at the start"
+                )
+        print()
+
+
+if __name__ == "__main__":
+    main()
