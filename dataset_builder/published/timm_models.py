@@ -34,7 +34,10 @@ OPTIONS: Final = TraceOptions(
     optimizer_implementation="foreach",
     cudnn_benchmark=True,
     loss="cross_entropy",
+    own_optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=2e-5, foreach=True),
 )
+"""The defaults of timm's ``train.py``.  With weight decay, the ``foreach`` SGD adds a copy of all gradients to each step
+(``_multi_tensor_sgd`` in ``torch/optim/sgd.py``)."""
 CLASSES: Final = 1_000
 """Labels of ImageNet: a model with fewer outputs fails in its first loss."""
 FULL_MIB: Final = 36_000

@@ -20,7 +20,7 @@ from gpumemnet.tracing.batch_scaling import ScalableRun
 from gpumemnet.tracing.calls import OperatorCall, TensorLayout
 from gpumemnet.tracing.timeline import Phase, Storage, Timeline
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the files; files of another version are traced again."""
 _LAYOUT, _DTYPE = "layout", "dtype"
 

@@ -1,6 +1,6 @@
 """Datasets of published runs of real models: each model is traced once and kept, and its parts are computed at every batch size.
 
-A campaign that is stopped continues in its folder.  When the trace's rules change, :data:`TRACE_VERSION` does, and the parts are
+A campaign that is stopped continues in its folder.  When the trace's rules change, :data:`~dataset_builder.traced.labels.PROTOCOL` does, and the parts are
 computed again from the kept runs in seconds a model; no model is traced again.
 """
 
@@ -33,7 +33,7 @@ from gpumemnet.tracing.step import record
 from ..published import timm_models, xmem_models
 from ..published.real_runs import Reading, RealModel, RealRuns
 from .kept_runs import KeptRuns, run_from_dict, run_to_dict
-from .labels import PROTOCOL as TRACE_VERSION
+from .labels import PROTOCOL
 
 SAMPLES: Final = 8
 """Batch size at which layers are extracted; they are counted per sample."""
@@ -147,12 +147,12 @@ def _parts(
     places = sorted({(reading.batch_size, reading.fields["gpu"]) for reading in readings})
     if "run" not in document:
         return {place: {} for place in places}
-    kept = runs.read_parts(model.key, TRACE_VERSION)
+    kept = runs.read_parts(model.key, PROTOCOL)
     found = {place: kept[json.dumps(place)] for place in places if json.dumps(place) in kept}
     if len(found) < len(places) and _is_before(end):
         run = run_from_dict(document["run"])
         found |= {place: _parts_at(run, model, *place) for place in places if place not in found}
-        runs.keep_parts(model.key, TRACE_VERSION, {json.dumps(place): parts for place, parts in found.items()})
+        runs.keep_parts(model.key, PROTOCOL, {json.dumps(place): parts for place, parts in found.items()})
     return {place: found.get(place, {}) for place in places}
 
 
@@ -184,7 +184,7 @@ def _measurements(
             batch_size=reading.batch_size,
             traced_peak_bytes=parts.get("steady_reserved_bytes"),
         )
-        row = Measurement(job=job, traced=parts, traced_version=TRACE_VERSION if parts else None, **reading.fields)
+        row = Measurement(job=job, traced=parts, traced_version=PROTOCOL if parts else None, **reading.fields)
         yield _with_possible_label(row)
 
 

@@ -11,7 +11,7 @@ from dataset_builder.cli import main
 from dataset_builder.published import timm_models
 from dataset_builder.split import split_by_architecture
 from dataset_builder.traced.kept_runs import KeptRuns
-from dataset_builder.traced.real_runs import TRACE_VERSION
+from dataset_builder.traced.labels import PROTOCOL
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.data.measurement import TRACED_PARTS, Measurement
 from gpumemnet.data.validation import validate
@@ -90,11 +90,11 @@ def test_readings_that_caught_the_search_for_algorithms_are_marked(tmp_path: Pat
     first = [timm_row(batch, 20_000, 100.0, model="resnet10t") for batch in batches]
     imported(monkeypatch, table(tmp_path / "first.csv", first), tmp_path)
     runs = KeptRuns(tmp_path / "runs")
-    parts = runs.read_parts("resnet10t", TRACE_VERSION)
+    parts = runs.read_parts("resnet10t", PROTOCOL)
     assert len(parts) == len(batches)
     for each in parts.values():  # whatever the search takes here, it takes much
         each["startup_peak_reserved_bytes"] = 3 * each["steady_reserved_bytes"]
-    runs.keep_parts("resnet10t", TRACE_VERSION, parts)
+    runs.keep_parts("resnet10t", PROTOCOL, parts)
     steady = sorted(round(each["steady_reserved_bytes"] / MIB) + 1_800 for each in parts.values())
     peak = 3 * (steady[0] - 1_800) + 1_800
     read = [peak, *steady[1:]]
