@@ -1,7 +1,8 @@
 """Datasets of published runs of real models: each model is traced once and kept, and its parts are computed at every batch size.
 
-A campaign that is stopped continues in its folder.  When the trace's rules change, :data:`~dataset_builder.traced.labels.PROTOCOL` does, and the parts are
-computed again from the kept runs in seconds a model; no model is traced again.
+A campaign that is stopped continues in its folder.  When the trace's rules change, ``PROTOCOL`` in
+:mod:`dataset_builder.traced.labels` does, and the parts are computed again from the kept runs in seconds a model; no model is
+traced again.
 """
 
 from __future__ import annotations
