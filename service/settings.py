@@ -17,9 +17,8 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from gpumemnet.errors import GpumemnetError, did_you_mean
-from gpumemnet.job.layers import describe
-from gpumemnet.job.training_job import MAX_LAYERS
-from gpumemnet.predict.answer_gpu import MAX_CONTEXT_MIB
+from gpumemnet.gpu.catalogue import MAX_CONTEXT_MIB
+from gpumemnet.job.layers import MAX_LAYERS, describe
 from gpumemnet.units import MIB
 
 PREFIX: Final = "GPUMEMNET_"

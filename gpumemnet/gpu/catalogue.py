@@ -172,6 +172,8 @@ GENERIC_CONTEXT_BOUND_BYTES: Final = 600 * MIB
 ``CUDA_MODULE_LOADING=EAGER`` loads all kernels and takes above 1 GiB.  PyTorch's maintainers read 274 MiB after one small
 tensor and 636 MiB with all kernels (github.com/pytorch/pytorch/pull/86509).  They mention 300 (issue 107667) and 400 MiB
 (issue 109888)."""
+MAX_CONTEXT_MIB: Final = 2**14
+"""Upper limit of a context that a site may state, above that of any process; it catches amounts given in bytes or KiB."""
 CONTEXT_GROWTH_BYTES: Final = 64 * MIB
 """Assumed allowance for kernels that a job uses and the measured job did not; each kernel's first use enlarges the context."""
 

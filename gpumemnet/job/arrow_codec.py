@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.json_codec import ReadJobs, merge_reads, read_jobs
-from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, is_kind
+from gpumemnet.job.layers import CODE_OF_KIND, KINDS, MAX_ELEMENTS, MAX_LAYERS, is_kind
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_DEFAULTS,
     JOB_FIELDS,
-    MAX_LAYERS,
     NULLABLE_FIELDS,
     NUMBER_FIELDS,
     OPTION_FIELDS,

@@ -16,11 +16,10 @@ import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
 from gpumemnet.job.job_table import Indices, JobTable
-from gpumemnet.job.layers import Layer, are_layers, describe
+from gpumemnet.job.layers import MAX_LAYERS, Layer, are_layers, describe
 from gpumemnet.job.training_job import (
     FIELD_DEFAULTS,
     JOB_FIELDS,
-    MAX_LAYERS,
     NUMBER_FIELDS,
     OPTION_FIELDS,
     REQUIRED_FIELDS,

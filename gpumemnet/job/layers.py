@@ -13,6 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from gpumemnet.errors import InvalidJobError
 
+MAX_LAYERS: Final = 20_000
+"""Most layers of one job."""
+
 MAX_ELEMENTS: Final = 2**50
 """Upper limit of every count in a job (2**50 elements are four pebibytes in fp32)."""
 

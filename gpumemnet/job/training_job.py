@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
-from gpumemnet.job.layers import MAX_ELEMENTS, Layer, check_count, describe
+from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer, check_count, describe
 from gpumemnet.job.training_options import OPTION_CHOICES, OPTION_RANGES, OPTION_SWITCHES, TRAINING_OPTIONS, TrainingOptions
 
 SCHEMA_VERSION: Final = 1
 """Version of the job's JSON form.  It increases when a field changes its meaning, not for new optional fields."""
 
-MAX_LAYERS: Final = 20_000
 MAX_BATCH_SIZE: Final = 2**31 - 1
 
 FAMILIES: Final = ("mlp", "cnn", "transformer")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, ContextEstimate, context, device_profile
+from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, MAX_CONTEXT_MIB, ContextEstimate, context, device_profile
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import Bundle, BundleCard
 from gpumemnet.units import MIB
@@ -22,8 +22,6 @@ SETTING: Final = "setting"
 DEFAULT: Final = "default"
 GPU_SOURCES: Final = (REQUEST, SETTING, DEFAULT)
 """Why an answer is for its GPU: it was asked for, it is the setting, or it is the GPU of the most trusted labels."""
-MAX_CONTEXT_MIB: Final = 2**14
-"""Upper limit of a context, above that of any process; it catches amounts given in bytes or KiB."""
 _OF_THE_SITE: Final = ("observed", "measured")
 """Provenances of labels whose context was read on the GPU by whoever uses it."""
 

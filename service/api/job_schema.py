@@ -7,11 +7,10 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from gpumemnet.job.layers import MAX_ELEMENTS, Layer
+from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer
 from gpumemnet.job.training_job import (
     FIELD_CHOICES,
     FIELD_RANGES,
-    MAX_LAYERS,
     NULLABLE_FIELDS,
     REQUIRED_FIELDS,
     SCHEMA_VERSION,

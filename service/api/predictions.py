@@ -15,7 +15,8 @@ from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import ReadJobs, read_jobs
-from gpumemnet.job.training_job import MAX_LAYERS, TrainingJob
+from gpumemnet.job.layers import MAX_LAYERS
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.fits import Fit, fits_table, target
 from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE

@@ -164,7 +164,9 @@ def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(submit, 
 
 @needs_curl
 def test_a_job_larger_than_a_gpu_gets_no_shards(submit, job_file):
-    outcome = submit(environment={"GPUMEMNET_SHARDS_PER_GPU": "1"}, comment=f"gpumemnet:{job_file}")
+    outcome = submit(
+        environment={"GPUMEMNET_SHARDS_PER_GPU": "1", "GPUMEMNET_MIB_PER_SHARD": "512"}, comment=f"gpumemnet:{job_file}"
+    )
     assert "gres" not in outcome.options
     assert "whole GPU" in outcome.said
 

@@ -28,6 +28,8 @@ def test_every_setting_has_a_variable(monkeypatch):
         "host": ("::1", "::1"),
         "port": ("9000", 9000),
         "workers": ("3", 3),
+        "gpu": ("L4", "L4"),
+        "context_mib": ("700", 700),
         "bundles": (os.pathsep.join(["/a", "b/c"]), (Path("/a"), Path("b/c"))),
         "registry": ("/r", Path("/r")),
         "reload_seconds": ("0.5", 0.5),

@@ -48,7 +48,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
         return export(network, *arguments, **named)
 
     monkeypatch.setattr(torch.onnx, "export", counted)
-    monkeypatch.setattr(graph_export, "_forms", {})
+    monkeypatch.setattr(graph_export, "_templates", {})
     return done
 
 
@@ -73,7 +73,7 @@ def test_only_the_first_of_a_shape_is_exported(exports: list[nn.Module], monkeyp
     graphs = [_export(first), _export(second)]
     assert exports == [first]
     assert all(_is_right(graph, network) for graph, network in zip(graphs, (first, second), strict=True))
-    monkeypatch.setattr(graph_export, "_forms", {})
+    monkeypatch.setattr(graph_export, "_templates", {})
     assert _export(second) == graphs[1]
     assert exports == [first, second]
 

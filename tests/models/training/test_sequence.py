@@ -69,7 +69,7 @@ def test_unseen_jobs_are_predicted_and_bounded(predictor: Predictor, halves: tup
 
 
 def test_totals_alone_are_refused(predictor: Predictor, halves: tuple[LabelledJobs, LabelledJobs]) -> None:
-    with pytest.raises(InvalidRequestError, match="needs the job's layers"):
+    with pytest.raises(InvalidRequestError, match="needs `layers`"):
         predictor.predict(totals_only(halves[1].jobs[0]))
 
 
