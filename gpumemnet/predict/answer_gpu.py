@@ -22,7 +22,7 @@ SETTING: Final = "setting"
 DEFAULT: Final = "default"
 GPU_SOURCES: Final = (REQUEST, SETTING, DEFAULT)
 """Why an answer is for its GPU: it was asked for, it is the setting, or it is the GPU of the most trusted labels."""
-_OF_THE_SITE: Final = ("observed", "measured")
+OF_THE_SITE: Final = ("observed", "measured")
 """Provenances of labels whose context was read on the GPU by whoever uses it."""
 
 
@@ -86,7 +86,7 @@ class GpuChoice:
                 raise
             return self._remembered(gpu, source, own[0].capacity_bytes, own[0].blas_workspace_bytes, _of_labels(own))
         name = profile.name
-        measured = [card for card in self._cards if card.gpu == name and _provenance(card) in _OF_THE_SITE]
+        measured = [card for card in self._cards if card.gpu == name and provenance(card) in OF_THE_SITE]
         estimate = _of_labels(measured) if measured else context(profile)
         return self._remembered(name, source, profile.capacity_bytes, profile.blas_workspace_bytes, estimate)
 
@@ -125,6 +125,7 @@ def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:
     return ContextEstimate(largest.context_bytes, largest.context_bytes + CONTEXT_GROWTH_BYTES, source)
 
 
-def _provenance(card: BundleCard) -> str | None:
-    provenance: str | None = card.document["training_data"].get("provenance")
-    return provenance
+def provenance(card: BundleCard) -> str | None:
+    """Where a model's labels come from: ``observed``, ``measured``, ``published`` or ``traced``."""
+    stated: str | None = card.document["training_data"].get("provenance")
+    return stated

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
+from gpumemnet.predict.answer_gpu import OF_THE_SITE, provenance
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import NO_NUMBER
 from gpumemnet.predict.prediction_table import PredictionTable
@@ -99,13 +101,15 @@ def judge_candidate(
     Raises:
         ValueError: when a stand-in cannot be trained.
     """
+    # Readings of the site hold the context that the site's answers should contain.  Other labels hold that of other machines.
+    predictor = partial(Predictor, keeps_label_context=provenance(candidate.card) not in OF_THE_SITE)
     cached_predictors: dict[frozenset[str], tuple[Predictor, Predictor]] = {}
 
     def predictors(informed: frozenset[str]) -> tuple[Predictor, Predictor]:
         if informed not in cached_predictors:
             bundles = [stand_in(bundle) if bundle.sha256 in informed else bundle for bundle in champion]
             others = [bundle for bundle in bundles if slot_of(bundle) != slot_of(candidate)]
-            cached_predictors[informed] = _with_labels(bundles), _with_labels([*others, candidate])
+            cached_predictors[informed] = predictor(bundles), predictor([*others, candidate])
         return cached_predictors[informed]
 
     judged = []
@@ -122,11 +126,6 @@ def judge_candidate(
             ]
             judged.append(_joined(judged_groups))
     return judge(judged, rule)
-
-
-def _with_labels(bundles: Sequence[Bundle]) -> Predictor:
-    """A predictor whose answers can be compared with labels that contain the context of the machine they were read on."""
-    return Predictor(bundles, keeps_label_context=True)
 
 
 def _judged(part: Part, rows: Sequence[Row], encoder: str, champion: Predictor, candidate: Predictor) -> Judged:
@@ -169,7 +168,7 @@ def _predictions(predictor: Predictor, rows: Sequence[Row], gpu: str, encoder: s
 def without_answer(candidate: Bundle, track: Track) -> int:
     """Number of the track's jobs, training jobs included, for which the candidate's answer is not a finite number."""
     rows = [row for row in (*track.training, *track.held_out, *track.newest) if _fits_encoder(row, candidate)]
-    predictions = _predictions(_with_labels([candidate]), rows, track.gpu, candidate.card.encoder)
+    predictions = _predictions(Predictor([candidate]), rows, track.gpu, candidate.card.encoder)
     return sum(NO_NUMBER in predictions.reasons(row) for row in range(len(rows)))
 
 
