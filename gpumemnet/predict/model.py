@@ -36,7 +36,6 @@ _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 _SEGMENT_COLUMN: Final = FEATURE_NAMES.index("segment_bytes")
 CERTAIN_COLUMNS: Final = [FEATURE_NAMES.index(name) for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")]
 """What every training step holds at once, whatever else it does."""
-_KNOWN_PLACES: Final = 256
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
@@ -96,13 +95,18 @@ class BundleModel:
         self.needs_layers = card.encoder == "transformer"
         self.label_place = Place(of_labels(card), 0, 0, 0)
         """The GPU and the context of the training labels: for comparing answers with labels like them, and for no answer."""
-        self.place = lru_cache(maxsize=_KNOWN_PLACES)(self._place)
+        self._places: dict[AnswerGpu, Place] = {}
         self.support = Support(card)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = session or load_session(bundle)
 
+    def place(self, answer_gpu: AnswerGpu) -> Place:
+        """Returns the GPU as this model sees it; the same object for the same GPU."""
+        if answer_gpu not in self._places:
+            self._places[answer_gpu] = self._place(answer_gpu)
+        return self._places[answer_gpu]
+
     def _place(self, answer_gpu: AnswerGpu) -> Place:
-        """Returns the GPU as this model sees it; cached as ``place``."""
         site = self.card.site_calibration
         if site is not None and site.gpu == answer_gpu.gpu:
             return Place(answer_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
