@@ -24,6 +24,7 @@ class RealModel:
         sample: what it is called with at a batch size: a tensor, or keyword arguments.
         options: how it was trained.
         gpu: a GPU that it ran on.
+        prefetches: whether the data loader copied the next batch to the GPU during each step.
     """
 
     key: str
@@ -31,6 +32,7 @@ class RealModel:
     sample: Callable[[nn.Module, int], Any]
     options: TraceOptions
     gpu: str
+    prefetches: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -61,7 +61,7 @@ def read(rows: Sequence[Row]) -> RealRuns:
 
 
 def _model(name: str) -> RealModel:
-    return RealModel(key=name, build=partial(build, name), sample=_images, options=OPTIONS, gpu=PUBLISHED_GPU)
+    return RealModel(key=name, build=partial(build, name), sample=_images, options=OPTIONS, gpu=PUBLISHED_GPU, prefetches=True)
 
 
 def _reading(row: Row, group: Sequence[Row]) -> Reading:

@@ -35,6 +35,7 @@ from ..published import timm_models, xmem_models
 from ..published.real_runs import Reading, RealModel, RealRuns
 from .kept_runs import KeptRuns, run_from_dict, run_to_dict
 from .labels import PROTOCOL
+from .prefetching_loader import with_prefetching
 
 SAMPLES: Final = 8
 """Batch size at which layers are extracted; they are counted per sample."""
@@ -160,7 +161,7 @@ def _parts(
 def _parts_at(run: ScalableRun, model: RealModel, batch_size: int, gpu: str) -> dict[str, int]:
     device = device_profile(gpu)
     timeline, largest = run.at(batch_size, Platform.of(device, model.options))
-    memory = steady_run(timeline, device)
+    memory = steady_run(with_prefetching(timeline) if model.prefetches else timeline, device)
     return {
         "steady_reserved_bytes": memory.reserved_bytes,
         "startup_peak_reserved_bytes": memory.startup_peak_reserved_bytes,
