@@ -70,6 +70,7 @@ class MemoryDistribution:
             mixtures = np.array((self.weights, self.locations, self.scales), dtype=np.float64)
             log_edges = np.ascontiguousarray(log_inner_edges, dtype=np.float64)
             fill_shares(mixtures.reshape(-1), self.weights.shape[1], log_edges, shares.reshape(-1))
+            np.minimum(shares, 1.0, out=shares)  # rounding: the shares of the components may add up to a little more
             return shares
         # At most edges the cumulative distribution is 0 or 1: only those in between need computing.
         reaches = REACH * self.scales

@@ -184,7 +184,9 @@ class PredictionApi:
 
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""
-        if not len(jobs):
+        if not len(jobs):  # no job asks a model, and the options must be valid all the same
+            self._predictor.answer_gpu(options.gpu)
+            self._predictor.models_reaching(options.coverage, self._families[0])[0].level(options.coverage)
             return []
         predictions = self._predictor.predict_table(jobs, options)
         identities = self.record(jobs, predictions)

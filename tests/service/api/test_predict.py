@@ -18,6 +18,7 @@ from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes, smallest_gpu
 from gpumemnet.units import MIB, ceil_mib
+from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import PredictionApi
 
 
@@ -395,3 +396,19 @@ def test_health(http, predictor):
     assert http.get("/healthz").json() == {"status": "ok"}
     families = list(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
     assert http.get("/readyz").json() == {"status": "ready", "families": families}
+
+
+def test_no_probability_is_above_one(http):
+    for batch_size in (21, 24, 32, 45):  # the shares of these add up to a little more than one in floating point
+        body = {"job": {**EXAMPLE_JOBS["mlp"], "batch_size": batch_size}, "bin_width_mib": 65_536}
+        answer = http.post("/v1/predict", json=body).json()
+        assert 0.999 < answer["bin"]["probability"] <= 1, answer["bin"]
+        assert all(0 <= probability <= 1 for probability in answer["bins"]["probabilities"])
+
+
+@pytest.mark.parametrize(("option", "value"), [("coverage", 0), ("coverage", 1), ("coverage", 99), ("gpu", "no such GPU")])
+def test_options_are_checked_without_jobs_too(http, option, value):
+    for path, content in (("/v1/predict/batch", {"jobs": []}), ("/v1/predict", {"job": EXAMPLE_JOBS["mlp"]})):
+        response = http.post(path, json={**content, option: value})
+        assert response.status_code == 422, path
+        assert response.json()["errors"][0]["field"] == option
