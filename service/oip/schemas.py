@@ -143,8 +143,8 @@ class OipRequest(Schema):
     inputs: list[OipInput] = Field(min_length=1, max_length=1, description="the tensor `job`")
     outputs: list[OipRequestedOutput] | None = Field(default=None, description="the requested outputs; by default all")
     parameters: OipParameters | None = None
-    model_name: Any = Field(default=None, description="ignored: the path decides")
-    model_version: Any = Field(default=None, description="ignored: the path decides")
+    model_name: str | None = Field(default=None, description="ignored: the path decides")
+    model_version: str | None = Field(default=None, description="ignored: the path decides")
 
 
 class OipOutput(Schema):

@@ -476,3 +476,12 @@ def test_a_body_that_is_too_large_is_refused_as_the_protocol_does(start_service)
 @given(elements=st.lists(st.binary(max_size=20), max_size=5))
 def test_raw_bytes_tensors_come_back(elements):
     assert split_bytes(join_bytes(elements), "data") == elements
+
+
+@pytest.mark.parametrize("name", ["model_version", "model_name"])
+def test_the_models_name_and_version_in_a_body_are_texts(http, job, name):
+    for value in (7, ["1"], {"a": 1}, True):
+        error = refused(http.post(INFER, json={"inputs": [tensor(job)], name: value}), 400)
+        assert name in error
+    for value in ("1", None):
+        ask(http, job, **{name: value})
