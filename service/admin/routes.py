@@ -123,7 +123,8 @@ class _Change(Generic[S]):
             InvalidRequestError: when a field is invalid, or the release fails its self-test.
             Refusal: when there is no registry or no such release, or the registry refuses.
         """
-        body = await read_json_body(scope, receive)
+        is_required = self._shape is not RollbackRequest
+        body = await read_json_body(scope, receive, is_required=is_required)
         if body is None:
             return
         if self._serving.registry is None:
@@ -131,8 +132,7 @@ class _Change(Generic[S]):
                 CONFLICT,
                 "there is no registry to choose releases from: start the service with GPUMEMNET_REGISTRY set to a folder",
             )
-        is_left_out = not body.strip() and self._shape is RollbackRequest
-        request = read_request(b"{}" if is_left_out else body, self._shape)
+        request = read_request(body if body.strip() or is_required else b"{}", self._shape)
         caller = _caller(scope)
         await run_in_threadpool(self._apply, request, caller)
         logger.info("%s %s by %s", scope["path"], json.dumps(request.model_dump()), caller or "nobody named")

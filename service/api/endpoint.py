@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 from starlette.concurrency import run_in_threadpool
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+_NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -136,15 +138,23 @@ class Microbatch(Generic[Q, A]):
             return [self._results([request])[0] for request in requests]  # one failure must not fail the others
 
 
-async def read_json_body(scope: Scope, receive: Receive) -> bytes | None:
+async def read_json_body(scope: Scope, receive: Receive, *, is_required: bool = True) -> bytes | None:
     """The whole body, or ``None`` when the client disconnected before it was sent.
+
+    Args:
+        scope, receive: of the request.
+        is_required: whether a body must be declared as JSON even if it is empty.
 
     Raises:
         HTTPException: 415 when the body is not declared as JSON.
     """
-    if not _is_json(scope):
-        raise HTTPException(415, f"the body must be sent with the header 'Content-Type: {JSON}'")
-    return await read_body(receive)
+    is_json = _is_json(scope)
+    if is_required and not is_json:
+        raise HTTPException(415, _NOT_JSON)
+    body = await read_body(receive)
+    if body and not is_json:
+        raise HTTPException(415, _NOT_JSON)
+    return body
 
 
 async def read_body(receive: Receive) -> bytes | None:
