@@ -100,15 +100,16 @@ async def ask(client: httpx.AsyncClient, settings: Settings, job: str, gpu: str)
         Skip: when it does not come in time, or is none.
     """
     try:
-        question: Document = {"job": json.loads(job)}
+        question: Document = {"job": json.loads(job), **({"gpu": gpu} if gpu else {})}
+        content = json.dumps(question, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        raise Skip(f"the annotation {JOB} is not JSON") from None
-    if gpu:
-        question["gpu"] = gpu
+        raise Skip(f"the annotation {JOB} is not JSON, which has no NaN and no Infinity") from None
     try:
-        headers = {"X-API-Key": settings.key_file.read_text().strip()} if settings.key_file else {}
+        headers = {"Content-Type": "application/json"}
+        if settings.key_file:
+            headers["X-API-Key"] = settings.key_file.read_text().strip()
         async with asyncio.timeout(settings.timeout_seconds):
-            response = await client.post(f"{settings.url}/v1/predict", json=question, headers=headers)
+            response = await client.post(f"{settings.url}/v1/predict", content=content, headers=headers)
         answer = response.json()
         if response.status_code != 200:
             raise Skip(f"the service refused ({response.status_code}): {answer['detail']}")

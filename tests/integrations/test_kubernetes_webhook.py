@@ -237,6 +237,16 @@ def test_pods_that_cannot_be_meant_are_left_with_a_warning(hami, kai):
     assert "dry run" in left_alone(hami(dry))
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_json_does_not_have_is_the_annotations_fault(hami, number):
+    job = json.dumps(EXAMPLE_JOBS["mlp"]).replace('"batch_size": ', f'"batch_size": {number}, "was": ')
+    response = hami(review("deployment", job))
+    assert "patch" not in response
+    [warning] = response["warnings"]
+    assert "annotation gpumemnet.io/job" in warning
+    assert "URL" not in warning
+
+
 def test_outside_the_support_nothing_is_set(hami, kai):
     job = EXAMPLE_JOBS["mlp"] | {"batch_size": 10**6}
     assert "no safe amount" in left_alone(hami(review("deployment", job=job)))
