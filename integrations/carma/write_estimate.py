@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gpumemnet import Client, GpumemnetError, Prediction, Predictor, TrainingJob, job_from_json
+from gpumemnet.errors import ServiceError, UnsupportedJobError
 from gpumemnet.units import ceil_mib
 
 ESTIMATE_LINE: Final = 11
@@ -24,8 +25,18 @@ ESTIMATE_LINE: Final = 11
 LARGEST_DESCRIPTION_BYTES: Final = 1024 * 1024
 
 
+UNKNOWN_MIB: Final = 40_000
+"""What CARMA's own descriptions hold for tasks of unknown memory."""
+UNSUPPORTED_JOB: Final = "urn:gpumemnet:problem:unsupported-job"
+"""The service's problem type for a job that no model is loaded for."""
+
+
 class DescriptionError(Exception):
     """A file that is no task description of CARMA."""
+
+
+class _UnknownAmountError(Exception):
+    """The job is valid, and no safe amount is known for it."""
 
 
 def with_estimate(content: bytes, estimate_mib: int) -> bytes:
@@ -65,11 +76,23 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def ask(job: TrainingJob, url: str | None, gpu: str | None) -> Prediction:
-    """The estimate of a service at ``url``, or of the shipped models in this process."""
-    if url is None:
-        return Predictor.default().predict(job, gpu=gpu)
-    with Client(url) as client:
-        return client.predict(job, gpu=gpu)
+    """The estimate of a service at ``url``, or of the shipped models in this process.
+
+    Raises:
+        _UnknownAmountError: when no model is loaded for such jobs.
+        GpumemnetError: when the job or the GPU is invalid, or the service does not answer.
+    """
+    try:
+        if url is None:
+            return Predictor.default().predict(job, gpu=gpu)
+        with Client(url) as client:
+            return client.predict(job, gpu=gpu)
+    except UnsupportedJobError as error:
+        raise _UnknownAmountError(str(error)) from None
+    except ServiceError as error:
+        if error.problem.get("type") == UNSUPPORTED_JOB:
+            raise _UnknownAmountError(str(error)) from None
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,7 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--limit", action="store_true", help="write the safe amount, for a policy that adds no margin of its own")
     parser.add_argument(
-        "--unknown-mib", type=int, metavar="MIB", help="write this where no safe amount is known (CARMA's users: 40000)"
+        "--unknown-mib",
+        type=int,
+        metavar="MIB",
+        default=UNKNOWN_MIB,
+        help="write this where no safe amount is known; %(default)s unless given",
     )
     chosen = parser.parse_args(arguments)
     try:
@@ -97,23 +124,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(2, f"write_estimate: {reason}\n")
     try:
         estimate = ask(job_from_json(job_text), chosen.url, chosen.gpu)
+        amount_mib = ceil_mib(_amount_bytes(estimate, chosen.limit))
+    except _UnknownAmountError as error:
+        amount_mib = chosen.unknown_mib
+        print(f"write_estimate: {chosen.description} gets {amount_mib} MiB: {error}", file=sys.stderr)  # noqa: T201
     except GpumemnetError as error:
         print(f"write_estimate: {chosen.description} is left as it is: {error}", file=sys.stderr)  # noqa: T201
-        return 0
-    amount_mib = _amount_mib(estimate, chosen.limit, chosen.unknown_mib)
-    if amount_mib is None:
-        reason = "; ".join(estimate.reasons)
-        print(f"write_estimate: {chosen.description} is left as it is: no safe amount is known: {reason}", file=sys.stderr)  # noqa: T201
         return 0
     replace_file(chosen.description, with_estimate(content, amount_mib))
     print(f"{chosen.description}: {amount_mib} MiB")  # noqa: T201
     return 0
 
 
-def _amount_mib(estimate: Prediction, wants_limit: bool, unknown_mib: int | None) -> int | None:
+def _amount_bytes(estimate: Prediction, wants_limit: bool) -> int:
     if estimate.safe_bytes is None:
-        return unknown_mib
-    return ceil_mib(estimate.safe_bytes if wants_limit else estimate.expected_bytes)
+        raise _UnknownAmountError(f"no safe amount is known: {'; '.join(estimate.reasons)}")
+    return estimate.safe_bytes if wants_limit else estimate.expected_bytes
 
 
 if __name__ == "__main__":

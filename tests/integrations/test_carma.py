@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpumemnet import Predictor, job_from_json
+from gpumemnet.predict.bundle import shipped_bundles
 from gpumemnet.units import ceil_mib
 
 ROOT = Path(__file__).parents[2]
@@ -74,14 +75,24 @@ def test_the_safe_amount_and_another_gpu(task):
     assert task.read_bytes() == expected_task(ceil_mib(estimate.safe_bytes))
 
 
-def test_where_nothing_is_known_the_file_stays_or_takes_the_number_for_that(task, tmp_path):
+@pytest.fixture(scope="module")
+def only_cnns(start_service):
+    """A service that has no model for MLPs."""
+    folders = [bundle.source for bundle in shipped_bundles() if bundle.card.families == ("cnn",)]
+    with start_service(GPUMEMNET_BUNDLES=":".join(folders)) as running:
+        yield running
+
+
+def test_where_nothing_is_known_no_older_number_stays(task, tmp_path, only_cnns):
     job = tmp_path / "job.json"
     job.write_text(JOB.read_text().replace('"batch_size": 1000', '"batch_size": 1000000'))
-    done = run(task, job)
-    assert (done.returncode, task.read_bytes()) == (0, TASK)
-    assert "no safe amount is known" in done.stderr
-    assert run(task, job, "--unknown-mib", "40000").returncode == 0
-    assert task.read_bytes() == expected_task(40000)
+    for arguments, reason in (((job,), "no safe amount is known"), ((JOB, "--url", only_cnns.url), "no model")):
+        task.write_bytes(TASK)
+        done = run(task, *arguments)
+        assert (done.returncode, task.read_bytes()) == (0, expected_task(40000))
+        assert reason in done.stderr
+        assert run(task, *arguments, "--unknown-mib", "24000").returncode == 0
+        assert task.read_bytes() == expected_task(24000)
 
 
 def test_it_fails_open(task, tmp_path):
