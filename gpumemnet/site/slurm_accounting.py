@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
+from uuid import UUID
 
 from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
@@ -202,6 +203,13 @@ def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, s
     if reason is not None:
         return Skipped(job.location, job.job_id, reason)
     entry = entry or Known(prediction_id=token)
+    predicted_at = None if entry.prediction_id is None else _predicted_at(entry.prediction_id)
+    if predicted_at is not None and job.ended_at is not None and job.ended_at < predicted_at:
+        made = predicted_at.isoformat(timespec="seconds")
+        return Skipped(
+            *(job.location, job.job_id),
+            f"it ended before its prediction was made ({made}): the id is of another job, or sacct ran in another time zone",
+        )
     name = "/".join(filter(None, (job.cluster, job.job_id)))
     document = {
         "prediction_id": entry.prediction_id or (None if entry.job is not None else token),
@@ -216,6 +224,15 @@ def _observation(job: SlurmJob, known: Mapping[str, Known], gpus: Mapping[str, s
         return _checked(document)
     except FieldError as error:
         return Skipped(job.location, job.job_id, str(error))
+
+
+def _predicted_at(prediction_id: str) -> datetime | None:
+    """When a prediction was made: its id is a UUID of version 7, which begins with the time in milliseconds (RFC 9562)."""
+    try:
+        identity = UUID(prediction_id)
+        return datetime.fromtimestamp((identity.int >> 80) / 1000, UTC) if identity.version == 7 else None
+    except (ValueError, AttributeError, OverflowError, OSError):
+        return None
 
 
 def _checked(document: dict[str, Any]) -> Observation:

@@ -67,6 +67,24 @@ def test_what_is_left_out_has_its_reason(job, reason):
     assert reason in skipped[job].reason
 
 
+def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path):
+    """Such a prediction was not the one that the job was scheduled with: a comment was copied, or written by hand."""
+    file = tmp_path / "sacct.txt"
+    lines = [
+        "JobID|State|End|ElapsedRaw|TRESUsageInMax|Comment",
+        *("1|COMPLETED|2024-11-24T10:00:00|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",),
+        *("2|COMPLETED|2024-11-10T10:00:00|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",),
+        *("3|COMPLETED|Unknown|3600|gres/gpumem=5G|gpumemnet:01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01",),
+        *("4|COMPLETED|2024-11-10T10:00:00|3600|gres/gpumem=5G|",),
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    mapping = {"4": Known("01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d01")}
+    taken, skipped = split(read_sacct(file, mapping))
+    assert set(taken) == {"1", "3"}  # where the end is not known, nothing contradicts
+    for job in ("2", "4"):
+        assert "ended before its prediction was made (2024-11-15T" in skipped[job].reason
+
+
 def test_json_is_read_as_well():
     taken, skipped = split(read_sacct(JSON))
     assert {job: one.peak_bytes for job, one in taken.items()} == {"501": 40777023488, "502": 6860832768, "503_4": 5 * GIB}
