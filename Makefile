@@ -39,7 +39,7 @@ benchmark: $(VENV)/.installed-dev  ## measured costs of a prediction, in process
 	$(VENV)/bin/python benchmarks/http_latency.py
 
 clean:
-	rm -rf gpumemnet/*/*.so gpumemnet/*/*.pyd $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf gpumemnet/*/*.so gpumemnet/*/*.pyd gpumemnet/compiled_from.*.json $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -8,6 +8,7 @@ them, and ``1`` to fail when they cannot be built.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,8 @@ DIRECTIVES = {
 # A product and a sum in one rounding would give other last digits than Python.
 FLAGS = [] if sys.platform == "win32" else ["-O2", "-g0", "-ffp-contract=off"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+RECORD = f"compiled_from{SUFFIX}.json"
+"""In the source folder: library → SHA-256 of what it was compiled from; :mod:`gpumemnet.predict.compiled` reads it."""
 
 
 class ReadmeHook(MetadataHookInterface):  # type: ignore[misc]  # hatchling is there at build time alone
@@ -62,9 +65,11 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
         libraries: dict[str, Path] = {}
         if wanted != "0":
             try:
+                digests = {f"{name}{SUFFIX}": source_digest(package, name) for name in names}
                 libraries = compile_modules(package, names, Path(self.scratch.name))
                 if version == "editable":
                     put_beside(package, libraries)
+                    (package / RECORD).write_text(json.dumps(digests, indent=2) + "\n", "utf-8")
             except Exception as error:  # compilers fail in many ways, and none of them is a reason not to install
                 if wanted == "1":
                     raise
@@ -84,6 +89,11 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is the
         self.scratch.cleanup()
 
 
+def source_digest(package: Path, name: str) -> str:
+    """SHA-256 of the text of a module and of its types."""
+    return hashlib.sha256(b"".join((package / f"{name}{ending}").read_bytes() for ending in (".py", ".pxd"))).hexdigest()
+
+
 def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str, Path]:
     """The compiled modules of ``names`` (``folder/module``): their place in the package, and the file somewhere in ``scratch``.
 
@@ -94,14 +104,14 @@ def compile_modules(package: Path, names: list[str], scratch: Path) -> dict[str,
 
     copies = scratch / PACKAGE
     for name in names:
-        text, types = ((package / f"{name}{ending}").read_bytes() for ending in (".py", ".pxd"))
+        text = (package / f"{name}.py").read_bytes()
         folder = (copies / name).parent
         folder.mkdir(parents=True, exist_ok=True)
         for package_folder in {copies, folder}:
             (package_folder / "__init__.py").touch()  # Cython finds a package's types by it
-        digest = hashlib.sha256(text + types).hexdigest()
+        digest = source_digest(package, name)
         (copies / f"{name}.py").write_bytes(text + f'\nSOURCE_SHA256 = "{digest}"\n'.encode())
-        (copies / f"{name}.pxd").write_bytes(types)
+        shutil.copy(package / f"{name}.pxd", copies / f"{name}.pxd")
     before = Path.cwd()
     os.chdir(scratch)
     try:
@@ -137,6 +147,8 @@ def put_beside(package: Path, libraries: dict[str, Path]) -> None:
 
 def remove_others(package: Path, libraries: dict[str, Path]) -> None:
     """Remove every other library of this Python from the source folder: it would be loaded in place of the text."""
+    if not libraries:
+        (package / RECORD).unlink(missing_ok=True)
     for path in package.rglob(f"*{SUFFIX}"):
         if path.relative_to(package).as_posix() not in libraries:
             path.unlink()

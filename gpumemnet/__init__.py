@@ -12,6 +12,8 @@ loads neither torch nor onnxruntime::
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,3 +106,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_COMPILED_FROM = f"{__path__[0]}/compiled_from{importlib.machinery.EXTENSION_SUFFIXES[0]}.json"
+if os.path.exists(_COMPILED_FROM):  # noqa: PTH110  # a checkout; pathlib would be the slowest part of this import
+    importlib.import_module("gpumemnet.predict.compiled").check_sources(_COMPILED_FROM)

@@ -15,6 +15,7 @@
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
     ├── MissingExtraError       an optional package that is not installed
+    ├── StaleModulesError       compiled modules of a checkout whose sources have changed
     ├── TrackingError           a store of MLflow that cannot be reached, or that refuses
     └── ServiceError            a service that cannot be reached or that answered with a problem
 """
@@ -101,6 +102,10 @@ class ServiceError(GpumemnetError):
         super().__init__(message)
         self.status = status
         self.problem = problem or {}
+
+
+class StaleModulesError(GpumemnetError):
+    """The compiled modules of a checkout were made from other sources than those that are there now."""
 
 
 class TrackingError(GpumemnetError):

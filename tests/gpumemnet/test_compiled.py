@@ -6,8 +6,11 @@ import hashlib
 import importlib.util
 import os
 import random
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -200,6 +203,24 @@ def test_no_compiled_module_is_older_than_its_source(module: ModuleType) -> None
     text = PACKAGE.joinpath(*module.__name__.split(".")[1:]).with_suffix(".py")
     digest = hashlib.sha256(text.read_bytes() + text.with_suffix(".pxd").read_bytes()).hexdigest()
     assert digest == module.SOURCE_SHA256, "compiled from other source: pip install -e . again"
+
+
+@compiled
+def test_a_module_compiled_from_other_source_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    record = f"compiled_from{EXTENSION_SUFFIXES[0]}.json"
+    shutil.copytree(PACKAGE, tmp_path / "gpumemnet", ignore=shutil.ignore_patterns("bundles", "__pycache__"))
+
+    def load() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from gpumemnet.physics import closed_form"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (tmp_path / "gpumemnet" / record).exists()
+    assert load().returncode == 0, load().stderr
+    with (tmp_path / "gpumemnet/physics/layer_records.py").open("a") as source:
+        source.write("# a line more\n")
+    last_line = load().stderr.splitlines()[-1]
+    assert "gpumemnet/physics/layer_records.py: changed after being compiled" in last_line
+    assert f"-m pip install --no-deps --editable {tmp_path}" in last_line
 
 
 @pytest.mark.skipif(os.environ.get("GPUMEMNET_COMPILE") != "1", reason="GPUMEMNET_COMPILE does not ask for it")
