@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch import nn
 
+from gpumemnet.job.layers import GROUP_OF_KIND
+
 NOT_A_LAYER: Final = "not_a_layer"
 """Kind of calls that return their input, a view or a copy of it, or no activation."""
 
@@ -104,6 +106,8 @@ _ACTIVATION_CLASSES: Final = _inverted(
 )
 """The same for activations that show no function of PyTorch inside: those with a backward pass of their own."""
 
+_KEEP_RESULT_IN_PLACE: Final = frozenset({"leaky_relu", "elu", "selu", "celu"})
+
 _CLASS_ENDINGS: Final = {"rmsnorm": "rms_norm", "layernorm": "layer_norm", "groupnorm": "group_norm", "droppath": "drop_path"}
 """Ends of such names, as in ``LlamaRMSNorm``."""
 
@@ -181,13 +185,25 @@ def kind_of_module(module: nn.Module) -> str | None:
     """Return the kind of a module that is one layer; ``None`` for a module to look into."""
     if isinstance(module, torch.jit.ScriptModule):
         return "other"
+    is_leaf = next(module.children(), None) is None
     for cls in type(module).__mro__:
         if cls.__module__.startswith("torch.nn.") and cls.__name__ in _TORCH_CLASSES:
-            return _TORCH_CLASSES[cls.__name__]
-    if next(module.children(), None) is None:
+            kind = _TORCH_CLASSES[cls.__name__]
+            # A norm with modules inside is a norm and an activation (timm's BatchNormAct2d): two layers.
+            return kind if is_leaf or GROUP_OF_KIND.get(kind) != "norm" else None
+    if is_leaf:
         name = type(module).__name__.replace("_", "").lower()
         return _OTHER_CLASSES.get(name) or next((kind for end, kind in _CLASS_ENDINGS.items() if name.endswith(end)), None)
     return None
+
+
+def kept_in_place(kind: str) -> str:
+    """Return the kind that keeps the same tensors as ``kind`` where it overwrites its input.
+
+    Out of place, these activations keep their input.  In place they keep their result, as a ReLU does
+    (``tools/autograd/derivatives.yaml``); others clone their input first.
+    """
+    return "relu" if kind in _KEEP_RESULT_IN_PLACE else kind
 
 
 def kind_with_number(kind: str, follows_product: bool) -> str:

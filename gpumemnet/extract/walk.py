@@ -28,7 +28,15 @@ from gpumemnet.extract.attention import (
     math_kernel_steps,
     module_call,
 )
-from gpumemnet.extract.kinds import LOSS, NOT_A_LAYER, kind_of_activation, kind_of_function, kind_of_module, kind_with_number
+from gpumemnet.extract.kinds import (
+    LOSS,
+    NOT_A_LAYER,
+    kept_in_place,
+    kind_of_activation,
+    kind_of_function,
+    kind_of_module,
+    kind_with_number,
+)
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
 from gpumemnet.physics.attention_kernels import MATH
@@ -36,6 +44,7 @@ from gpumemnet.physics.recurrent import RESERVED_PER_UNIT, reserve_elements
 from gpumemnet.torch_private.modules import CHECKPOINT_FILE
 from gpumemnet.torch_private.tensors import storage_id
 
+_DROPOUTS: Final = frozenset({"dropout", "alpha_dropout"})
 _ATTENTION: Final = frozenset({"attention", "cross_attention"})
 _RECURRENT: Final = frozenset({"lstm", "gru", "rnn"})
 
@@ -63,7 +72,8 @@ class Call:
         in_place: whether it overwrote its input.
         sequence_length: query positions of attention, or steps of a recurrent layer; else ``None``.
         joins_activations: whether it has two or more activations as inputs.
-        part_of: the activation function that it is a step of, where a module of that name writes it out; else ``None``.
+        part_of: the activation function that it is a step of, where a module of that name writes it out, or that it is in place,
+            where another kind says what it keeps; else ``None``.
     """
 
     kind: str
@@ -222,6 +232,8 @@ class _Recorder:
         if kind == "other":
             self._unseen.append(self._modules.path_of(module) or type(module).__name__)
         passed_through = kind == "drop_path" and all(any(o is i for i in inputs) for o in outputs)
+        if kind in _DROPOUTS:
+            passed_through = getattr(module, "p", None) == 0
         if kind == "rms_norm" and not self._has_fused_norm and next(module.parameters(), None) is not None:
             # A norm of elementary operations: its result is a tensor, which the product with the weight keeps.
             self._record(kind, module, outputs, (), inputs)
@@ -261,10 +273,15 @@ class _Recorder:
             if kind is None:
                 allocates = outputs[0].ndim > 0 and outputs[0].is_floating_point() and not _aliases(inputs, outputs)
                 kind = "other" if allocates else NOT_A_LAYER
+            if kind in _DROPOUTS and _drops_nothing(*args, **kwargs):
+                kind = NOT_A_LAYER
             if kind != NOT_A_LAYER:
                 joins = sum(m.activation for m in marks) > 1
                 if len(inputs) == 1 and not used:
                     kind = kind_with_number(kind, bool(self._calls) and self._calls[-1].kind == "matmul")
+                    if kind == "other" and _aliases(inputs, outputs):
+                        kind = NOT_A_LAYER  # a sum or product with a number, in place
+            if kind != NOT_A_LAYER:
                 self._record(self._refined(kind, used, inputs), module, outputs, used, inputs, joins)
         for tensor in outputs:
             self._marks[tensor] = mark
@@ -317,6 +334,8 @@ class _Recorder:
         joins_activations: bool = False,
     ) -> None:
         numeric = [tensor for tensor in outputs if tensor.is_floating_point() or tensor.is_complex()] or list(outputs)
+        in_place = _aliases(inputs, outputs)
+        part_of = kind if in_place and kept_in_place(kind) != kind else None
         length = None
         if kind in _ATTENTION:
             length = inputs[0].shape[-2]
@@ -324,14 +343,15 @@ class _Recorder:
             length = inputs[0].shape[1 if getattr(module, "batch_first", False) else 0]
         self._append(
             Call(
-                kind,
+                kept_in_place(kind) if in_place else kind,
                 self._modules.path_of(module),
                 tuple(numeric[0].shape) if numeric else (),
                 sum(tensor.numel() for tensor in numeric),
                 self._claim(used),
-                _aliases(inputs, outputs),
+                in_place,
                 length,
                 joins_activations,
+                part_of,
             )
         )
         if isinstance(module, nn.LSTM | nn.GRU) and kind in RESERVED_PER_UNIT:
@@ -419,6 +439,11 @@ def _iterate_tensors(value: object) -> Iterator[Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield from _iterate_tensors(getattr(value, field.name, None))
+
+
+def _drops_nothing(input: Tensor, p: float = 0.5, training: bool = True, *_: object, **__: object) -> bool:
+    """Whether a dropout returns its input (``aten/src/ATen/native/Dropout.cpp``)."""
+    return p == 0 or not training
 
 
 def _aliases(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, InvalidJobError
 from gpumemnet.extract import ExtractOptions, extract_job
@@ -314,3 +314,46 @@ def test_a_norm_in_elementary_operations_is_two_layers() -> None:
     assert layers(nn.Sequential(twice, twice)) == [("rms_norm", 8, 0), ("multiply", 8, 8), ("rms_norm", 8, 0), ("multiply", 8, 0)]
     assert layers(WrittenRMSNorm(8, is_fused=False)) == [("rms_norm", 8, 0), ("multiply", 8, 8)]
     assert layers(WrittenRMSNorm(8, is_fused=True)) == layers(nn.RMSNorm(8)) == [("rms_norm", 8, 8)]
+
+
+class _NormAndActivation(nn.BatchNorm2d):
+    """A norm that contains its activation, as timm's ``BatchNormAct2d``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.SiLU()
+
+    def forward(self, images: Tensor) -> Tensor:
+        normalised: Tensor = self.act(super().forward(images))
+        return normalised
+
+
+def test_a_norm_with_an_activation_inside_is_two_layers() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), _NormAndActivation(8))
+    layers = extract_job(model, torch.empty(2, 3, 16, 16, device="meta")).job.layers
+    assert [(layer.kind, layer.parameters) for layer in layers] == [("conv2d", 224), ("batch_norm2d", 16), ("silu", 0)]
+
+
+def test_a_dropout_of_nothing_is_no_layer() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.Linear(8, 8), nn.Dropout(0.1))
+    layers = extract_job(model, torch.empty(2, 8, device="meta")).job.layers
+    assert [layer.kind for layer in layers] == ["linear", "linear", "dropout"]
+
+
+def test_an_activation_in_place_is_of_the_kind_that_keeps_the_same_tensors() -> None:
+    job = extract_job(nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(inplace=True)), torch.empty(2, 8, device="meta")).job
+    assert [layer.kind for layer in job.layers] == ["linear", "relu"]
+    assert job.activation_function == "leaky_relu"
+
+
+def test_a_product_with_a_number_in_place_is_no_layer() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.linear(values).mul_(0.5) * 0.5
+
+    layers = extract_job(Scaled(), torch.empty(2, 8, device="meta")).job.layers
+    assert [layer.kind for layer in layers] == ["linear", "other"]
