@@ -250,6 +250,26 @@ def trace_recipe(
     _collect(out, out / "dataset.parquet")
 
 
+@app.command("trace-real-jobs", rich_help_panel=_MAKE)
+def trace_real_jobs(
+    out: Folder,
+    architectures: Annotated[int, typer.Option(min=1, help="Real architectures to draw.")] = 600,
+    options_each: Annotated[int, typer.Option(min=1, help="Ways in which each is trained: traces of it.")] = 3,
+    rows_each: Annotated[int, typer.Option(min=1, help="Batch sizes of each trace.")] = 4,
+    time_budget: Budget = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+) -> None:
+    """Trace jobs of real architectures (timm 1.0.9, torchvision, transformers); the rows are marked as traced."""
+    from .traced.real_jobs.campaign import trace_real_jobs
+
+    progress = trace_real_jobs(
+        out, architectures, options_each, rows_each, seed, time_budget, lambda line: print(line, file=sys.stderr)
+    )
+    statuses = ", ".join(f"{count:,} {status}" for status, count in progress.rows.most_common())
+    print(f"{progress.traced:,} traces made, {progress.left_out:,} left out (see left_out.jsonl); rows: {statuses or 'none'}")
+    _collect(out, out / "dataset.parquet")
+
+
 @app.command("add-traces", rich_help_panel=_MAKE)
 def add_traces(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],

@@ -1,7 +1,8 @@
 """The family of an architecture by the name of its model: networks of one family are never split between training and test.
 
 A family holds what is built from the same blocks: every ResNet with its attention, grouped, pre-activation and ECA variants,
-every plain vision transformer, whoever trained it.  The rule reads nothing but the name, so no reading can move a model.
+every plain vision transformer, whoever trained it, every encoder like BERT, every decoder like GPT.  The rule reads nothing but
+the name, so no reading can move a model.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ _PATTERNS: Final = tuple(
     (family, re.compile(pattern))
     for family, pattern in (
         ("vit", r"^(test_vit|vit_|deit|beit|eva|flexivit|samvit|cait|convit)"),
+        ("bert", r"^((al|distil|ro)?bert|electra)"),
+        ("gpt", r"^(gpt|opt(_|$))"),
+        ("llama", r"^(llama|mistral|qwen)"),
         ("tiny_vit", r"^tiny_vit"),
         ("mlp_mixer", r"^(mixer|gmixer|gmlp|resmlp)"),
         ("swin", r"^swin"),
@@ -31,6 +35,7 @@ _PATTERNS: Final = tuple(
         ("vovnet", r"vovnet"),
         ("xception", r"xception"),
         ("inception_next", r"^inception_next"),
+        ("inception", r"^googlenet"),
         ("t5", r"^t5"),
     )
 )
@@ -39,7 +44,7 @@ _FIRST_WORD: Final = re.compile(r"[a-z]+?(?=v?[0-9]|[_./]|$)")
 
 
 def architecture_family(name: str) -> str:
-    """The family of the model called ``name``, as timm or torchvision call it; its first word where no pattern fits."""
+    """The family of the model called ``name``, as timm, torchvision or transformers call it; else its first word."""
     plain = name.casefold().partition(".")[0]
     for family, pattern in _PATTERNS:
         if pattern.search(plain):

@@ -27,7 +27,6 @@ from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
-from gpumemnet.tracing.memory import steady_run
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import record
 
@@ -35,6 +34,7 @@ from ..published import timm_models, xmem_models
 from ..published.real_runs import Reading, RealModel, RealRuns
 from .kept_runs import KeptRuns, run_from_dict, run_to_dict
 from .labels import PROTOCOL
+from .parts import traced_parts
 from .prefetching_loader import with_prefetching
 
 SAMPLES: Final = 8
@@ -161,14 +161,7 @@ def _parts(
 def _parts_at(run: ScalableRun, model: RealModel, batch_size: int, gpu: str) -> dict[str, int]:
     device = device_profile(gpu)
     timeline, largest = run.at(batch_size, Platform.of(device, model.options))
-    memory = steady_run(with_prefetching(timeline) if model.prefetches else timeline, device)
-    return {
-        "steady_reserved_bytes": memory.reserved_bytes,
-        "startup_peak_reserved_bytes": memory.startup_peak_reserved_bytes,
-        "steady_allocated_bytes": memory.allocated_bytes,
-        "largest_convolution_workspace_bytes": largest.get("convolution", 0),
-        "largest_convolution_search_bytes": largest.get("convolution_benchmark", 0),
-    }
+    return traced_parts(with_prefetching(timeline) if model.prefetches else timeline, largest, device)
 
 
 def _measurements(

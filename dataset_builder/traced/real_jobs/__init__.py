@@ -1,0 +1,1 @@
+"""Jobs of real architectures, sampled with a seed and labelled by a trace."""
