@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.options import TraceOptions
+from gpumemnet.tracing.platform import Platform
 
 Row = Mapping[str, str]
 """Column → text of one row of a published table."""
@@ -25,6 +27,7 @@ class RealModel:
         options: how it was trained.
         gpu: a GPU that it ran on.
         prefetches: whether the data loader copied the next batch to the GPU during each step.
+        tries_transforms: whether cuDNN's search tried FFT and Winograd transforms, as before version 9.8.
     """
 
     key: str
@@ -33,6 +36,11 @@ class RealModel:
     options: TraceOptions
     gpu: str
     prefetches: bool = False
+    tries_transforms: bool = False
+
+    def platform(self, gpu: str) -> Platform:
+        """The platform on which it ran on ``gpu``."""
+        return replace(Platform.of(device_profile(gpu), self.options), tries_transforms=self.tries_transforms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -61,7 +61,15 @@ def read(rows: Sequence[Row]) -> RealRuns:
 
 
 def _model(name: str) -> RealModel:
-    return RealModel(key=name, build=partial(build, name), sample=_images, options=OPTIONS, gpu=PUBLISHED_GPU, prefetches=True)
+    return RealModel(
+        key=name,
+        build=partial(build, name),
+        sample=_images,
+        options=OPTIONS,
+        gpu=PUBLISHED_GPU,
+        prefetches=True,
+        tries_transforms=True,
+    )
 
 
 def _reading(row: Row, group: Sequence[Row]) -> Reading:

@@ -24,10 +24,8 @@ from gpumemnet.data.validation import training_state_bytes
 from gpumemnet.errors import DatasetError, GpumemnetError
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.extract.inputs import inputs_from_example
-from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
-from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import record
 
 from ..published import timm_models, xmem_models
@@ -126,7 +124,7 @@ def _document(model: RealModel) -> dict[str, Any]:
         document["job"] = job_to_dict(extract_job(network, example, options).job)
         tensors = [*network.parameters(), *network.buffers(), *_tensors(model.sample(network, 1))]
         prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
-        platform = Platform.of(device_profile(model.gpu), model.options)
+        platform = model.platform(model.gpu)
         inputs = inputs_from_example(model.sample(network, prime), None)
         recording = record(network, inputs, model.options, platform, keeps_calls=True)
         document["run"] = run_to_dict(ScalableRun(recording.timeline, recording.calls, prime))
@@ -159,9 +157,9 @@ def _parts(
 
 
 def _parts_at(run: ScalableRun, model: RealModel, batch_size: int, gpu: str) -> dict[str, int]:
-    device = device_profile(gpu)
-    timeline, largest = run.at(batch_size, Platform.of(device, model.options))
-    return traced_parts(with_prefetching(timeline) if model.prefetches else timeline, largest, device)
+    platform = model.platform(gpu)
+    timeline, largest = run.at(batch_size, platform)
+    return traced_parts(with_prefetching(timeline) if model.prefetches else timeline, largest, platform.device)
 
 
 def _measurements(

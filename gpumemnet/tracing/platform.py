@@ -18,6 +18,7 @@ class Platform:
         attention_kernel: the scaled-dot-product kernel to use; ``None`` for the kernel that PyTorch would choose.
         cudnn_benchmark: whether cuDNN tries every convolution algorithm (``torch.backends.cudnn.benchmark``).
         tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``, on by default).
+        tries_transforms: whether that search includes FFT and Winograd transforms, as versions of cuDNN before 9.8 did.
         cudnn: the cuDNN that lists its plans for convolutions; ``None`` to compute workspaces by rules.
     """
 
@@ -25,6 +26,7 @@ class Platform:
     attention_kernel: str | None = None
     cudnn_benchmark: bool = False
     tf32: bool = True
+    tries_transforms: bool = False
     cudnn: CudnnSession | None = None
 
     @classmethod

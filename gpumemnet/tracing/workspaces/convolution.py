@@ -26,6 +26,7 @@ from gpumemnet.tracing.workspaces.cudnn_plans import planned_workspace
 from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, copy_bytes, is_channels_last, laid_out, memory_format
 from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
+from gpumemnet.tracing.workspaces.transforms import largest_transform_bytes
 
 
 def _forward(call: Call) -> tuple[Scratch, ...]:
@@ -144,6 +145,8 @@ def cudnn_workspace(
     if not platform.cudnn_benchmark:
         return chosen
     search_bytes = found.search_bytes
+    if platform.tries_transforms:
+        search_bytes = max(search_bytes, largest_transform_bytes(convolution, operation, platform.device.capacity_bytes))
     search = Scratch(search_bytes, search_bytes, "convolution_benchmark", after=after, once=(operation, convolution))
     return (search, *chosen)
 

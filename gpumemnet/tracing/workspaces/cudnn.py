@@ -5,8 +5,8 @@ frees it after the call.  With ``torch.backends.cudnn.benchmark`` it first alloc
 while it does not fit, times the plans, frees it and empties the allocator's cache.
 
 cuDNN itself can say what it takes, see :mod:`gpumemnet.tracing.workspaces.cudnn_plans`.  The rules here are for machines without
-it: what is copied is learnt from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`).  Those
-versions list no FFT, and no Winograd transform with separate passes, whose workspaces took gigabytes in earlier ones.
+it: what is copied is learnt from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`), and, in fp32
+and after a search, from published readings.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from gpumemnet.tracing.workspaces.copied_tensors import copied_bytes, tensor_byt
 
 __all__ = ["BACKWARD_DATA", "BACKWARD_FILTER", "FORWARD", "Convolution", "Workspace", "workspace"]
 
-COPIES_ALL: Final = (8, 0)
-"""Compute capability on which image, result and weight are expected to be copied, in all three operations.  Answers of cuDNN 9.8
-and 9.28 copy less in the forward pass.  Published readings of an A100, made with earlier versions, are met better with all copies
-(median error 3.5 % against 6.2 %, ``docs/accuracy/convolution-workspaces.md``); no other GPU's readings are."""
+WITHOUT_FORWARD_COPIES: Final = (8, 0)
+"""Compute capability on which fp32 convolutions are expected to copy tensors only for the gradient of filters larger than 1 x 1,
+and there all three if tensor cores run.  Published readings of an A100 say so, with a search and without
+(``docs/accuracy/convolution-workspaces.md``); answers of cuDNN 9.8 and 9.28 copy more.  No other GPU's readings were compared,
+so elsewhere this holds after a search only."""
 SEARCH_COPIES: Final = 1.5
 """Largest workspace that a search tries, by the bytes of image, result and weight.  Of 4,400 convolutions of real networks, the
 median is 1.0 (H100) to 1.5 (A100, Ada) in fp32 and 1.0 to 2.1 in fp16; the 95th percentile is 2.2 to 5."""
@@ -100,15 +101,26 @@ def _expected_bytes(convolution: Convolution, operation: str, platform: Platform
     if not _is_learnt(convolution, platform):
         return 0
     learnt = copied_bytes(convolution, operation, platform.compute_capability)
-    if platform.compute_capability != COPIES_ALL or convolution.channels_last or not _is_wide(convolution):
+    if not _copies_for_filters_only(convolution, platform):
         return learnt
-    sums = convolution.weight_elements * 4 if operation == BACKWARD_FILTER and convolution.dtype.itemsize == 2 else 0
-    return sum(tensor_bytes(convolution)) + sums
+    if not keeps_workspace(convolution, operation):
+        return 0
+    return sum(tensor_bytes(convolution)) if _is_wide(convolution) else learnt
+
+
+def _copies_for_filters_only(convolution: Convolution, platform: Platform) -> bool:
+    is_known = platform.compute_capability == WITHOUT_FORWARD_COPIES or platform.cudnn_benchmark
+    return is_known and convolution.dtype == torch.float32 and not convolution.channels_last
 
 
 def _is_wide(convolution: Convolution) -> bool:
     """Whether a group has the channels that tensor cores read at once in fp32."""
     return min(convolution.channels, convolution.outputs) // convolution.groups >= TF32_SMALLEST_CHANNELS
+
+
+def keeps_workspace(convolution: Convolution, operation: str) -> bool:
+    """Whether the plan that a search keeps takes a workspace: for the gradient of filters larger than 1 x 1, by readings."""
+    return operation == BACKWARD_FILTER and max(convolution.filter) > 1
 
 
 def _is_learnt(convolution: Convolution, platform: Platform) -> bool:

@@ -2,7 +2,9 @@
 
 PyTorch runs the first plan of the heuristics that works, then those of the fallback list (``Conv_v8.cpp``).  With
 ``torch.backends.cudnn.benchmark`` it first allocates the largest workspace of all plans that fits, times the plans and keeps the
-fastest.  Which one that is cannot be known without the GPU; it is assumed to be the one that the heuristics rank first.
+fastest.  Which one that is cannot be known without the GPU.  It is assumed to be the one that the heuristics rank first where
+published readings show a workspace (:func:`~gpumemnet.tracing.workspaces.cudnn.keeps_workspace`), and otherwise, of the first
+few, the one that takes least.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from typing import Final
 
 from gpumemnet.cudnn.plans import ConvolutionQuestion
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.cudnn import Convolution, Workspace
+from gpumemnet.tracing.workspaces.cudnn import Convolution, Workspace, keeps_workspace
 
 _CONTENDERS: Final = 3
-"""Number of plans among which the bound is taken: another version of cuDNN orders the first ones differently."""
+"""Number of plans among which the bound is taken, and the plan after a search: versions of cuDNN order them differently."""
 
 
 def planned_workspace(convolution: Convolution, operation: str, platform: Platform) -> Workspace | None:
@@ -27,7 +29,11 @@ def planned_workspace(convolution: Convolution, operation: str, platform: Platfo
     dtype = str(convolution.dtype).removeprefix("torch.")
     capacity_bytes = platform.device.capacity_bytes
     sizes = [plan.workspace_bytes for plan in plans.for_pytorch(dtype, platform.tf32) if plan.workspace_bytes <= capacity_bytes]
-    return Workspace(sizes[0], max(sizes[:_CONTENDERS]), max(sizes)) if sizes else None
+    if not sizes:
+        return None
+    contenders = sizes[:_CONTENDERS]
+    takes_least = platform.cudnn_benchmark and not keeps_workspace(convolution, operation)
+    return Workspace(min(contenders) if takes_least else sizes[0], max(contenders), max(sizes))
 
 
 def _question(convolution: Convolution, operation: str) -> ConvolutionQuestion:

