@@ -14,7 +14,7 @@ from rich.console import Console
 from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import check_writable, print_facts, print_table, write_atomically
 from gpumemnet.errors import InvalidRequestError
-from gpumemnet.predict.bundle import Bundle, check_replaceable, load_bundle, save_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, check_replaceable, load_bundles, save_bundle, shipped_bundles
 from gpumemnet.registry.registry import Registry
 from gpumemnet.site.conformal import rows_needed
 from gpumemnet.site.rows import read_site_rows
@@ -36,7 +36,9 @@ def calibrate(
     ],
     bundle: Annotated[
         list[Path] | None,
-        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder to calibrate instead of the shipped ones."),
+        typer.Option(
+            "--bundle", metavar="FOLDER", help="Bundle folder, or folder of such, to calibrate instead of the shipped ones."
+        ),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU to calibrate for, where the files hold rows of several.")] = None,
     label_source: Annotated[
@@ -100,7 +102,7 @@ def _store(registry: Path | None, release: str | None, parent: str | None, bundl
 def _bundles(store: Registry | None, base: str | None, folders: Sequence[Path] | None) -> Sequence[Bundle]:
     if store is not None and base is not None:
         return store.load(base)
-    return [load_bundle(folder) for folder in folders] if folders else shipped_bundles()
+    return [bundle for folder in folders for bundle in load_bundles(folder)] if folders else shipped_bundles()
 
 
 def _saved(folder: Path, model: bytes, card: dict[str, Any]) -> Bundle:

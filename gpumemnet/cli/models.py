@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from gpumemnet.cli.output import print_facts
-from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 
 
 def models(
@@ -20,7 +20,7 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="For programs: the whole cards as a JSON list.")] = False,
 ) -> None:
     """List the bundles that answer, and check their checksums."""
-    bundles = [load_bundle(folder) for folder in bundle] if bundle else list(shipped_bundles())
+    bundles = [one for folder in bundle for one in load_bundles(folder)] if bundle else list(shipped_bundles())
     if as_json:
         typer.echo(json.dumps([{**one.card.document, "sha256": one.sha256} for one in bundles], indent=2))
         return

@@ -15,8 +15,8 @@ from gpumemnet.cli.arguments import AsJson, input_file
 from gpumemnet.cli.output import print_facts, print_table
 from gpumemnet.cli.registry_mlflow import Folder, pull, push
 from gpumemnet.errors import RegistryError
-from gpumemnet.predict.bundle import load_bundle
-from gpumemnet.registry.registry import SHIPPED, Aliases, Registry
+from gpumemnet.predict.bundle import load_bundles
+from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, existing_registry
 
 registry: Final = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -44,10 +44,9 @@ def add(
 ) -> None:
     """Copy bundles into the registry and make a release of them; nothing answers from it yet."""
     made_by = {} if lineage is None else _lineage(input_file(lineage))
-    for folder in bundle:
-        load_bundle(folder)  # all of them before the first is written
+    found = [one for folder in bundle for one in load_bundles(folder)]  # all of them before the first is written
     store = Registry(registry)
-    hashes = [store.add_bundle(folder).sha256 for folder in bundle]
+    hashes = [store.add_bundle(one.source).sha256 for one in found]
     made = store.create_release(release, hashes, parent=parent, lineage=made_by, note=note)
     message = json.dumps(asdict(made), indent=2) if as_json else f"release {made.name}: {len(made.bundles)} bundles"
     typer.echo(message)
@@ -56,7 +55,7 @@ def add(
 @registry.command("list")
 def list_releases(registry: Folder, as_json: AsJson = False) -> None:
     """List releases, champion, challenger, and the champions so far."""
-    store = Registry(registry)
+    store = existing_registry(registry)
     aliases, releases = store.aliases(), store.releases()
     if as_json:
         typer.echo(json.dumps({"aliases": asdict(aliases), "releases": [asdict(release) for release in releases]}, indent=2))
@@ -86,7 +85,7 @@ def list_releases(registry: Folder, as_json: AsJson = False) -> None:
 @registry.command("champion")
 def champion(release: Name, registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
     """Make a release champion: it answers from now on."""
-    _say(Registry(registry).set_champion(release, by=_user(), reason=reason), as_json)
+    _say(existing_registry(registry).set_champion(release, by=_user(), reason=reason), as_json)
 
 
 @registry.command("challenger")
@@ -99,13 +98,13 @@ def challenger(
     """Make a release challenger: it predicts beside the champion, and its answers are only compared."""
     if none == (release is not None):
         raise RegistryError("name a release, or give --none")
-    _say(Registry(registry).set_challenger(release), as_json)
+    _say(existing_registry(registry).set_challenger(release), as_json)
 
 
 @registry.command("rollback")
 def rollback(registry: Folder, reason: Reason = "", as_json: AsJson = False) -> None:
     """Make the previous champion champion again."""
-    _say(Registry(registry).rollback(by=_user(), reason=reason), as_json)
+    _say(existing_registry(registry).rollback(by=_user(), reason=reason), as_json)
 
 
 registry.command("push")(push)
@@ -115,7 +114,7 @@ registry.command("pull")(pull)
 @registry.command("verify")
 def verify(registry: Folder, as_json: AsJson = False) -> None:
     """Check every release and the checksums of every bundle; exit code 2 when something is wrong."""
-    problems = Registry(registry).verify()
+    problems = existing_registry(registry).verify()
     if as_json:
         typer.echo(json.dumps({"problems": problems}, indent=2))
     for problem in () if as_json else problems:
@@ -140,7 +139,7 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Delete bundles that no release holds, and what interrupted commands left behind."""
-    deleted = Registry(registry).prune(keep_releases=keep)
+    deleted = existing_registry(registry).prune(keep_releases=keep)
     if as_json:
         typer.echo(json.dumps({"deleted": deleted}, indent=2))
         return

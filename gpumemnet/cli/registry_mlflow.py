@@ -13,7 +13,7 @@ import typer
 
 from gpumemnet.cli.arguments import AsJson
 from gpumemnet.errors import BundleError, InvalidRequestError, TrackingError
-from gpumemnet.registry.registry import Registry
+from gpumemnet.registry.registry import Registry, existing_registry
 
 ROLES: Final = ("champion", "challenger")
 
@@ -34,7 +34,7 @@ def push(registry: Folder, tracking_uri: Store, tracking_model: Model = "gpumemn
     from gpumemnet.registry.mlflow_releases import push as push_releases
     from gpumemnet.registry.mlflow_store import MlflowStore
 
-    moved = push_releases(Registry(registry), MlflowStore(tracking_uri, tracking_model))
+    moved = push_releases(existing_registry(registry), MlflowStore(tracking_uri, tracking_model))
     if as_json:
         typer.echo(json.dumps({"model": tracking_model, "moved": moved}, indent=2))
         return

@@ -190,6 +190,21 @@ def load_bundle(folder: str | Path) -> Bundle:
     return Bundle(card, contents[MODEL_FILE], hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder))
 
 
+def load_bundles(folder: str | Path) -> tuple[Bundle, ...]:
+    """The bundle in ``folder``, or the bundles in its folders, as ``gpumemnet calibrate --out`` writes them.
+
+    Raises:
+        BundleError: when there is none, or one is damaged.
+    """
+    folder = Path(folder)
+    if not folder.is_dir() or any((folder / name).exists() for name in BUNDLE_FILES):
+        return (load_bundle(folder),)
+    found = tuple(load_bundle(entry) for entry in sorted(folder.iterdir()) if (entry / SUMS_FILE).is_file())
+    if not found:
+        raise BundleError(f"{folder}: holds no bundle: neither {', '.join(sorted(BUNDLE_FILES))} nor folders with them")
+    return found
+
+
 def save_bundle(folder: str | Path, model: bytes, document: Mapping[str, Any]) -> Bundle:
     """Writes a bundle atomically: ``folder`` then holds a complete, loadable bundle.
 
@@ -233,8 +248,7 @@ def check_replaceable(folder: Path) -> None:
 
 def shipped_bundles() -> tuple[Bundle, ...]:
     """Loads the bundles inside the package."""
-    root = Path(str(resources.files("gpumemnet").joinpath("bundles")))
-    return tuple(load_bundle(folder) for folder in sorted(root.iterdir()) if (folder / SUMS_FILE).is_file())
+    return load_bundles(str(resources.files("gpumemnet").joinpath("bundles")))
 
 
 def _write_durably(path: Path, content: bytes) -> None:

@@ -20,7 +20,7 @@ from gpumemnet.job.job_table import Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.answer_gpu import GpuChoice
-from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, Place, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
@@ -87,8 +87,8 @@ class Predictor:
 
     @classmethod
     def load(cls, *folders: str | Path, **settings: Any) -> Predictor:
-        """Creates a predictor with the bundles in ``folders``; the settings are those of the class."""
-        return cls((load_bundle(folder) for folder in folders), **settings)
+        """Creates a predictor with the bundles in ``folders``, or in their folders; the settings are those of the class."""
+        return cls((bundle for folder in folders for bundle in load_bundles(folder)), **settings)
 
     def place(self, model: BundleModel, gpu: str | None) -> Place:
         """The GPU called ``gpu``, as ``model`` sees it; by default the predictor's.

@@ -417,6 +417,18 @@ class Registry:
             raise RegistryError(f"the registry {self.folder} cannot be written to: {error.strerror}{where}") from None
 
 
+def existing_registry(folder: str | Path) -> Registry:
+    """The registry in ``folder``, for whoever means one that is there.
+
+    Raises:
+        RegistryError: when there is none: the folder's name may be misspelt.
+    """
+    registry = Registry(folder)
+    if not any((registry.folder / name).exists() for name in (ALIASES_FILE, "releases", "bundles")):
+        raise RegistryError(f"there is no registry in {folder}: check the path; 'gpumemnet registry add' makes one")
+    return registry
+
+
 def release_digest(bundles: Collection[Bundle]) -> str:
     """SHA-256 over the bundles, whatever their order: the same for the same models, under whatever name."""
     import hashlib

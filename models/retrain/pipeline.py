@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpumemnet.data.atomic_files import STAGING_PREFIX, locked
+from gpumemnet.data.measurement import OBSERVED
 from gpumemnet.errors import BundleError, DatasetError
 from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
 from gpumemnet.registry.registry import SHIPPED, Registry
@@ -27,7 +28,9 @@ from .report import write_report
 from .request import Outcome, Request, RetrainingError
 from .steps import JUDGING_CODE, cached_document, code_hash, code_version, content_hash
 from .track_runs import TrackRunner
-from .tracks import find_tracks
+from .tracks import Track, find_tracks, too_few
+
+NOTHING_NEW: Final = "not trained: the champion was trained on these data, and the observations are too few to learn from"
 
 Progress = Callable[[str, float], None]
 
@@ -89,10 +92,11 @@ def _judged_tracks(
     tracks, left_out = find_tracks(collected.rows, newest_training_observation(bundles))
     runner = TrackRunner(request, collected, tracks, bundles, report_step)
     tasks = [(track, encoder) for track in tracks for encoder in request.encoders]
+    missing = _missing_observations(request, tracks, bundles, [file.sha256 for file in collected.files])
     entries = []
     for done, (track, encoder) in enumerate(tasks):
         share = done / len(tasks)
-        entries.append(runner.run(track, encoder))
+        entries.append(runner.run(track, encoder, NOTHING_NEW if missing else None))
     return {
         "run": key,
         "release": f"retrain-{key[:12]}",
@@ -106,9 +110,28 @@ def _judged_tracks(
         "files": [asdict(file) for file in collected.files],
         "refused": [asdict(refusal) for refusal in collected.refusals],
         "left_out": left_out,
+        "missing": missing,
         "tracks": entries,
         "promoted": [track["bundle"] for track in entries if track["promote"]],
     }
+
+
+def _missing_observations(
+    request: Request, tracks: Sequence[Track], champion: Sequence[Bundle], files: Sequence[str]
+) -> list[str]:
+    """Why nothing can be learned from the observations, when the champion knows all other files; empty when there is something.
+
+    Without this, a site's first few observations would cost minutes of training on data that the champion was trained on.
+    """
+    known = {origin for bundle in champion for origin in dataset_hashes(bundle)}
+    observed = [track for track in tracks if track.provenance == OBSERVED]
+    obstacles = {track.name: too_few(track) for track in observed}
+    if not request.observations or None in obstacles.values():
+        return []
+    own = {row.origin for track in observed for row in (*track.training, *track.held_out, *track.newest)}
+    if any(sha256 not in known | own for sha256 in files):
+        return []
+    return [f"{name}: {obstacle}" for name, obstacle in obstacles.items()]
 
 
 def _promoted_bundles_exist(work: Path, document: dict[str, Any]) -> bool:

@@ -32,7 +32,8 @@ def put_into_service(request: Request, document: dict[str, Any], report: Path, c
         return Outcome(exit_code=exit_code, sentence=sentence, release=release, report=report, document=document)
 
     if not accepted:
-        return outcome(NOTHING_BETTER, f"no candidate is better: {champion} stays champion")
+        why = "; ".join(document.get("missing", ())) or "no candidate is better"
+        return outcome(NOTHING_BETTER, f"{why}: {champion} stays champion")
     models = ", ".join(track["model"]["name"] for track in accepted)
     alias = "challenger" if request.as_challenger else "champion"
     if request.registry is None:  # a dry run

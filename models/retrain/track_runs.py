@@ -41,8 +41,13 @@ class TrackRunner:
         self._file_names = {file.sha256: file.name for file in collected.files}
         self._say = say
 
-    def run(self, track: Track, encoder: str) -> dict[str, Any]:
-        """Train and judge the candidate of one track; returns its entry in the report."""
+    def run(self, track: Track, encoder: str, nothing_new: str | None = None) -> dict[str, Any]:
+        """Train and judge the candidate of one track; returns its entry in the report.
+
+        Args:
+            track, encoder: of the candidate.
+            nothing_new: why no track needs training in this run.
+        """
         entry: dict[str, Any] = {
             "track": track.name,
             "family": track.family,
@@ -56,7 +61,7 @@ class TrackRunner:
             "verdict": None,
         }
         champion = [bundle for slot, bundle in self._current.items() if slot[:2] == (track.family, encoder)]
-        obstacle = too_few(track)
+        obstacle = too_few(track) or nothing_new
         if obstacle is None and not champion:
             obstacle = "the champion has no model for this track: put a first one into the registry by hand"
         obstacle = obstacle or missing_comparison_data(track, champion, self._tracks, self._file_names, RULE.fewest_guard_rows)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from gpumemnet.units import MIB
 
 from ..networks.physics_line import LAYER_TERMS, TOTALS_TERMS, fit_line
 from ..training.data import LabelledJobs, features_on, labelled_jobs
-from .holdout import is_held_out, newest_after
+from .holdout import HELD_OUT_SHARE, NEWEST_SHARE, is_held_out, newest_after
 from .rows import Row, newest_runs
 
 FEWEST_ROWS: Final = 120
@@ -142,7 +143,11 @@ def too_few(track: Track) -> str | None:
     """Why a track has too few rows to train on; ``None`` if it has enough."""
     labelled = [row.measurement for row in track.training if row.measurement.label_bytes is not None]
     if track.borrowed and len(labelled) < FEWEST_OBSERVED_ROWS:
-        return f"{len(labelled)} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed"
+        missing = ceil((FEWEST_OBSERVED_ROWS - len(labelled)) / (1 - HELD_OUT_SHARE) / (1 - NEWEST_SHARE))
+        return (
+            f"{len(labelled)} observed rows to train on are too few: {FEWEST_OBSERVED_ROWS} are needed, which takes some "
+            f"{missing} observations more, as a part of them is for judging only"
+        )
     borrowed = sum(row.measurement.label_bytes is not None for row in track.borrowed)
     count = sum(measurement.job.has_layers for measurement in labelled) + borrowed
     return f"{count} rows with layers to train on are too few: {FEWEST_ROWS} are needed" if count < FEWEST_ROWS else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpumemnet.errors import BundleError, InvalidRequestError, RegistryError
-from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import SHIPPED, Aliases, Registry, release_digest
 
@@ -90,7 +90,7 @@ class ServedRelease:
         if registry is not None:
             self._begin(registry)
         elif bundles:
-            self._put(self._ready(CONFIGURED, [load_bundle(folder) for folder in bundles]))
+            self._put(self._ready(CONFIGURED, [bundle for folder in bundles for bundle in load_bundles(folder)]))
         else:
             self._put(self._ready(SHIPPED, shipped_bundles()))
 

@@ -44,6 +44,18 @@ def test_without_files_the_shipped_release_is_champion(registry: Registry) -> No
     assert not registry.folder.exists()
 
 
+@pytest.mark.parametrize(
+    "command", ["list", "verify", "prune", "rollback", "champion shipped", "challenger --none", "push --tracking-uri sqlite:///x"]
+)
+def test_a_misspelt_folder_is_said_and_not_made(tmp_path: Path, command: str) -> None:
+    for folder in (tmp_path / "misspelt", tmp_path):  # a folder that does not exist, and one without a registry
+        done = gpumemnet(*command.split(), "--registry", folder)
+        assert done.returncode == 2, done.stdout
+        assert f"there is no registry in {folder}" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_release_takes_its_parents_bundles_but_those_it_replaces(registry: Registry, tmp_path: Path) -> None:
     sha256 = add_release(registry, tmp_path, "r1")
     lineage = {"data": "0" * 64, "seeds": [1, 2]}
@@ -333,7 +345,7 @@ def test_the_command_line(registry: Registry, tmp_path: Path) -> None:
     assert gpumemnet("challenger", "--none", *place).stdout == "champion r1, challenger none\n"
     assert gpumemnet("rollback", *place).stdout == "champion shipped, challenger none\n"
     assert gpumemnet("verify", *place).stdout == "every release is whole\n"
-    for refused in (("rollback",), ("champion", "r9"), ("challenger",), ("add", "../r", source), ("add", "r2", tmp_path)):
+    for refused in (("rollback",), ("champion", "r9"), ("challenger",), ("add", "../r", source), ("add", "r2", registry.folder)):
         done = gpumemnet(*refused, *place)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert done.stderr.startswith("error: ")

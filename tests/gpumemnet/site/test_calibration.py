@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ from gpumemnet.site.calibration import MIN_JOBS, Calibration, ModelCalibration, 
 from gpumemnet.site.calibration_cards import calibrated_cards, profile_document
 from gpumemnet.site.rows import read_site_rows
 from gpumemnet.units import MIB
+from tests.conftest import StartService
 from tests.jobs import small_job
 from tests.registries import shipped
 from tests.sites import A100, DATASETS, probes, published, site_rows, write_rows
@@ -387,9 +390,25 @@ def test_the_command_writes_bundles_and_a_profile(tmp_path: Path) -> None:
     assert {folder.name for folder in out.iterdir()} == {bundle.card.name for bundle in shipped_bundles()}
     (tmp_path / "job.json").write_text(json.dumps(job_to_dict(small_job())))
     said = json.loads(gpumemnet("predict", tmp_path / "job.json", "--bundle", out / NAME, "--json").stdout)
+    assert said == json.loads(gpumemnet("predict", tmp_path / "job.json", "--bundle", out, "--json").stdout)
     plain_one = json.loads(gpumemnet("predict", tmp_path / "job.json", "--json").stdout)
     assert (said["expected_bytes"] - plain_one["expected_bytes"]) / MIB == pytest.approx(1429 - 600 - 524, abs=5)
     assert load_profile(profile).name == A100
+
+
+def test_the_written_folder_is_one_that_every_reader_of_bundles_takes(tmp_path: Path, start_service: StartService) -> None:
+    out = tmp_path / "out"
+    for bundle in shipped_bundles():
+        shutil.copytree(bundle.source, out / bundle.card.name)
+    hashes = {bundle.sha256 for bundle in shipped_bundles()}
+    assert {one["sha256"] for one in json.loads(gpumemnet("models", out, "--json").stdout)} == hashes
+    with start_service(GPUMEMNET_BUNDLES=str(out)) as running:
+        assert {one["sha256"] for one in httpx.get(f"{running.url}/v1/models").json()["models"]} == hashes
+    rows = write_rows(tmp_path / "rows.parquet", site_rows(50))
+    assert gpumemnet("calibrate", rows, "--bundle", out).returncode == 0
+    done = gpumemnet("models", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "holds no bundle" in done.stderr
 
 
 def test_the_command_makes_a_release_that_does_not_answer_yet(tmp_path: Path) -> None:
