@@ -136,7 +136,7 @@ async def misbehave(run: Run) -> None:
                 host, port = run.url.removeprefix("http://").split(":")
                 try:
                     _, writer = await asyncio.open_connection(host, int(port))
-                    writer.write(b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+                    writer.write(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
                     await asyncio.sleep(0.02)
                     writer.close()
                 except OSError:

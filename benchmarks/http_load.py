@@ -18,7 +18,7 @@ class Request:
 
     def encoded(self) -> bytes:
         """Return the request as bytes, head and body."""
-        head = f"POST {self.path} HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n{self.headers}"
+        head = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{self.headers}"
         return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 

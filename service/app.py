@@ -111,6 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
         return Gate(
             limited,
             keys=read_keys(settings),
+            hosts=settings.hosts(),
             max_concurrency=settings.max_concurrency,
             rate_limit_per_second=settings.rate_limit_per_second,
             rate_burst=settings.rate_burst,

@@ -6,7 +6,6 @@ command-line argument takes precedence, and its variable is then not read.  The 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ from gpumemnet.errors import GpumemnetError, did_you_mean
 from gpumemnet.gpu.catalogue import MAX_CONTEXT_MIB
 from gpumemnet.job.layers import MAX_LAYERS, describe
 from gpumemnet.units import MIB
+
+from .middleware.hosts import ANY, LOOPBACK, AllowedHosts, is_loopback_name, parse_hosts
 
 PREFIX: Final = "GPUMEMNET_"
 BUILD_VARIABLE: Final = "GPUMEMNET_COMPILE"
@@ -83,6 +84,10 @@ def _folders(value: Any) -> Any:
     return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
 
 
+def _hosts(value: Any) -> Any:
+    return parse_hosts(value) if isinstance(value, str) else value
+
+
 Switch = Annotated[bool, BeforeValidator(_switch)]
 
 
@@ -95,7 +100,8 @@ class Settings(BaseSettings):
     port: Annotated[int, _number(0, 65535)] = Field(8000, description="TCP port; 0 takes a free one")
     workers: Annotated[int, _number(1, 64)] = Field(1, description="processes that answer; one per core that is to be used")
     bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
-        (), description="folders of the bundles to answer from, separated by `:`; those of the package when empty"
+        (),
+        description="folders of the bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
     )
     gpu: str | None = Field(
         None, description="GPU that answers are for where none is asked for; that of the most trusted labels when empty"
@@ -131,6 +137,11 @@ class Settings(BaseSettings):
         "", description="`name:scopes:sha256` of each key, separated by commas; scopes are predict, observe, admin, joined by `+`"
     )
     api_keys_file: Path | None = Field(None, description="a file with one such key a line, `#` begins a comment")
+    allowed_hosts: Annotated[frozenset[str] | None, NoDecode, BeforeValidator(_hosts)] = Field(
+        None,
+        description="hosts that requests may name in `Host` and `Origin`, separated by commas; `loopback` for the names of this "
+        "machine alone, `*` for any; when empty, `loopback` without API keys and `*` with them",
+    )
     database_url: str = Field(
         "",
         repr=False,  # may hold a password
@@ -157,6 +168,16 @@ class Settings(BaseSettings):
         20, description="how long accepted requests may take to finish after SIGTERM"
     )
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_keys) or self.api_keys_file is not None
+
+    def hosts(self) -> AllowedHosts | None:
+        """The hosts that requests may be addressed to; ``None`` for any."""
+        allowed = self.allowed_hosts or frozenset({ANY if self.has_keys else LOOPBACK})
+        return None if ANY in allowed else AllowedHosts(allowed)
+
 
 def read_settings(**arguments: Any) -> Settings:
     """Settings from ``arguments`` that are not ``None``, and otherwise from the environment.
@@ -169,7 +190,7 @@ def read_settings(**arguments: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as error:
         raise SettingsError(_sentence(error, given)) from None
-    if not settings.api_keys and settings.api_keys_file is None and not is_loopback(settings.host):
+    if not settings.has_keys and not is_loopback(settings.host):
         raise SettingsError(
             f"listening on {describe(settings.host)} needs API keys, because others can reach it: set {PREFIX}API_KEYS or "
             f"{PREFIX}API_KEYS_FILE (gpumemnet keys new makes one), or listen on 127.0.0.1"
@@ -194,10 +215,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return is_loopback_name(host.lower())
 
 
 def _sentence(error: ValidationError, given: Mapping[str, Any]) -> str:

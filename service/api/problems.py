@@ -45,6 +45,7 @@ NOT_READY: Final = ProblemKind("not-ready", 503, "The service is not ready")
 OVERLOADED: Final = ProblemKind("overloaded", 503, "The service is busy")
 UNAUTHORIZED: Final = ProblemKind("unauthorized", 401, "An API key is required")
 FORBIDDEN: Final = ProblemKind("forbidden", 403, "The API key does not allow this")
+MISDIRECTED: Final = ProblemKind("misdirected", 421, "The host is not allowed")
 CONFLICT: Final = ProblemKind("conflict", 409, "The request conflicts with the stored state")
 RATE_LIMITED: Final = ProblemKind("rate-limited", 429, "Too many requests")
 UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
@@ -70,7 +71,7 @@ PROBLEM_KINDS: Final = (
     *_KIND_OF_ERROR.values(),
     *_KIND_OF_STATUS.values(),
     OUTSIDE_SUPPORT,
-    *(OVERLOADED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN, REQUEST_TIMEOUT),
+    *(OVERLOADED, MISDIRECTED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN, REQUEST_TIMEOUT),
     INTERNAL_ERROR,
 )
 """Every problem type of the service."""

@@ -1,4 +1,4 @@
-"""The one middleware around the application: checks the key, the rate and the concurrency, then logs and counts the request.
+"""The one middleware around the application: checks the host, the key, the rate and the concurrency, then logs and counts the request.
 
 It is pure ASGI and a single layer, because each further layer would cost as much as all of it.  Requests beyond the concurrency
 limit are rejected at once and not queued: after half a second, a scheduler has already continued with its default.
@@ -23,12 +23,14 @@ from ..api.problems import (
     FORBIDDEN,
     INTERNAL_ERROR,
     MEDIA_TYPE,
+    MISDIRECTED,
     OVERLOADED,
     RATE_LIMITED,
     UNAUTHORIZED,
     ProblemKind,
     Refusal,
 )
+from .hosts import AllowedHosts
 from .keys import ApiKey, KeyRing
 from .load import LOAD, Load
 from .logs import REQUEST_ID, LogWriter, current_log
@@ -43,9 +45,16 @@ RETRY_SECONDS: Final = 1
 """The ``Retry-After`` of a rejected request when the service is busy."""
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-_REASON_OF_KIND: Final = {UNAUTHORIZED: "key", FORBIDDEN: "scope", RATE_LIMITED: "rate", OVERLOADED: "overload"}
+_REASON_OF_KIND: Final = {
+    MISDIRECTED: "host",
+    UNAUTHORIZED: "key",
+    FORBIDDEN: "scope",
+    RATE_LIMITED: "rate",
+    OVERLOADED: "overload",
+}
 _REASON_OF_STATUS: Final = {408: "slow_body", 413: "large_body"}
 _IPV6_SITE: Final = ~((1 << 64) - 1)
+_NAMES_OF_HOSTS: Final = (b"host", b"origin")
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 logger = logging.getLogger("gpumemnet.service")
@@ -60,6 +69,7 @@ class Gate:
     Args:
         app: the application.
         keys: the API keys; ``None`` when no key is required.
+        hosts: the hosts that requests may be addressed to; ``None`` for any.
         max_concurrency: most requests in progress at once.
         rate_limit_per_second: most requests per second from one client; 0 for no limit.
         rate_burst: most requests that a client may send at once.
@@ -72,6 +82,7 @@ class Gate:
         app: ASGIApp,
         *,
         keys: KeyRing | None = None,
+        hosts: AllowedHosts | None = None,
         max_concurrency: int = 256,
         rate_limit_per_second: float = 0.0,
         rate_burst: int = 100,
@@ -81,6 +92,7 @@ class Gate:
         self._app = app
         self._log = log or current_log()
         self._keys = keys
+        self._hosts = hosts
         self._rate = RateLimit(rate_limit_per_second, rate_burst) if rate_limit_per_second else None
         self._max_concurrency = max_concurrency
         self._load = load or LOAD
@@ -97,6 +109,7 @@ class Gate:
         rule = rule_of(scope["path"])
         presented: bytes | None = None
         given_id: bytes | None = None
+        foreign_host: bytes | None = None
         for name, value in scope["headers"]:
             if name == b"authorization":
                 if value[:7].lower() == b"bearer ":
@@ -105,6 +118,8 @@ class Gate:
                 presented = presented or value
             elif name == b"x-request-id":
                 given_id = value
+            elif name in _NAMES_OF_HOSTS and self._hosts is not None and not self._hosts.allows(value):
+                foreign_host = value
         if given_id is not None and _REQUEST_ID.fullmatch(given_id):
             request_id = given_id.decode("ascii")
         else:
@@ -131,7 +146,11 @@ class Gate:
         if is_counted:
             load.in_work += 1
         try:
-            refusal = self._refusal(rule, key, presented, scope) if is_counted or rule.scope is not None else None
+            refusal = None
+            if foreign_host is not None and is_counted:  # health and metrics stay open: probes use the address of a container
+                refusal = _misdirected(foreign_host)
+            elif is_counted or rule.scope is not None:
+                refusal = self._refusal(rule, key, presented, scope)
             if refusal is None and is_counted:
                 if load.in_work > self._max_concurrency:
                     refusal = Refusal(OVERLOADED, "too many requests are in progress: try again later", _RETRY)
@@ -185,6 +204,14 @@ class Gate:
         if rule.scope != ANY_KEY and rule.scope not in key.scopes:
             return Refusal(FORBIDDEN, f"the API key {key.name!r} does not allow {rule.scope!r}: {', '.join(sorted(key.scopes))}")
         return None
+
+
+def _misdirected(host: bytes) -> Refusal:
+    return Refusal(
+        MISDIRECTED,
+        f"requests for or from {host[:100].decode('latin-1')!r} are not answered: use a name of this machine, such as localhost, "
+        "or list the host in GPUMEMNET_ALLOWED_HOSTS",
+    )
 
 
 _RETRY: Final = {"Retry-After": str(RETRY_SECONDS)}

@@ -75,8 +75,8 @@ BUILD: Final = Gauge(
     multiprocess_mode="max",
 )
 
-REFUSAL_REASONS: Final = ("key", "scope", "rate", "overload", "large_body", "slow_body")
-"""401, 403, 429, 503, 413 and 408."""
+REFUSAL_REASONS: Final = ("host", "key", "scope", "rate", "overload", "large_body", "slow_body")
+"""421, 401, 403, 429, 503, 413 and 408."""
 
 REFUSED: Final = {reason: REFUSALS.labels(reason) for reason in REFUSAL_REASONS}
 

@@ -216,7 +216,7 @@ def test_what_is_sent_in_pieces_is_answered_as_a_whole(service_alone):
     address = urlsplit(service_alone)
     lines = (
         b"POST /v1/predict HTTP/1.1",
-        b"Host: x",
+        b"Host: localhost",
         b"Connection: close",
         b"X-API-Key: " + KEY,
         b"Content-Type: application/json",

@@ -74,7 +74,7 @@ def wait_until_refused(host, port):
 def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number, code):
     body = json.dumps({"job": job}).encode()
     head = (
-        "POST /v1/predict HTTP/1.1\r\nHost: service\r\nContent-Type: application/json\r\n"
+        "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
     )
     with start_service() as running:
@@ -98,7 +98,7 @@ def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number
 
 
 def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
         address = urlsplit(running.url)
         with socket.create_connection((address.hostname, address.port), timeout=300) as connection:

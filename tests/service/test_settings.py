@@ -43,6 +43,7 @@ def test_every_setting_has_a_variable(monkeypatch):
         "rate_burst": ("3", 3),
         "api_keys": (f"a:predict:{HASH}", f"a:predict:{HASH}"),
         "api_keys_file": ("/k", Path("/k")),
+        "allowed_hosts": ("A.example., 10.0.0.7", frozenset({"a.example", "10.0.0.7"})),
         "database_url": ("off", "off"),
         "observation_queue": ("5", 5),
         "record_predictions": ("no", False),

@@ -202,7 +202,7 @@ def ask_in_process(app, path: str) -> httpx.Response:
 
     async def ask():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path)
 
     return asyncio.run(ask())

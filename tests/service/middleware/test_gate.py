@@ -26,7 +26,7 @@ def send_head(url: str, path: str, length: int, content: bytes = b"") -> socket.
     """Begin a request whose body is not all there; returns the connection."""
     address = urlsplit(url)
     connection = socket.create_connection((address.hostname, address.port), timeout=300)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 

@@ -76,14 +76,14 @@ def test_the_limit_of_a_batch_is_a_setting(small):
 def test_a_false_content_length_gets_no_answer_but_a_refusal(small, length):
     address = urlsplit(str(small.base_url))
     with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
-        head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %b\r\n\r\n{}"
+        head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %b\r\n\r\n{}"
         connection.sendall(head % length)
         assert connection.recv(65536).startswith(b"HTTP/1.1 4")
     assert small.get("/healthz").status_code == 200
 
 
 def test_a_client_that_leaves_in_the_middle_is_no_failure(start_service):
-    head = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
     with start_service() as running:
         address = urlsplit(running.url)
         for _ in range(20):
