@@ -37,7 +37,7 @@ def calibrate(
     bundle: Annotated[
         list[Path] | None,
         typer.Option(
-            "--bundle", metavar="FOLDER", help="Bundle folder, or folder of such, to calibrate instead of the shipped ones."
+            "--bundle", metavar="FOLDER", help="Bundle folder, or folder of such, instead of the shipped ones."
         ),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU to calibrate for, where the files hold rows of several.")] = None,
