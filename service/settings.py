@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     workers: Annotated[int, _number(1, 64)] = Field(1, description="processes that answer; one per core that is to be used")
     bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
         (),
-        description="folders of the bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
+        description="folders of bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
     )
     gpu: str | None = Field(
         None, description="GPU that answers are for where none is asked for; that of the most trusted labels when empty"

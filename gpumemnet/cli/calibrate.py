@@ -36,9 +36,7 @@ def calibrate(
     ],
     bundle: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--bundle", metavar="FOLDER", help="Bundle folder, or folder of such, instead of the shipped ones."
-        ),
+        typer.Option("--bundle", metavar="FOLDER", help="Bundle folder, or folder of such, instead of the shipped ones."),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="The GPU to calibrate for, where the files hold rows of several.")] = None,
     label_source: Annotated[

@@ -1,4 +1,4 @@
-"""The one middleware around the application: checks the host, the key, the rate and the concurrency, then logs and counts the request.
+"""The one middleware around the application: checks host, key, rate and concurrency, then logs and counts the request.
 
 It is pure ASGI and a single layer, because each further layer would cost as much as all of it.  Requests beyond the concurrency
 limit are rejected at once and not queued: after half a second, a scheduler has already continued with its default.
