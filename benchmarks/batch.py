@@ -28,6 +28,8 @@ import pyarrow.parquet as pq
 LAYERS = 50
 ROW_GROUP = 2**20
 POLL_SECONDS = 0.1
+FEW_ROWS = 40_000
+"""Jobs of the run that tells how long the start takes; half of the jobs where there are fewer than twice as many."""
 
 
 @dataclass
@@ -152,16 +154,18 @@ def main() -> None:
                 continue
             jobs = folder / "jobs.parquet"
             write(jobs, rows, has_layers=has_layers)
-            write(few, 40_000, has_layers=has_layers)
+            few_rows = min(FEW_ROWS, rows // 2)
+            write(few, few_rows, has_layers=has_layers)
             outputs = []
             for engine in arguments.engines.split(","):
                 start = measure(few, folder / "few_out.parquet", engine, arguments.workers, sys.executable)
                 outputs.append(folder / f"{engine}.parquet")
                 run = measure(jobs, outputs[-1], engine, arguments.workers, sys.executable)
-                later = (rows - 40_000) / max(run.seconds - start.seconds, 1e-9)
+                further_seconds, further_rows = run.seconds - start.seconds, rows - few_rows
+                later = f"{further_rows / further_seconds:,.0f}" if further_seconds > 0 else "too few jobs"
                 cells = [
                     *(f"{rows:,}", str(LAYERS if has_layers else 0), engine, f"{run.seconds:.1f}", f"{rows / run.seconds:,.0f}"),
-                    *(f"{later:,.0f}", f"{(run.cpu_seconds - start.cpu_seconds) / (rows - 40_000) * 1e6:.2f}"),
+                    *(later, f"{(run.cpu_seconds - start.cpu_seconds) / further_rows * 1e6:.2f}"),
                     *(f"{run.parent_mib:,.0f}", f"{run.worker_mib:,.0f}", f"{run.all_mib:,.0f}"),
                 ]
                 print("| " + " | ".join(cells) + " |", flush=True)

@@ -114,12 +114,19 @@ def mlps(registry: Registry, release: str) -> list[Bundle]:
     return [bundle for bundle in registry.load(release) if bundle.card.family == "mlp"]
 
 
-def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement]) -> tuple[float, int, float]:
-    """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the gate computes them."""
+def figures(bundles: Sequence[Bundle], rows: Sequence[Measurement], *, keeps_label_context: bool) -> tuple[float, int, float]:
+    """Return mean error in log-bytes, number of jobs above their safe bytes, and mean waste, as the gate computes them.
+
+    Args:
+        bundles: the models.
+        rows: the readings.
+        keeps_label_context: whether the readings hold the CUDA context of the models' labels; readings of a site hold the site's.
+    """
     jobs = [replace(one.job, traced_peak_bytes=None) for one in rows]
     labels = np.array([one.label_bytes for one in rows], dtype=np.float64)
     with np.errstate(over="ignore"):  # predictions of a rejected candidate may be extreme
-        predictions = Predictor(bundles).predict_many(jobs, gpu="A100", encoder="mlp")
+        predictor = Predictor(bundles, keeps_label_context=keeps_label_context)
+        predictions = predictor.predict_many(jobs, gpu="A100", encoder="mlp")
     answers = np.stack(
         (predictions.expected_bytes.astype(np.float64), np.ma.filled(predictions.safe_bytes.astype(np.float64), 2.0**60))
     )
@@ -164,7 +171,10 @@ def run(folder: Path, kind: str, seed: int, published: Sequence[Measurement]) ->
     # the bundles that the gate judged: the candidate replaces the champion, whether promoted or not
     trained = [track for track in outcome.document["tracks"] if track["bundle"] and track["family"] == "mlp"]
     candidates = [load_bundle(request.work / track["folder"]) for track in trained]
-    before, after, offered = (figures(bundles, unseen) for bundles in (first, champion_bundles, [*first, *candidates[-1:]]))
+    before, after, offered = (
+        figures(bundles, unseen, keeps_label_context=not observations)
+        for bundles in (first, champion_bundles, [*first, *candidates[-1:]])
+    )
     tracks = outcome.document["tracks"]
     reasons = [f"{track['track']}: {reason}" for track in reversed(tracks) for reason in track["reasons"]]
     reasons += [refused["reason"] for refused in outcome.document["refused"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from gpumemnet.cli.arguments import AsJson
+from gpumemnet.cli.output import print_result
 from gpumemnet.cli.running import command_of, run
 from gpumemnet.errors import MeasurementError
 from gpumemnet.units import format_bytes
@@ -67,11 +67,13 @@ def measure(
     deadline: Deadline = 60.0,
     record_history: History = 0,
     enable_accounting: Accounting = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure jobs drawn from a recipe on every visible GPU."""
     space = load_recipe(recipe)
     run = RunSettings(space.name, seed, workers, deadline, out)
     _measure(space, jobs, run, time_budget, record_history, EngineName.LOCAL, enable_accounting)
+    _collect(out, out / "dataset.parquet", as_json=as_json)
 
 
 @app.command(rich_help_panel=_MAKE)
@@ -88,11 +90,13 @@ def campaign(
     record_history: History = 0,
     enable_accounting: Accounting = False,
     engine: Annotated[EngineName, typer.Option(help="The GPUs of this machine, or those of a Ray cluster.")] = EngineName.LOCAL,
+    as_json: AsJson = False,
 ) -> None:
     """Measure as much of a recipe as a time budget allows; run it again to continue."""
     space = load_recipe(recipe)
     run = RunSettings(space.name, seed, workers, deadline, out)
     _measure(space, jobs, run, time_budget, record_history, engine, enable_accounting)
+    _collect(out, out / "dataset.parquet", as_json=as_json)
 
 
 def _measure(
@@ -122,26 +126,28 @@ def _measure(
             )
         finally:
             line.close(tally)
-    _collect(run.folder, run.folder / "dataset.parquet")
 
 
 @app.command(rich_help_panel=_MAKE)
 def collect(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a campaign, running or not.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write the finished measurements of a campaign as a dataset."""
-    _collect(folder, out)
+    _collect(folder, out, as_json=as_json)
 
 
-def _collect(folder: Path, out: Path) -> None:
+def _collect(folder: Path, out: Path, *, as_json: bool = False) -> None:
     from gpumemnet.data.dataset import write_dataset
 
     rows = list(read_journal(folder))
     if any(row.provenance == "stand_in" for row in rows):
-        print(f"{len(rows):,} rows of a rehearsal stay in {folder}; they are no measurements, so no dataset is written")
+        sentence = f"{len(rows):,} rows of a rehearsal stay in {folder}; they are no measurements, so no dataset is written"
+        print_result({"rows": len(rows), "dataset": None}, sentence, as_json=as_json)
         return
-    print(f"{write_dataset(out, rows):,} measurements written to {out}")
+    written = write_dataset(out, rows)
+    print_result({"rows": written, "dataset": out}, f"{written:,} measurements written to {out}", as_json=as_json)
 
 
 @app.command(rich_help_panel=_MAKE)
@@ -160,14 +166,13 @@ def merge(
         raise
     for conflict in merged.conflicts:
         print(conflict, file=sys.stderr)
-    if as_json:
-        print(json.dumps(asdict(merged) | {"conflicts": [str(conflict) for conflict in merged.conflicts]}, indent=2))
-        return
-    print(
+    sentence = (
         f"{merged.written:,} of {merged.read:,} rows written to {out}: {merged.exact:,} were there already, {merged.repeats:,} "
         f"repeated a job, {len(merged.conflicts):,} contradicted another; {merged.histories:,} histories were copied, "
         f"{merged.lost_histories:,} were not found"
     )
+    conflicts = [str(conflict) for conflict in merged.conflicts]
+    print_result(asdict(merged) | {"conflicts": conflicts}, sentence, as_json=as_json)
 
 
 @app.command(rich_help_panel=_LOOK)
@@ -179,13 +184,9 @@ def validate(
     from gpumemnet.data.dataset import read_dataset
 
     measurements = read_dataset(dataset)
-    findings = validation.validate(measurements)
-    if as_json:
-        print(json.dumps({"rows": len(measurements), "findings": [str(finding) for finding in findings]}, indent=2))
-    else:
-        for finding in findings:
-            print(finding)
-        print(f"{len(measurements):,} rows, {len(findings):,} findings")
+    findings = [str(finding) for finding in validation.validate(measurements)]
+    text = "\n".join([*findings, f"{len(measurements):,} rows, {len(findings):,} findings"])
+    print_result({"rows": len(measurements), "findings": findings}, text, as_json=as_json)
     if findings:
         raise typer.Exit(FINDINGS_EXIT_CODE)
 
@@ -196,6 +197,7 @@ def split(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     folds: Annotated[int, typer.Option(min=2, max=100, help="How many folds.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Assign every architecture to a fold; added rows do not change folds, and real models belong to none."""
     from gpumemnet.data.dataset import read_dataset
@@ -204,19 +206,26 @@ def split(
 
     chosen = split_by_architecture(read_dataset(dataset), folds, seed)
     write_split(chosen, out)
-    print(f"{len(chosen.fold_of):,} architectures in {folds} folds, {len(chosen.test_only):,} for testing only, written to {out}")
+    in_folds, for_testing = len(chosen.fold_of), len(chosen.test_only)
+    print_result(
+        {"architectures": in_folds, "folds": folds, "for_testing_only": for_testing, "split": out},
+        f"{in_folds:,} architectures in {folds} folds, {for_testing:,} for testing only, written to {out}",
+        as_json=as_json,
+    )
 
 
 @app.command(rich_help_panel=_LOOK)
 def card(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the card and its pictures.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write the data card of a dataset, in Markdown with pictures, from the file alone."""
     from .card import write_card
 
-    paths = write_card(dataset, out)
-    print(f"{paths[0]} written, with {len(paths) - 1} pictures")
+    text, *pictures = write_card(dataset, out)
+    sentence = f"{text} written, with {len(pictures)} pictures"
+    print_result({"card": text, "pictures": list(map(str, pictures))}, sentence, as_json=as_json)
 
 
 @app.command(rich_help_panel=_LOOK)
@@ -242,12 +251,13 @@ def trace_recipe(
     jobs: Annotated[int, typer.Option(min=1, help="How many jobs to draw.")] = 1_000,
     seed: Seed = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Label the jobs of a recipe by tracing them, without a GPU; the rows are marked as traced."""
     from .traced.labels import trace_recipe
 
     trace_recipe(load_recipe(recipe), gpu, jobs, seed, out, workers)
-    _collect(out, out / "dataset.parquet")
+    _collect(out, out / "dataset.parquet", as_json=as_json)
 
 
 @app.command("trace-real-jobs", rich_help_panel=_MAKE)
@@ -258,6 +268,7 @@ def trace_real_jobs(
     rows_each: Annotated[int, typer.Option(min=1, help="Batch sizes of each trace.")] = 4,
     time_budget: Budget = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Trace jobs of real architectures (timm 1.0.9, torchvision, transformers); the rows are marked as traced."""
     from .traced.real_jobs.campaign import trace_real_jobs
@@ -266,8 +277,9 @@ def trace_real_jobs(
         out, architectures, options_each, rows_each, seed, time_budget, lambda line: print(line, file=sys.stderr)
     )
     statuses = ", ".join(f"{count:,} {status}" for status, count in progress.rows.most_common())
-    print(f"{progress.traced:,} traces made, {progress.left_out:,} left out (see left_out.jsonl); rows: {statuses or 'none'}")
-    _collect(out, out / "dataset.parquet")
+    made = f"{progress.traced:,} traces made, {progress.left_out:,} left out (see left_out.jsonl); rows: {statuses or 'none'}"
+    print(made, file=sys.stderr if as_json else sys.stdout)
+    _collect(out, out / "dataset.parquet", as_json=as_json)
 
 
 @app.command("add-traces", rich_help_panel=_MAKE)
@@ -275,17 +287,20 @@ def add_traces(
     dataset: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file of a dataset.")],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write; it may be the dataset itself.")],
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; one for each core unless given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Add the traced peak to each job of a dataset."""
     from .traced import peaks
 
-    done, failed = peaks.add_traces(dataset, out, workers)
-    print(f"{done:,} jobs traced, {failed:,} could not be; written to {out}")
+    traced, failed = peaks.add_traces(dataset, out, workers)
+    sentence = f"{traced:,} jobs traced, {failed:,} could not be; written to {out}"
+    print_result({"traced": traced, "failed": failed, "dataset": out}, sentence, as_json=as_json)
 
 
 @app.command("probe-device", rich_help_panel=_MAKE)
 def probe_gpu(
     out: Annotated[Path, typer.Option("--out", help="JSON file to write: a device profile.")] = Path("profile.json"),
+    as_json: AsJson = False,
 ) -> None:
     """Measure the CUDA context and the workspaces of cuBLAS and cuDNN on the first visible GPU."""
     from .measure.device_probe import probe_device, write_profile
@@ -296,10 +311,12 @@ def probe_gpu(
     with closing(ForkServer(log=sys.stderr.buffer)) as server:
         document = probe_device(server, meter)
     write_profile(document, out)
-    for reading in document["contexts"]:
-        print(f"context after {reading['stage']}: {format_bytes(reading['context_bytes'])}")
-    print(f"cuBLAS workspace: {document['blas_workspaces']['forward_bytes']:,} bytes")
-    print(f"profile of {meter.gpu.name} written to {out}")
+    lines = [
+        *(f"context after {reading['stage']}: {format_bytes(reading['context_bytes'])}" for reading in document["contexts"]),
+        f"cuBLAS workspace: {document['blas_workspaces']['forward_bytes']:,} bytes",
+        f"profile of {meter.gpu.name} written to {out}",
+    ]
+    print_result(document, "\n".join(lines), as_json=as_json)
 
 
 @app.command("import-published", rich_help_panel=_PUBLISHED)
@@ -311,24 +328,29 @@ def import_published(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published.parquet"),
+    as_json: AsJson = False,
 ) -> None:
     """Turn the published A100 measurements into a dataset."""
     from .published import importing
 
     left_out: Counter[str] = Counter()
-    print(f"{importing.import_published(source, out, left_out):,} published measurements written to {out}")
-    for reason, count in left_out.most_common():
-        print(f"{count:,} rows were left out: {reason}")
+    written = importing.import_published(source, out, left_out)
+    reasons = dict(left_out.most_common())
+    lines = [f"{written:,} published measurements written to {out}"]
+    lines += [f"{count:,} rows were left out: {reason}" for reason, count in reasons.items()]
+    print_result({"rows": written, "left_out": reasons, "dataset": out}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("import-real-models", rich_help_panel=_PUBLISHED)
 def import_real_models(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write.")] = Path("published_real_models.parquet"),
+    as_json: AsJson = False,
 ) -> None:
     """Turn the published A100 readings of real vision models into a dataset for testing; needs torchvision and timm."""
     from .published import real_models as published_real_models
 
-    print(f"{published_real_models.import_real_models(out):,} published readings written to {out}")
+    written = published_real_models.import_real_models(out)
+    print_result({"rows": written, "dataset": out}, f"{written:,} published readings written to {out}", as_json=as_json)
 
 
 @app.command("import-real-runs")
@@ -343,6 +365,7 @@ def import_real_runs(
         float | None,
         typer.Option("--time-budget", min=0, help="Seconds for tracing; models that it does not reach are left out."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Turn published runs of real models into a dataset, with layers and traced parts; run it again to continue."""
     from gpumemnet.data.dataset import write_dataset
@@ -350,13 +373,22 @@ def import_real_runs(
     from .traced.real_runs import build_real_runs
 
     rows, progress = build_real_runs(source, runs, time_budget, lambda line: print(line, file=sys.stderr))
-    print(f"{write_dataset(out, rows):,} published runs written to {out}; {progress.traced:,} models traced")
-    for what, count in progress.rows.most_common():
-        print(f"{count:,} rows {what}")
-    for model, error in progress.failed.items():
-        print(f"{model}: {error}")
+    written = write_dataset(out, rows)
+    outcomes = dict(progress.rows.most_common())
+    lines = [f"{written:,} published runs written to {out}; {progress.traced:,} models traced"]
+    lines += [f"{count:,} rows {outcome}" for outcome, count in outcomes.items()]
+    lines += [f"{model}: {error}" for model, error in progress.failed.items()]
     if progress.left:
-        print(f"{progress.left:,} models are not traced yet: run the command again")
+        lines.append(f"{progress.left:,} models are not traced yet: run the command again")
+    document = {
+        "rows": written,
+        "outcomes": outcomes,
+        "models_traced": progress.traced,
+        "models_failed": progress.failed,
+        "models_left": progress.left,
+        "dataset": out,
+    }
+    print_result(document, "\n".join(lines), as_json=as_json)
 
 
 def main() -> None:

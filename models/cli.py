@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gpumemnet.cli.arguments import AsJson
+from gpumemnet.cli.output import print_result
 from gpumemnet.cli.running import command_of, run
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
@@ -82,6 +84,7 @@ def train(
     ] = None,
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a classifier on a dataset, and write its bundle. The encoder common learns from several datasets."""
     check_replaceable(out)
@@ -116,7 +119,11 @@ def train(
         else:
             classifier = train_classifier(data, plan, lambda share: report("training", share))
     bundle = save_classifier(out, classifier, data, plan, name=name, version=version, metrics=rows, traces=calibration)
-    typer.echo(f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}")
+    print_result(
+        {"bundle": out, "name": name, "version": version, "jobs": len(data), "sha256": bundle.sha256},
+        f"{out}: trained on {len(data):,} jobs, {len(bundle.model):,} bytes, sha256 {bundle.sha256[:12]}",
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -129,7 +136,7 @@ def evaluate(
     folds: Annotated[int, typer.Option("--folds", min=2, max=20, help="Folds, split by architecture.")] = 3,
     seed: Seed = 0,
     epochs: Epochs = 80,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate every estimator on held-out architectures. Prints a table."""
     data = _load(dataset, family)
@@ -160,6 +167,7 @@ def report(
     common: Annotated[
         bool, typer.Option("--common", help="Only the common model beside the families' own, on the traced labels.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate every estimator on every dataset, with tables and pictures."""
     from .evaluation.full_report import write_common_report, write_full_report
@@ -171,8 +179,7 @@ def report(
             paths = write_common_report(datasets, out, seed=seed, workers=workers, progress=progress)
         else:
             paths = write_full_report(datasets, out, seed=seed, workers=workers, is_smoke=smoke, progress=progress)
-    for path in paths:
-        typer.echo(f"wrote {path}")
+    print_result({"written": list(map(str, paths))}, "\n".join(f"wrote {path}" for path in paths), as_json=as_json)
 
 
 @app.command("calibrate-closed-form")
@@ -245,7 +252,7 @@ def retrain(
         ),
     ] = None,
     tracking_model: Annotated[str, typer.Option("--tracking-model", help="Name of the model registered there.")] = "gpumemnet",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train on new data, and promote what is better than the champion.
 
@@ -310,6 +317,7 @@ def search(
     ] = None,
     engine: Annotated[str, typer.Option(metavar="local|ray", help="Where folds are trained.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Ray tasks at a time; as many as it has cores unless given.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Search for a training plan with Optuna. The file that it writes is for train --plan and retrain --plan."""
     from gpumemnet.cli.output import check_writable, write_atomically
@@ -332,8 +340,10 @@ def search(
     document = document_of(family, encoder, result.plan, search_report(task, result, epochs))
     write_atomically(out, json.dumps(document, indent=2) + "\n")
     counts = ", ".join(f"{count} {state}" for state, count in result.trials.items() if count)
-    typer.echo(
-        f"{out}: the best of {sum(result.trials.values())} trials ({counts}); not yet judged: run gpumemnet retrain --plan {out}"
+    print_result(
+        {"plan": out, "trials": result.trials},
+        f"{out}: the best of {sum(result.trials.values())} trials ({counts}); not yet judged: run gpumemnet retrain --plan {out}",
+        as_json=as_json,
     )
 
 

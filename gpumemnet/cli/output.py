@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -50,6 +53,14 @@ def write_atomically(path: Path, text: str, field: str = "out") -> None:
             with suppress(OSError):
                 temporary.unlink()
         raise InvalidRequestError(f"{path} cannot be written: {error.strerror}", field) from None
+
+
+def print_result(document: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Prints what a command did: ``document`` as one JSON document for programs, or ``text`` for a person.
+
+    Paths in ``document`` are written as strings.
+    """
+    typer.echo(json.dumps(document, indent=2, default=str) if as_json else text)
 
 
 def print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:

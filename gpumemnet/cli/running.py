@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +85,7 @@ def _prepare(command: Any) -> None:
     for parameter in [*command.params, command.get_help_option(typer.Context(command))]:
         if isinstance(parameter, typer.core.TyperArgument):
             parameter.display_type_rich = _no_type  # type: ignore[method-assign]  # its name says what it is
+            parameter.get_usage_pieces = partial(_usage_pieces, parameter)  # type: ignore[method-assign]
         elif getattr(parameter, "is_flag", False):
             parameter.metavar = ""
         elif parameter.metavar is None:
@@ -98,6 +100,12 @@ def _prepare(command: Any) -> None:
 
 def _no_type(ctx: Any) -> None:
     return None
+
+
+def _usage_pieces(argument: typer.core.TyperArgument, ctx: Any) -> list[str]:
+    """How the usage line names an argument: ``FILE``, ``FILE...`` where there may be several, ``[FILE]`` where it is optional."""
+    name = argument.display_name_raw
+    return [name if argument.required else f"[{name}]"]
 
 
 def _name_options_in_errors(command: Any) -> None:

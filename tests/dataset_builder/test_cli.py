@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -77,6 +78,15 @@ def test_collect_and_validate(tmp_path: Path, measurement: Measurement, oom: Mea
         0,
         f"1 architectures in 3 folds, 0 for testing only, written to {tmp_path / 's.json'}\n",
     )
+    for arguments, document in [
+        (("collect", tmp_path / "c", "--out", out), {"rows": 2, "dataset": str(out)}),
+        (("validate", out), {"rows": 2, "findings": []}),
+        (
+            ("split", out, "--folds", 3, "--out", tmp_path / "s.json"),
+            {"architectures": 1, "folds": 3, "for_testing_only": 0, "split": str(tmp_path / "s.json")},
+        ),
+    ]:
+        assert json.loads(run(*arguments, "--json").stdout) == document
     write_dataset(out, [measurement, measurement])
     done = run("validate", out)
     assert done.returncode == 3

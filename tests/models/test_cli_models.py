@@ -81,8 +81,9 @@ def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evalua
 @one_evaluation
 def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
     metrics = evaluated[0] / "evaluation.json"
-    done = models("train", "--dataset", published, "--out", tmp_path / "mine", "--epochs", "12", "--metrics", metrics)
+    done = models("train", "--dataset", published, "--out", tmp_path / "mine", "--epochs", "12", "--metrics", metrics, "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).items() >= {"bundle": str(tmp_path / "mine"), "name": "mine", "jobs": 3000}.items()
     estimate = Predictor.load(tmp_path / "mine").predict(small_job())
     assert estimate.in_support
     assert estimate.estimator == "mine"

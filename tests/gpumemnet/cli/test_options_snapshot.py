@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from gpumemnet.cli.commands import ENTRIES, LazyCommand
 
 SNAPSHOT = Path(__file__).with_name("options.txt")
@@ -59,6 +61,19 @@ def test_every_option_says_what_it_is_for() -> None:
         if parameter.param_type_name == "option" and not parameter.help
     ]
     assert silent == []
+
+
+def test_every_command_that_ends_has_a_form_for_programs() -> None:
+    assert [path for path, command in commands() if not any("--json" in option.opts for option in command.params)] == [
+        "gpumemnet serve"
+    ]
+
+
+def test_usage_lines_name_arguments_plainly() -> None:
+    usages = {path: command.collect_usage_pieces(typer.Context(command)) for path, command in commands()}
+    assert usages["gpumemnet predict"] == ["[OPTIONS]", "JOBS..."]
+    assert usages["gpumemnet models"] == ["[OPTIONS]", "[FOLDER...]"]
+    assert not [path for path, pieces in usages.items() if "{" in "".join(pieces) or "......" in "".join(pieces)]
 
 
 if __name__ == "__main__":
