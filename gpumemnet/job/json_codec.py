@@ -105,13 +105,11 @@ def _table(documents: Sequence[Any], max_layers: int) -> JobTable | None:
     columns = _layer_columns([*chain.from_iterable(lists)]) if has_valid_types else None
     if columns is None:
         return None
-    numbers = np.empty((len(NUMBER_FIELDS), count))
     options = list(zip(*(values.get(name) or repeat(_DEFAULTS[name], count) for name in OPTION_FIELDS), strict=True))
     try:
         for option_set in set(options):
             check_options(option_set)
-        for index, name in enumerate(NUMBER_FIELDS):
-            numbers[index] = np.array(values.get(name, _DEFAULTS[name]), dtype=np.float64)
+        numbers = np.array([values.get(name) or [_DEFAULTS[name]] * count for name in NUMBER_FIELDS], dtype=np.float64)
     except (InvalidJobError, TypeError, OverflowError):  # TypeError: an unhashable value is never a valid option
         return None
     counts = np.array(list(map(len, lists)) or [0] * count, dtype=np.int64)

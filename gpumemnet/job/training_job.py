@@ -7,7 +7,8 @@ are fields, because they alone change a job's memory by a factor of four.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -18,6 +19,15 @@ from numpy.typing import NDArray
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.layers import MAX_ELEMENTS, MAX_LAYERS, Layer, check_count, describe
+from gpumemnet.job.settled_counts import (
+    IS_COMPILED,
+    LARGE_TOTAL,
+    LARGE_TRAINABLE,
+    MISSING_TOTAL,
+    OTHER_TOTAL,
+    PER_FIELD,
+    settle_counts,
+)
 from gpumemnet.job.training_options import OPTION_CHOICES, OPTION_RANGES, OPTION_SWITCHES, TRAINING_OPTIONS, TrainingOptions
 
 SCHEMA_VERSION: Final = 1
@@ -156,9 +166,21 @@ _NUMBERS_OF: Final = attrgetter(*NUMBER_FIELDS)
 _ACTIVATIONS, _PARAMETERS = itemgetter(1), itemgetter(2)
 _TOTALS: Final = [NUMBER_FIELDS.index(name) for name in ("total_activations", "total_parameters")]
 _TRAINABLE: Final = NUMBER_FIELDS.index("trainable_parameters")
-_ZEROS: Final = [NUMBER_FIELDS.index(name) for name in sorted(UNSTATED_AS_ZERO)]
-_REQUIRED: Final = [index for index, name in enumerate(NUMBER_FIELDS) if name not in NULLABLE_FIELDS]
-_SMALLEST, _LARGEST = (np.array([limits[index] for limits in FIELD_RANGES], dtype=np.float64)[:, None] for index in (1, 2))
+_LIMITS: Final = array(
+    "d",
+    [
+        *(smallest for _, smallest, _ in FIELD_RANGES),
+        *(largest for _, _, largest in FIELD_RANGES),
+        *(name in NULLABLE_FIELDS for name in NUMBER_FIELDS),
+    ],
+)
+"""Of each field the smallest value, then the largest, then whether it may be missing; for :func:`settle_counts`."""
+_BROKEN_TOTALS: Final = {
+    MISSING_TOTAL: "is missing: give the layers, or total_activations and total_parameters",
+    OTHER_TOTAL: "is {stated}, but the layers add up to {total}: leave it out or correct it",
+    LARGE_TOTAL: f"must be between 0 and {MAX_ELEMENTS}, not {{total}}",
+    LARGE_TRAINABLE: "is {stated}, more than the {total} parameters",
+}
 _NAN: Final = float("nan")
 
 
@@ -183,37 +205,33 @@ def _check_options(*options: object) -> None:
             raise InvalidJobError(f"must be one of {', '.join(FIELD_CHOICES[name])}, not {describe(value)}", name)
 
 
-def settle_numbers(
-    stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int], max_layers: int = MAX_LAYERS
-) -> list[int | None]:
+def settle_numbers(stated: Sequence[object], activations: Sequence[int], parameters: Sequence[int]) -> list[int | None]:
     """Checks the counts of one job and derives its totals from its layers, if it has any.
 
     Args:
         stated: the values of :data:`NUMBER_FIELDS`, ``None`` where the job does not state one.
         activations, parameters: elements of each layer.
-        max_layers: the largest number of layers that a job may have.
 
     Raises:
         InvalidJobError: names the field and its allowed values.
     """
-    numbers: list[Any] = []
+    numbers: list[int | None] = []
     for (name, minimum, maximum), value in zip(FIELD_RANGES, stated, strict=True):
-        if type(value) is int and minimum <= value <= maximum:
-            numbers.append(value)
-        elif value is None and name in NULLABLE_FIELDS:
-            numbers.append(None)
-        else:
-            numbers.append(check_count(value, name, minimum, maximum))
-    if len(activations) > max_layers:
-        raise InvalidJobError(f"must hold at most {max_layers} layers, not {len(activations)}", "layers")
-    derived: list[Any] = [sum(activations), sum(parameters)]
-    unknown = [_NAN if numbers[index] is None else numbers[index] for index in (*_TOTALS, _TRAINABLE)]
-    for name, is_broken, reason, values in _total_rules(len(activations), unknown[:2], derived, unknown[2]):
-        if is_broken:
-            raise InvalidJobError(reason.format(*values), name)
-    for index, total in zip(_TOTALS, derived, strict=True):
-        numbers[index] = total if numbers[index] is None else numbers[index]
-    numbers[_TRAINABLE] = numbers[_TOTALS[1]] if numbers[_TRAINABLE] is None else numbers[_TRAINABLE]
+        is_unstated = value is None and name in NULLABLE_FIELDS
+        numbers.append(None if is_unstated else check_count(value, name, minimum, maximum))
+    if len(activations) > MAX_LAYERS:
+        raise InvalidJobError(f"must hold at most {MAX_LAYERS} layers, not {len(activations)}", "layers")
+    settled = array("d", [_NAN if number is None else number for number in numbers])
+    broken = array("q", (0,))
+    amounts = array("d", activations), array("d", parameters)
+    settle_counts(settled, array("q", (len(activations),)), *amounts, _LIMITS, broken)
+    if broken[0]:
+        field, rule = divmod(broken[0], PER_FIELD)
+        derived = sum(activations if field == _TOTALS[0] else parameters)
+        total = derived if activations else numbers[_TOTALS[1]]
+        raise InvalidJobError(_BROKEN_TOTALS[rule].format(stated=numbers[field], total=total), NUMBER_FIELDS[field])
+    for index in (*_TOTALS, _TRAINABLE):
+        numbers[index] = int(settled[index])
     return numbers
 
 
@@ -223,7 +241,7 @@ def settle_columns(
     activations: NDArray[np.float64],
     parameters: NDArray[np.float64],
 ) -> NDArray[np.bool_]:
-    """Checks the counts of many jobs, by the rules of :func:`settle_numbers`, and derives their totals.
+    """Checks the counts of many jobs and derives their totals.
 
     Args:
         numbers: the fields :data:`NUMBER_FIELDS`, NaN where a job does not state one, shape ``[9, B]``; changed in place.
@@ -233,39 +251,16 @@ def settle_columns(
     Returns:
         Which jobs break a rule, shape ``[B]``; :func:`settle_numbers` says which rule.
     """
-    is_outside = (numbers < _SMALLEST) | (numbers > _LARGEST)
-    breaks = np.asarray(is_outside.any(axis=0) | np.isnan(numbers[_REQUIRED]).any(axis=0))
-    owners = np.repeat(np.arange(len(layer_counts)), layer_counts)
-    derived = [np.bincount(owners, amounts, minlength=len(layer_counts)) for amounts in (activations, parameters)]
-    for _, is_broken, _, _ in _total_rules(layer_counts, numbers[_TOTALS], derived, numbers[_TRAINABLE]):
-        breaks |= is_broken
-    for index, total in zip((*_TOTALS, _TRAINABLE), (*derived, numbers[_TOTALS[1]]), strict=True):
-        np.copyto(numbers[index], total, where=np.isnan(numbers[index]))
-    numbers[_ZEROS] = np.nan_to_num(numbers[_ZEROS])
-    return breaks
-
-
-def _total_rules(layer_counts: Any, totals: Any, derived: Any, trainable: Any) -> Iterator[tuple[str, Any, str, tuple[Any, ...]]]:
-    """The rules for the totals of one job, or of the jobs in a column; a total that is not stated is NaN.
-
-    Args:
-        layer_counts: number of layers.
-        totals, derived: activations and parameters, as stated and as summed over the layers.
-        trainable: the stated trainable parameters.
-
-    Yields:
-        The field, whether the rule is broken, the error message, and the values in it.
-    """
-    for index, stated, total in zip(_TOTALS, totals, derived, strict=True):
-        name = NUMBER_FIELDS[index]
-        is_missing = (layer_counts == 0) & (stated != stated)  # NaN differs from itself
-        yield name, is_missing, "is missing: give the layers, or total_activations and total_parameters", ()
-        is_other = (layer_counts > 0) & (stated == stated) & (stated != total)
-        yield name, is_other, "is {}, but the layers add up to {}: leave it out or correct it", (stated, total)
-        yield name, total > MAX_ELEMENTS, f"must be between 0 and {MAX_ELEMENTS}, not {{}}", (total,)
-    reason = "is {}, more than the {} parameters"
-    yield "trainable_parameters", (layer_counts > 0) & (trainable > derived[1]), reason, (trainable, derived[1])
-    yield "trainable_parameters", trainable > totals[1], reason, (trainable, totals[1])
+    broken = np.zeros(len(layer_counts), dtype=np.int64)
+    columns: Any = numbers.reshape(-1), layer_counts, activations, parameters, _LIMITS, broken
+    if IS_COMPILED:
+        settle_counts(*columns)
+    else:  # uncompiled Python reads lists faster than arrays
+        columns = [column.tolist() for column in columns]
+        settle_counts(*columns)
+        numbers[:], broken[:] = np.reshape(columns[0], numbers.shape), columns[-1]
+    is_broken: NDArray[np.bool_] = broken != 0
+    return is_broken
 
 
 FIELD_DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(TrainingJob)}

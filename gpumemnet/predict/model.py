@@ -34,8 +34,8 @@ Array = NDArray[np.floating[Any]]
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
 _SEGMENT_COLUMN: Final = FEATURE_NAMES.index("segment_bytes")
-CERTAIN_COLUMNS: Final = [FEATURE_NAMES.index(name) for name in ("weight_bytes", "gradient_bytes", "optimizer_state_bytes")]
-"""What every training step holds at once, whatever else it does."""
+CERTAIN_COLUMNS: Final = slice(FEATURE_NAMES.index("weight_bytes"), FEATURE_NAMES.index("optimizer_state_bytes") + 1)
+"""What every training step holds at once, whatever else it does: weights, gradients, optimizer state."""
 NO_NUMBER: Final = "the model gives no number for it"
 """Reason given for a job when the graph outputs infinity or NaN."""
 _MOST_BYTES: Final = 2.0**62
@@ -221,10 +221,11 @@ class BundleModel:
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         safe = safe + place.shift_bound_bytes
         least = place.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
-        missing = np.maximum(least - (expected + place.shift_bytes), 0.0)
-        if missing.any():
-            distribution, expected = distribution.moved(missing), expected + missing
-        expected = expected + place.shift_bytes
+        shifted = expected + place.shift_bytes
+        if (least > shifted).any():
+            missing = np.maximum(least - shifted, 0.0)
+            distribution, shifted = distribution.moved(missing), expected + missing + place.shift_bytes
+        expected = shifted
         safe = np.ceil(np.maximum(safe, expected))
         model = AnsweringModel(
             self.card.name,
@@ -238,7 +239,7 @@ class BundleModel:
             np.minimum(safe, _MOST_BYTES).astype(np.int64),
             reasons,
             coverage,
-            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, place)),),
+            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, place.shift_bytes)),),
         )
 
     def _bounds_closed_form(self, level: int) -> bool:
@@ -310,11 +311,13 @@ def _in_bytes(amounts: Array) -> NDArray[np.float64]:
     return amounts_bytes
 
 
-def _log_edges(bins: BinScheme, place: Place) -> NDArray[np.float64]:
-    """Edges between the bins in log-bytes, as amounts that contain the context of the model's labels."""
+@lru_cache(maxsize=64)
+def _log_edges(bins: BinScheme, shift_bytes: int) -> NDArray[np.float64]:
+    """Edges between the bins in log-bytes, as amounts that contain the context of the model's labels; read-only."""
     log_edges = bins.log_inner_edges
-    if place.shift_bytes:
-        log_edges = np.log(np.maximum(np.exp(log_edges) - place.shift_bytes, 1.0))
+    if shift_bytes:
+        log_edges = np.log(np.maximum(np.exp(log_edges) - shift_bytes, 1.0))
+    log_edges.flags.writeable = False
     return log_edges
 
 

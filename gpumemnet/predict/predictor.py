@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from gpumemnet.errors import BundleError, FieldError, InvalidJobError, InvalidRequestError, UnsupportedJobError
 from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import GENERIC_BLAS_WORKSPACE_BYTES
-from gpumemnet.job.job_table import Indices, JobTable
+from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.answer_gpu import GpuChoice
@@ -24,6 +24,7 @@ from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundle
 from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, Place, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.support import Unseen
 
 TRUST: Final = ("observed", "measured", "published", "traced")
 """Provenance of training labels, most trusted first; ``observed`` labels come from jobs at the user's site."""
@@ -215,34 +216,52 @@ class Predictor:
         """
         left, some = np.arange(len(table)), table
         features, workspace = None, None
-        choice = np.zeros(len(table), dtype=np.int64)
-        fewest = np.full(len(table), _UNKNOWN)
-        views = []
-        for number, model in enumerate(models):
+        trials = []
+        for model in models:
             place = self.place(model, options.gpu)
             if features is None or place.answer_gpu.blas_workspace_bytes != workspace:
                 features, workspace = model.features(some, place), place.answer_gpu.blas_workspace_bytes
             unseen = model.support.check(some, features)
-            views.append((place, left, features, unseen))
-            distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
-            is_nearer = distance < fewest[left]
-            nearer = left[is_nearer]
-            choice[nearer], fewest[nearer] = number, distance[is_nearer]
+            trials.append(_Trial(model, place, left, features, unseen))
             is_left = unseen.counts > 0
             if not is_left.any():
                 break
             if not is_left.all():
                 rows = is_left.nonzero()[0]
                 left, some, features = left[rows], some.take(rows), features[rows]
+        choice = _nearest(trials, len(table)) if len(trials) > 1 else None
         parts = []
-        for number, (place, rows, features, unseen) in enumerate(views):
-            mine = (choice[rows] == number).nonzero()[0]
-            if not len(mine):
-                continue
-            if len(mine) < len(rows):
-                rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
-            parts.append((rows, models[number].predict(unseen.table, options.bins, options.coverage, place, features, unseen)))
+        for number, (model, place, rows, features, unseen) in enumerate(trials):
+            if choice is not None:
+                mine = (choice[rows] == number).nonzero()[0]
+                if not len(mine):
+                    continue
+                if len(mine) < len(rows):
+                    rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
+            parts.append((rows, model.predict(unseen.table, options.bins, options.coverage, place, features, unseen)))
         return parts
+
+
+class _Trial(NamedTuple):
+    """A model, the GPU as it sees it, the rows that no earlier model's support contains, their features, what it has not seen."""
+
+    model: BundleModel
+    place: Place
+    rows: Indices
+    features: Array
+    unseen: Unseen
+
+
+def _nearest(trials: Sequence[_Trial], count: int) -> Indices:
+    """For each of ``count`` rows, the position of the trial that is nearest to it; the first of equals."""
+    choice = np.zeros(count, dtype=np.int64)
+    fewest = np.full(count, _UNKNOWN)
+    for number, (_, _, rows, _, unseen) in enumerate(trials):
+        distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
+        is_nearer = distance < fewest[rows]
+        nearer = rows[is_nearer]
+        choice[nearer], fewest[nearer] = number, distance[is_nearer]
+    return choice
 
 
 def _rows_of_families(table: JobTable) -> list[tuple[str, Indices]]:

@@ -87,8 +87,10 @@ class Support:
     def _in_wider_class(self, table: JobTable, features: Array, counts: Indices) -> Flags:
         """Whether each job lies outside the support, but where the closed form was tested on real networks, shape ``[B]``."""
         is_wider: Flags = counts > 0
+        if not is_wider.any():
+            return is_wider
         tested = self._closed_form
-        if tested is None or not is_wider.any():
+        if tested is None:
             return np.zeros(len(table), dtype=np.bool_)
         is_wider &= table.layer_counts > 0
         is_tested = [
