@@ -39,7 +39,8 @@ def build(document: Document) -> nn.Module:
 
 def sample(document: Document, batch_size: int) -> Any:
     """What the network is called with: a tensor, a tuple of tensors, or keyword arguments; labels where it has its own loss."""
-    size, length = document.get("image_size"), document.get("length", 0)
+    size: int = document.get("image_size", 0)
+    length: int = document.get("length", 0)
     if document["library"] == "own":
         return own_inputs(document["model"], document["settings"], length, batch_size)
     if document["library"] != "transformers":
