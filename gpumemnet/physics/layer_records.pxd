@@ -6,7 +6,7 @@ cdef class LayerKind:
     cdef public Py_ssize_t group
     cdef public double mask_bytes, statistics, second_share, autocast_output_bytes, autocast_input_bytes
     cdef public bint is_alias, saves_input, saves_output, has_bias, is_cast, is_attention, is_embedding, is_convolution, is_norm
-    cdef public bint is_add, is_concatenate, is_conv2d, is_dropout, is_linear, is_matmul, is_multiply, is_rms_norm, is_softmax
+    cdef public bint is_average_pool, is_add, is_concatenate, is_conv2d, is_dropout, is_linear, is_matmul, is_multiply, is_rms_norm, is_softmax
     cdef public bint computes_attention, reads_scores, reads_projections, starts_block
 
 @cython.final

@@ -39,7 +39,8 @@ class LayerKind:
     __slots__ = (
         *("group", "is_alias", "saves_input", "saves_output", "mask_bytes", "statistics", "second_share", "has_bias", "is_cast"),
         *("autocast_output_bytes", "autocast_input_bytes", "is_attention", "is_embedding", "is_convolution", "is_norm", "is_add"),
-        *("is_concatenate", "is_conv2d", "is_dropout", "is_linear", "is_matmul", "is_multiply", "is_rms_norm", "is_softmax"),
+        *("is_average_pool", "is_concatenate", "is_conv2d", "is_dropout", "is_linear", "is_matmul", "is_multiply", "is_rms_norm"),
+        "is_softmax",
         *("computes_attention", "reads_scores", "reads_projections", "starts_block"),
     )
 
@@ -56,6 +57,7 @@ class LayerKind:
         self.is_convolution = group == "conv"
         self.is_norm = group == "norm"
         self.is_add = name == "add"
+        self.is_average_pool = name == "avg_pool"
         self.is_concatenate = name == "concatenate"
         self.is_conv2d = name == "conv2d"
         self.is_dropout = name == "dropout"

@@ -32,6 +32,9 @@ cdef Py_ssize_t _first_product(list layers, Py_ssize_t at) noexcept
 @cython.locals(layer=Layer, following=Layer, previous=Layer, can_be=bint)
 cdef void _note_depthwise(list layers, Py_ssize_t at) noexcept
 
+@cython.locals(first=Py_ssize_t, pooling=Layer, before=Layer, norm=Layer, total=Layer, is_added=bint)
+cdef void _note_branch(list layers, Py_ssize_t at) noexcept
+
 @cython.locals(width=Py_ssize_t)
 cdef bint _is_depthwise(double parameters, double channels) noexcept
 

@@ -8,7 +8,8 @@ The roles are fields of :class:`gpumemnet.physics.layer_records.Layer`:
   halves, a product, a sum.
 * ``is_inner_sum``: a sum within attention, of a rotation or of scores and a mask.  It ends no residual block, and has the element
   type of its input.
-* ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it, or only later layers.
+* ``is_passed_on``: the next layer of the list does not keep this output: only a rotation reads it, or only later layers, such as
+  the sum behind another branch.
 * ``begins_block``, ``is_in_block``: blocks that activation checkpointing recomputes.  Layers after the last residual sum lie
   outside of all blocks.  Without residual sums, the last layer that begins a block lies outside.
 * ``is_decomposed_norm``: an RMS norm in elementary operations, without a parameter, whose weight is a separate product: it keeps
@@ -60,6 +61,7 @@ def note_roles(layers: list[Layer]) -> None:
             _note_projection(layers, at)
         elif kind.is_conv2d:
             _note_depthwise(layers, at)
+            _note_branch(layers, at)
     last = _note_residual_blocks(layers)
     if last < 0:
         last = _note_plain_blocks(layers)
@@ -156,6 +158,26 @@ def _note_depthwise(layers: list[Layer], at: int) -> None:
         previous = layers[at - 1]
         can_be = previous.activations >= layer.activations
         layer.is_depthwise = can_be and _is_depthwise(layer.parameters, following.parameters / 2.0)
+
+
+def _note_branch(layers: list[Layer], at: int) -> None:
+    """A convolution that begins a branch of its own, to be added to what the branch before it ends with.
+
+    The branch is a convolution and its norm, after a pooling or none.  It reads what the branch before it has read, and what lies
+    between is not its input: the end of a residual block before its projection (ResNet, arXiv 1512.03385, and its D variant), or
+    the branches of a network that is trained to be merged (RepVGG, arXiv 2101.03697; MobileOne, arXiv 2206.04040).
+    """
+    first = at
+    if at > 0:
+        pooling = layers[at - 1]
+        if pooling.kind.is_average_pool:
+            first = at - 1
+    if first == 0 or at + 2 >= len(layers):
+        return
+    before, norm, total = layers[first - 1], layers[at + 1], layers[at + 2]
+    is_added = norm.is_passed_on or (total.kind.is_add and total.activations == norm.activations)
+    if norm.kind.is_norm and is_added and (before.kind.is_norm or before.kind.is_add):
+        before.is_passed_on = before.activations == norm.activations
 
 
 def _is_depthwise(parameters: float, channels: float) -> bool:

@@ -140,3 +140,20 @@ def test_a_first_layer_or_one_with_more_to_give_is_not_depthwise() -> None:
     # 1 x 1 of 24 channels, with a bias.
     wider = with_roles("relu", "conv2d", "batch_norm2d", widths={1: 3, 2: 3}, parameters={1: 25 * 24, 2: 48})
     assert positions(wider, "is_depthwise") == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "passed_on"),
+    [
+        # ResNet: the projection beside a block reads the block's input, not the norm before it.
+        (("relu", "conv2d", "batch_norm2d", "conv2d", "batch_norm2d", "add", "relu"), [2]),
+        # The D variant pools before it.
+        (("relu", "conv2d", "batch_norm2d", "avg_pool", "conv2d", "batch_norm2d", "add", "relu"), [2]),
+        # RepVGG: three branches read the same input.
+        (("relu", "batch_norm2d", "conv2d", "batch_norm2d", "conv2d", "batch_norm2d", "add", "add", "relu"), [1, 3]),
+        # A linear bottleneck is read by the next convolution.
+        (("relu", "conv2d", "batch_norm2d", "conv2d", "batch_norm2d", "relu", "conv2d", "batch_norm2d", "add"), []),
+    ],
+)
+def test_a_branch_does_not_read_the_end_of_the_branch_before_it(kinds: tuple[str, ...], passed_on: list[int]) -> None:
+    assert positions(with_roles(*kinds), "is_passed_on") == passed_on
