@@ -3,11 +3,14 @@
     python benchmarks/chaos.py [--seconds 1800] [--seed 0]
 
 For the whole time: predictions by every protocol, batches, bad bodies, floods of observations against a short queue, the champion
-changed every two seconds, and a worker killed with SIGKILL every few seconds.  At the end the service is stopped, and every
-observation that was accepted with a 201 must be in the database.  Prints a summary as JSON and ends with 1 when a rule is
-broken: no 5xx but deliberate 503s with Retry-After, no lost observation, no connection cut but those of a killed worker, memory
-steady (the first quartile of the longest-lived worker's memory grows by at most a tenth from the middle third of the run to the
-last third; checked only in runs of a minute or more, because a shorter run is all start-up).
+changed every two seconds, and a worker killed with SIGKILL every few seconds.  Prints a summary as JSON, and ends with 1 when one
+of these rules is broken:
+
+* The only 5xx are deliberate 503s with Retry-After.
+* Every observation that was accepted with a 201 is in the database after the service has stopped.
+* The only connections that are cut are those of a killed worker.
+* Memory is steady.  From the middle third of the run to the last, the first quartile of the longest-lived worker's memory grows
+  by at most a tenth.  Runs of less than a minute are not checked: they are all start-up.
 """
 
 from __future__ import annotations

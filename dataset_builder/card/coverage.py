@@ -110,7 +110,7 @@ def _flatten(prefix: str, document: Mapping[str, Any], into: dict[str, Any]) -> 
         elif isinstance(value, list):
             numbers = list(_leaves(value))
             into[f"{prefix}{name} (count)"] = len(numbers)
-            if numbers and not any(isinstance(each, str | bool | None) for each in numbers):
+            if numbers and not any(isinstance(number, str | bool | None) for number in numbers):
                 into[f"{prefix}{name} (largest)"] = max(numbers)
         else:
             into[f"{prefix}{name}"] = value
@@ -118,8 +118,8 @@ def _flatten(prefix: str, document: Mapping[str, Any], into: dict[str, Any]) -> 
 
 def _leaves(value: Any) -> Iterable[Any]:
     if isinstance(value, list):
-        for each in value:
-            yield from _leaves(each)
+        for element in value:
+            yield from _leaves(element)
     else:
         yield value
 
@@ -131,19 +131,19 @@ def spreads(measurements: Iterable[Measurement]) -> list[Spread]:
         for name, value in feature_values(measurement).items():
             columns.setdefault(name, []).append(value)
     found = [spread(name, values) for name, values in sorted(columns.items()) if len(set(values)) > 1]
-    return sorted(found, key=lambda each: not each.is_range)
+    return sorted(found, key=lambda spread: not spread.is_range)
 
 
 def spread(feature: str, values: Sequence[Any]) -> Spread:
     """The spread of one feature; a number with few values counts as a range or as choices, whichever fits better."""
-    numeric = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     choices = _choices(feature, values)
     if not numeric:
         return choices
     numbers = _range(feature, values)
     if len(set(values)) > MOST_CHOICES:
         return numbers
-    return min(numbers, choices, key=lambda each: each.crowding)
+    return min(numbers, choices, key=lambda spread: spread.crowding)
 
 
 def _choices(feature: str, values: Sequence[Any]) -> Spread:
@@ -165,7 +165,7 @@ def _range(feature: str, values: Sequence[float]) -> Spread:
     column = np.asarray(values, dtype=np.float64)
     low, high = float(column.min()), float(column.max())
     scale = np.log if low > 0 else np.asarray
-    if all(isinstance(each, int) for each in values):
+    if all(isinstance(value, int) for value in values):
         numbers, counts = np.unique(column, return_counts=True)
         knots = scale(np.stack([numbers, numbers + 1], axis=1).ravel())
         below = np.concatenate([[0.0], np.repeat(np.cumsum(counts), 2)[:-1]])
@@ -208,4 +208,4 @@ def label_octaves(label_bytes: NDArray[np.int64], capacity_bytes: int) -> list[O
 
 def empty_octaves(octaves: Iterable[Octave], capacity_bytes: int) -> list[Octave]:
     """Octaves without labels between 0.5 GiB and three quarters of the GPU's memory."""
-    return [each for each in octaves if 0 < each.low_bytes < CARD_SHARE * capacity_bytes and not each.rows]
+    return [octave for octave in octaves if 0 < octave.low_bytes < CARD_SHARE * capacity_bytes and not octave.rows]

@@ -64,8 +64,8 @@ def label_figure(families: Families) -> Figure:
 
 def coverage_figure(family: str, spreads: Sequence[Spread]) -> Figure:
     """Left: share of the rows in each tenth of each number's range.  Right: the most frequent choice against its even share."""
-    ranges = [each for each in spreads if each.is_range]
-    choices = [each for each in spreads if not each.is_range]
+    ranges = [spread for spread in spreads if spread.is_range]
+    choices = [spread for spread in spreads if not spread.is_range]
     columns = [choices] if len(choices) <= _MOST_BARS else [choices[: -(-len(choices) // 2)], choices[-(-len(choices) // 2) :]]
     figure = _figure(13.0 + 3.0 * (len(columns) - 1), max(2.4, 1.3 + 0.36 * max(len(ranges), *map(len, columns))))
     left, *others = figure.subplots(
@@ -74,14 +74,14 @@ def coverage_figure(family: str, spreads: Sequence[Spread]) -> Figure:
     if ranges:
         _draw_tenths(left, ranges)
     left.set(title=f"{family}: % of the rows in each tenth of the range (white: above {100 * TENTH_LIMIT:g})", xlabel="tenth")
-    longest = 1.1 * max([CHOICE_LIMIT, *(CHOICE_LIMIT * each.crowding for each in choices)])
-    for axes, some in zip(others, columns, strict=True):
-        _draw_choices(axes, some, COLOURS[family], longest)
+    longest = 1.1 * max([CHOICE_LIMIT, *(CHOICE_LIMIT * spread.crowding for spread in choices)])
+    for axes, column_choices in zip(others, columns, strict=True):
+        _draw_choices(axes, column_choices, COLOURS[family], longest)
     return figure
 
 
 def _draw_tenths(axes: Axes, ranges: Sequence[Spread]) -> None:
-    shares = 100 * np.array([each.cells for each in ranges])
+    shares = 100 * np.array([spread.cells for spread in ranges])
     axes.imshow(shares, cmap="cividis_r", vmin=0, vmax=2 * 100 * TENTH_LIMIT, aspect=0.6)
     axes.set_anchor("N")
     for (row, tenth), share in np.ndenumerate(shares):
@@ -89,15 +89,15 @@ def _draw_tenths(axes: Axes, ranges: Sequence[Spread]) -> None:
         colour, weight = ("white", "bold") if over else ("black", "normal")
         axes.text(tenth, row, f"{share:.0f}", ha="center", va="center", fontsize=9, color=colour, weight=weight)
     axes.set_xticks(range(10), [str(tenth) for tenth in range(1, 11)])
-    axes.set_yticks(range(len(ranges)), [f"{each.feature}\n{each.ends}" for each in ranges], fontsize=8)
+    axes.set_yticks(range(len(ranges)), [f"{spread.feature}\n{spread.ends}" for spread in ranges], fontsize=8)
 
 
 def _draw_choices(axes: Axes, choices: Sequence[Spread], colour: str, longest: float) -> None:
-    colours = [colour if each.within else OOM_COLOUR for each in choices]
-    hatches = ["" if each.within else "////" for each in choices]
-    axes.barh(range(len(choices)), [CHOICE_LIMIT * each.crowding for each in choices], color=colours, hatch=hatches)
+    colours = [colour if spread.within else OOM_COLOUR for spread in choices]
+    hatches = ["" if spread.within else "////" for spread in choices]
+    axes.barh(range(len(choices)), [CHOICE_LIMIT * spread.crowding for spread in choices], color=colours, hatch=hatches)
     axes.axvline(CHOICE_LIMIT, color="black", linestyle="--", linewidth=1)
-    names = [f"{each.feature}\n{each.fullest}: {max(each.cells):.0%}, {len(each.cells)} values" for each in choices]
+    names = [f"{spread.feature}\n{spread.fullest}: {max(spread.cells):.0%}, {len(spread.cells)} values" for spread in choices]
     axes.set_yticks(range(len(choices)), names, fontsize=8)
     axes.set(ylim=(len(choices) - 0.4, -0.6), xlim=(0, longest))
     axes.set(title=f"most frequent choice (limit {CHOICE_LIMIT:g}, dashed)", xlabel="times its even share")
@@ -143,7 +143,7 @@ def context_figure(families: Families) -> Figure | None:
     if not known:
         return None
     figure, panels = _stack(known, 1.9)
-    edges = np.histogram_bin_edges(np.concatenate([np.asarray(each) for each in known.values()]), bins=60)
+    edges = np.histogram_bin_edges(np.concatenate([np.asarray(amounts) for amounts in known.values()]), bins=60)
     for axes, (family, values) in zip(panels, known.items(), strict=True):
         axes.hist(values, bins=edges, color=COLOURS[family])
         axes.axvline(float(np.median(values)), color="black", linestyle="--", linewidth=1)
@@ -181,10 +181,10 @@ def map_figure(family: str, rows: Sequence[Measurement], seed: int = 0) -> Figur
             [],
             marker="o",
             linestyle="",
-            color=colour(each / max(1, top)),
-            label=f"{_amount(edges[each])} – {_amount(edges[each + 1])}",
+            color=colour(bin_index / max(1, top)),
+            label=f"{_amount(edges[bin_index])} – {_amount(edges[bin_index + 1])}",
         )
-        for each in sorted(set(bins.tolist()))
+        for bin_index in sorted(set(bins.tolist()))
     ]
     if not fits.all():
         keys.append(Line2D([], [], marker="x", linestyle="", color=OOM_COLOUR, label="out of memory"))

@@ -103,9 +103,11 @@ def _counts(families: Families) -> str:
             rows = [row for row in family_rows if row.recipe == recipe]
             statuses = Counter(row.status for row in rows)
             architectures = len({row.architecture_key for row in rows})
-            lines.append([family, recipe, *(f"{statuses[each]:,}" for each in STATUSES), f"{len(rows):,}", f"{architectures:,}"])
+            lines.append(
+                [family, recipe, *(f"{statuses[status]:,}" for status in STATUSES), f"{len(rows):,}", f"{architectures:,}"]
+            )
     total = Counter(row.status for row in chain.from_iterable(families.values()))
-    lines.append(["all", "", *(f"{total[each]:,}" for each in STATUSES), f"{total.total():,}", ""])
+    lines.append(["all", "", *(f"{total[status]:,}" for status in STATUSES), f"{total.total():,}", ""])
     return table(["family", "recipe", *STATUSES, "rows", "architectures"], lines)
 
 
@@ -150,17 +152,17 @@ def _labels(families: Families, pictures: Set[str]) -> str:
             capacity = max(row.capacity_bytes for row in rows)
             octaves = label_octaves(labels, capacity)
             empty = empty_octaves(octaves, capacity)
-            low, median, high = (format_bytes(each) for each in np.quantile(labels, (0.0, 0.5, 1.0)))
+            low, median, high = (format_bytes(quantile) for quantile in np.quantile(labels, (0.0, 0.5, 1.0)))
             sentence = f"**{family} on {gpu}** ({format_bytes(capacity)} free when idle): {low} to {high}, median {median}. "
             sentence += f"The largest label is {labels.max() / capacity:.0%} of that; "
-            sentence += f"empty octaves below 75 %: {', '.join(each.name for each in empty) or 'none'}."
+            sentence += f"empty octaves below 75 %: {', '.join(octave.name for octave in empty) or 'none'}."
             parts += [sentence, table(["label", "rows", "share"], _octave_lines(octaves, len(labels)))]
     return "\n\n".join([*parts, _picture("labels", "labels of every family", pictures)])
 
 
 def _octave_lines(octaves: Iterable[Octave], total: int) -> list[list[str]]:
-    kept = [each for each in octaves if each.low_bytes or each.rows]
-    return [[each.name, f"{each.rows:,}", f"{each.rows / total:.1%}"] for each in kept]
+    kept = [octave for octave in octaves if octave.low_bytes or octave.rows]
+    return [[octave.name, f"{octave.rows:,}", f"{octave.rows / total:.1%}"] for octave in kept]
 
 
 def _coverage(spreads: Mapping[str, Sequence[Spread]], pictures: Set[str]) -> str:
@@ -207,7 +209,7 @@ def _context(families: Families, pictures: Set[str]) -> str:
         for gpu in sorted({row.gpu for row in rows}):
             known = [row.context_bytes for row in rows if row.gpu == gpu and row.context_bytes]
             if known:
-                quantiles = (format_bytes(each) for each in np.quantile(known, (0.0, 0.05, 0.5, 0.95, 1.0)))
+                quantiles = (format_bytes(quantile) for quantile in np.quantile(known, (0.0, 0.05, 0.5, 0.95, 1.0)))
                 lines.append([family, gpu, f"{len(known):,}", *quantiles])
     heading = ["family", "GPU", "rows", "least", "5 %", "median", "95 %", "most"]
     return table(heading, lines) + "\n\n" + _picture("context", "context bytes of every family", pictures)
@@ -223,7 +225,7 @@ def _maps(families: Families, pictures: Set[str]) -> str:
 
 
 def _findings(rows: Sequence[Measurement]) -> str:
-    findings = Counter(each.rule for each in validate(rows))
+    findings = Counter(finding.rule for finding in validate(rows))
     if not findings:
         return "None."
     return table(["rule", "rows"], [[rule, f"{count:,}"] for rule, count in sorted(findings.items())])
@@ -266,8 +268,8 @@ def _limits(rows: Sequence[Measurement], families: Families, spreads: Mapping[st
             used = {getattr(row.job, field) for row in members}
             if len(used) == 1:
                 limits.append(f"{family}: one {field} only, `{used.pop()}`.")
-    for family, each in spreads.items():
-        crowded = [spread.feature for spread in each if not spread.within]
+    for family, family_spreads in spreads.items():
+        crowded = [spread.feature for spread in family_spreads if not spread.within]
         if crowded:
             limits.append(f"{family}: crowded features are {', '.join(crowded)}.")
     failed = sum(row.status in ("timeout", "error") for row in rows)

@@ -110,7 +110,7 @@ def traced_row(subject: Subject, clock: Callable[[], float]) -> TracedRow:
         recipe=measurement.recipe,
         label_bytes=measurement.label_bytes,
         measured_reserved_bytes=measurement.peak_reserved_bytes,
-        reserved_bytes=memory.run.reserved_bytes,
+        reserved_bytes=memory.replayed.reserved_bytes,
         bound_bytes=memory.safe_bytes,
         fake_tensor_bytes=peak_of(uncorrected, tensors)[0],
         parameter_bytes=(job.total_parameters or 0) * element.weight,

@@ -124,7 +124,7 @@ class Pool:
         if not self.running and not self._settle_idle():
             return
         is_draining = len(self.solo_jobs) >= _SOLO_JOBS_BEFORE_DRAIN or (self.solo_jobs and not queue)
-        if is_draining or any(each.planned in self.solo_jobs for each in self.running):
+        if is_draining or any(running_job.planned in self.solo_jobs for running_job in self.running):
             if not self.running:
                 self._start(self.solo_jobs[0])
             return
@@ -152,7 +152,7 @@ class Pool:
 
     def _free_bytes(self) -> int:
         """Free memory, less what the running jobs may still take."""
-        growth = sum(max(0, each.admission_bytes - (each.process_bytes or 0)) for each in self.running)
+        growth = sum(max(0, running_job.admission_bytes - (running_job.process_bytes or 0)) for running_job in self.running)
         return self.meter.device().free_bytes - growth
 
     def _settle_idle(self) -> bool:
@@ -176,8 +176,8 @@ class Pool:
         idle = None if self.running else self._idle_used_bytes
         pid, end = self._server.start(request)
         self.running.append(Running(planned, job, _admission_bytes(planned), pid, end, time.monotonic(), idle))
-        for each in self.running:
-            each.neighbours = max(each.neighbours, len(self.running) - 1)
+        for running_job in self.running:
+            running_job.neighbours = max(running_job.neighbours, len(self.running) - 1)
 
     def receive(self, running: Running) -> None:
         """Handle the next message of a child."""
@@ -186,7 +186,7 @@ class Pool:
             running.end.close()  # the child's exit says how it ended
             return
         if message["event"] == "started":
-            running.pids = [int(each) for each in message["pids"]]
+            running.pids = [int(process_id) for process_id in message["pids"]]
             running.stack = message["stack"]
             self._waiting_for_context.append(running)
             self._grant_context()
@@ -226,15 +226,15 @@ class Pool:
         """Read the memory of every job and keep its maximum."""
         if self.source.one_at_a_time:
             used = self.meter.device().used_bytes
-            for each in self.running:
-                each.peak_device_bytes = _maximum(each.peak_device_bytes, used - (each.idle_used_bytes or 0))
+            for running_job in self.running:
+                running_job.peak_device_bytes = _maximum(running_job.peak_device_bytes, used - (running_job.idle_used_bytes or 0))
             return
         listed = self.meter.processes()
-        for each in self.running:
-            used_by = listed.get(each.driver_pid) if each.driver_pid is not None else None
+        for running_job in self.running:
+            used_by = listed.get(running_job.driver_pid) if running_job.driver_pid is not None else None
             if used_by is not None:
-                each.process_bytes = used_by
-                each.peak_process_bytes = _maximum(each.peak_process_bytes, used_by)
+                running_job.process_bytes = used_by
+                running_job.peak_process_bytes = _maximum(running_job.peak_process_bytes, used_by)
         if len(self.running) == 1 and self.running[0].neighbours == 0 and self.running[0].idle_used_bytes is not None:
             alone = self.running[0]
             difference = self.meter.device().used_bytes - (alone.idle_used_bytes or 0)
@@ -243,14 +243,14 @@ class Pool:
     def kill_overdue(self) -> None:
         """Kill the jobs that have passed their deadline."""
         now = time.monotonic()
-        for each in self.running:
-            if not each.timed_out and now - each.started > self._settings.deadline_seconds:
-                each.timed_out = True
-                self._server.kill(each.pid)
+        for running_job in self.running:
+            if not running_job.timed_out and now - running_job.started > self._settings.deadline_seconds:
+                running_job.timed_out = True
+                self._server.kill(running_job.pid)
 
     def ended(self, pid: int, code: int) -> bool:
         """Take a finished child off the GPU; ``False`` when it is not one of this pool's."""
-        running = next((each for each in self.running if each.pid == pid), None)
+        running = next((running_job for running_job in self.running if running_job.pid == pid), None)
         if running is None:
             return False
         while running.end.fileno() >= 0 and not running.settled:  # messages that it sent before it ended
@@ -315,8 +315,8 @@ class Pool:
             options=planned.options_json,
             peak_process_bytes=running.peak_process_bytes if ok else None,
             peak_device_bytes=running.peak_device_bytes if ok and running.neighbours == 0 else None,
-            peak_reserved_bytes=max((each.peak_reserved_bytes for each in phases), default=None) if ok else None,
-            peak_allocated_bytes=max((each.peak_allocated_bytes for each in phases), default=None) if ok else None,
+            peak_reserved_bytes=max((phase.peak_reserved_bytes for phase in phases), default=None) if ok else None,
+            peak_allocated_bytes=max((phase.peak_allocated_bytes for phase in phases), default=None) if ok else None,
             context_bytes=process_bytes - last.reserved_bytes if ok and process_bytes is not None and last is not None else None,
             phases=tuple(phases),
             allocator=outcome.get("allocator", {}),

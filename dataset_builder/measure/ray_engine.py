@@ -64,13 +64,13 @@ class RayEngine:
         self._actors = [worker.remote(enable_accounting, meters, child) for _ in range(count)]
         size_requests = {actor.total_bytes.remote(): actor for actor in self._actors}
         ready, late = self._ray.wait(list(size_requests), num_returns=count, timeout=_START_SECONDS)
-        for each in late:  # another user of the cluster has this GPU
-            self._ray.kill(size_requests[each])
-        self._actors = [size_requests[each] for each in ready]
-        answers = [self._answer(each) for each in ready]
-        self._bytes = [each for each in answers if isinstance(each, int)]
+        for request in late:  # another user of the cluster has this GPU
+            self._ray.kill(size_requests[request])
+        self._actors = [size_requests[request] for request in ready]
+        answers = [self._answer(request) for request in ready]
+        self._bytes = [answer for answer in answers if isinstance(answer, int)]
         if len(self._bytes) < len(answers):
-            raise MeasurementError(str(next(each for each in answers if not isinstance(each, int))))
+            raise MeasurementError(str(next(answer for answer in answers if not isinstance(answer, int))))
         if not self._bytes:
             raise MeasurementError(f"none of the Ray cluster's {count} GPUs became free in {_START_SECONDS:.0f} s")
 
@@ -115,7 +115,7 @@ class RayEngine:
                 _keep_history(settings.folder, measurement, history)
                 record(jobs[key], measurement)
                 tally.statuses[measurement.status] += 1
-            failures += [failure for each in done if (failure := self._finish(each, settings.folder)) is not None]
+            failures += [failure for reference in done if (failure := self._finish(reference, settings.folder)) is not None]
             tally.running = len(pending)
             show(tally)
         if failures:
@@ -160,7 +160,7 @@ class _GpuWorker:
 
         Returns the sentence that says why it stopped early, if it did, and the end of its children's log.
         """
-        planned = [parse_planned(each) for each in shard]
+        planned = [parse_planned(document) for document in shard]
         budget = None if end is None else end - time.time()
         tally = Tally(len(planned), 0, time.monotonic(), budget)
         with tempfile.TemporaryDirectory(prefix="campaign-") as name:

@@ -202,7 +202,7 @@ def measurement_of_reading(model: RealModel, network: nn.Module, reading: Readin
         "gpumemnet_mib": reading.gpumemnet,
     }
     return Measurement(
-        job=replace(extraction.job, traced_peak_bytes=memory.run.reserved_bytes),
+        job=replace(extraction.job, traced_peak_bytes=memory.replayed.reserved_bytes),
         status="ok",
         label_source="nvidia_smi_device_1s",
         capacity_bytes=PUBLISHED_CAPACITY_BYTES,

@@ -78,7 +78,7 @@ def traced_run(network: nn.Module, inputs: ModelInputs, options: TraceOptions, p
     Raises:
         ExtractError: when it cannot be traced.
     """
-    return steady_memory(record(network, inputs, options, platform).timeline, platform.device).run
+    return steady_memory(record(network, inputs, options, platform).timeline, platform.device).replayed
 
 
 def _published(measurement: Measurement, device: DeviceProfile) -> Subject:

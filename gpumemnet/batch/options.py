@@ -65,7 +65,7 @@ def checked_names(predictor: Predictor, options: BatchOptions) -> Names:
     return Names(
         tuple(bundle.card.name for bundle in bundles),
         tuple(bundle.sha256 for bundle in bundles),
-        predictor.answer_gpu(options.gpu).gpu,
+        predictor.find_gpu(options.gpu).gpu,
     )
 
 

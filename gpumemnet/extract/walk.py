@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ from gpumemnet.extract.kinds import (
     kind_with_number,
 )
 from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
 from gpumemnet.physics.attention_kernels import MATH
 from gpumemnet.physics.recurrent import RESERVED_PER_UNIT, reserve_elements
@@ -419,26 +420,6 @@ class _FunctionWatch(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         self._recorder.saw_function(func, args, kwargs or {}, output)
         return output
-
-
-def tensors_in(value: object) -> list[Tensor]:
-    """Return the tensors in nested sequences, mappings and dataclasses, each once, in order."""
-    found = {id(tensor): tensor for tensor in _iterate_tensors(value)}
-    return list(found.values())
-
-
-def _iterate_tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _iterate_tensors(entry)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for entry in value:
-            yield from _iterate_tensors(entry)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _iterate_tensors(getattr(value, field.name, None))
 
 
 def _drops_nothing(input: Tensor, p: float = 0.5, training: bool = True, *_: object, **__: object) -> bool:

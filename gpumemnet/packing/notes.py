@@ -29,23 +29,23 @@ def seen_by(trace: Trace, bundles: Sequence[Bundle]) -> dict[str, list[str]]:
     """Files of the trace that are, byte for byte, what a model learnt from; each with the models' names."""
     models: dict[str, list[str]] = {}
     for path, sha256 in trace.sha256_of.items():
-        names = [one.card.name for one in bundles if one.card.document["training_data"].get("sha256") == sha256]
+        names = [bundle.card.name for bundle in bundles if bundle.card.document["training_data"].get("sha256") == sha256]
         if names:
             models[path] = names
     return models
 
 
 def _seen(trace: Trace, found: Sequence[Amounts], bundles: Sequence[Bundle]) -> Iterator[str]:
-    ours = [one for one in found if one.key in (LIMIT, REQUEST, TRACED_LIMIT, TRACED_REQUEST)]
+    ours = [outcome for outcome in found if outcome.key in (LIMIT, REQUEST, TRACED_LIMIT, TRACED_REQUEST)]
     if not ours:
         return
-    answered = {name for one in ours for name, _ in one.answered_by}
+    answered = {name for outcome in ours for name, _ in outcome.answered_by}
     for path, names in seen_by(trace, bundles).items():
         if answered & set(names):
             yield f"{', '.join(names)} learnt from {path}: gpumemnet looks better here than on jobs that are new to it"
-    first = next((one for one in ours if one.key in (LIMIT, REQUEST)), ours[0])
+    first = next((outcome for outcome in ours if outcome.key in (LIMIT, REQUEST)), ours[0])
     yield "answered by " + ", ".join(f"{name} ({count:,} rows)" for name, count in first.answered_by)
-    if any(one.key in (TRACED_LIMIT, TRACED_REQUEST) for one in ours):
+    if any(outcome.key in (TRACED_LIMIT, TRACED_REQUEST) for outcome in ours):
         yield (
             "bounds of traced jobs were calibrated on the published MLP, CNN and transformer readings: judge what goes with a "
             "trace on other rows"

@@ -38,9 +38,9 @@ def check_sources(record: str) -> None:
         StaleModulesError: names the changed sources, and the command that compiles them.
     """
     changed = []
-    for place, digest in json.loads(Path(record).read_text("utf-8")).items():
-        texts = [_PACKAGE / (place.partition(".")[0] + ending) for ending in (".py", ".pxd")]
-        is_there = (_PACKAGE / place).exists() and all(text.exists() for text in texts)
+    for library, digest in json.loads(Path(record).read_text("utf-8")).items():
+        texts = [_PACKAGE / (library.partition(".")[0] + ending) for ending in (".py", ".pxd")]
+        is_there = (_PACKAGE / library).exists() and all(text.exists() for text in texts)
         if is_there and hashlib.sha256(b"".join(text.read_bytes() for text in texts)).hexdigest() != digest:
             changed.append(str(texts[0].relative_to(_PACKAGE.parent)))
     if changed:

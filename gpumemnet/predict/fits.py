@@ -207,7 +207,7 @@ def alike(predictor: Predictor, targets: Sequence[Target]) -> dict[str, list[int
     leaders: dict[object, str] = {}
     groups: dict[str, list[int]] = {}
     for position, target in enumerate(targets):
-        leader = leaders.setdefault(_overheads(predictor.answer_gpu(target.gpu)), target.gpu)
+        leader = leaders.setdefault(_overheads(predictor.find_gpu(target.gpu)), target.gpu)
         groups.setdefault(leader, []).append(position)
     return groups
 

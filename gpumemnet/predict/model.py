@@ -61,7 +61,7 @@ class GraphAnswer(NamedTuple):
     is_broken: NDArray[np.bool_] | None
 
 
-class Place(NamedTuple):
+class ModelGpu(NamedTuple):
     """The GPU that a prediction is for, as one model sees it.
 
     Attributes:
@@ -93,25 +93,25 @@ class BundleModel:
         self.bundle = bundle
         self.card = card = bundle.card.of(family or bundle.card.families[0])
         self.needs_layers = card.encoder == "transformer"
-        self.label_place = Place(of_labels(card), 0, 0, 0)
+        self.label_gpu = ModelGpu(of_labels(card), 0, 0, 0)
         """The GPU and the context of the training labels: for comparing answers with labels like them, and for no answer."""
-        self._places: dict[AnswerGpu, Place] = {}
+        self._model_gpus: dict[AnswerGpu, ModelGpu] = {}
         self.support = Support(card)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = session or load_session(bundle)
 
-    def place(self, answer_gpu: AnswerGpu) -> Place:
+    def model_gpu(self, answer_gpu: AnswerGpu) -> ModelGpu:
         """Returns the GPU as this model sees it; the same object for the same GPU."""
-        if answer_gpu not in self._places:
-            self._places[answer_gpu] = self._place(answer_gpu)
-        return self._places[answer_gpu]
+        if answer_gpu not in self._model_gpus:
+            self._model_gpus[answer_gpu] = self._new_model_gpu(answer_gpu)
+        return self._model_gpus[answer_gpu]
 
-    def _place(self, answer_gpu: AnswerGpu) -> Place:
+    def _new_model_gpu(self, answer_gpu: AnswerGpu) -> ModelGpu:
         site = self.card.site_calibration
         if site is not None and site.gpu == answer_gpu.gpu:
-            return Place(answer_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
+            return ModelGpu(answer_gpu, 0, site.shift_bytes, site.shift_bound_bytes, site)
         context, own = answer_gpu.context, self.card.context_bytes
-        return Place(answer_gpu, context.expected_bytes, context.expected_bytes - own, context.bound_bytes - own)
+        return ModelGpu(answer_gpu, context.expected_bytes, context.expected_bytes - own, context.bound_bytes - own)
 
     def run(self, table: JobTable, features: NDArray[np.float64]) -> GraphAnswer:
         """Runs the graph for ``B`` jobs with their features, shape ``[B, F]``."""
@@ -164,16 +164,16 @@ class BundleModel:
             )
         return bisect.bisect_left(coverages, coverage)
 
-    def features(self, table: JobTable, place: Place) -> NDArray[np.float64]:
-        """Computes feature vectors of ``B`` jobs on the GPU ``place``, shape ``[B, F]``."""
-        return feature_matrix(table, place.answer_gpu.blas_workspace_bytes)
+    def features(self, table: JobTable, model_gpu: ModelGpu) -> NDArray[np.float64]:
+        """Computes feature vectors of ``B`` jobs on the GPU ``model_gpu``, shape ``[B, F]``."""
+        return feature_matrix(table, model_gpu.answer_gpu.blas_workspace_bytes)
 
     def predict(
         self,
         table: JobTable,
         bins: BinScheme | None,
         coverage: float,
-        place: Place | None = None,
+        model_gpu: ModelGpu | None = None,
         features: NDArray[np.float64] | None = None,
         unseen: Unseen | None = None,
     ) -> PredictionTable:
@@ -183,21 +183,21 @@ class BundleModel:
             table: the jobs.
             bins: bin scheme of the probabilities; by default 1 GiB bins up to the capacity of the GPU.
             coverage: share of jobs that the safe bytes cover.
-            place: the GPU, from ``place``; by default :attr:`label_place`.
+            model_gpu: the GPU, from :meth:`model_gpu`; by default :attr:`label_gpu`.
             features: the result of :meth:`features`, if already known.
             unseen: the result of checking the jobs against :attr:`support`, if already known.
 
         Raises:
             InvalidRequestError: when ``coverage`` lies outside the calibrated coverages.
         """
-        place = place or self.label_place
+        model_gpu = model_gpu or self.label_gpu
         level = self.level(coverage)
         if features is None:
-            features = self.features(table, place)
+            features = self.features(table, model_gpu)
         if unseen is None:
             unseen = self.support.check(table, features)
         distribution, reference, expected, bounds, is_broken = self.run(table, features)
-        safe = bounds[:, level] if place.site is None else place.site.bounds(expected, bounds)[:, level]
+        safe = bounds[:, level] if model_gpu.site is None else model_gpu.site.bounds(expected, bounds)[:, level]
         reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
         if is_broken is not None:
             reasons |= {row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()}
@@ -219,27 +219,27 @@ class BundleModel:
         if (added := added_by_replicas(table, None if traced is None else traced > 0)) is not None:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
-        safe = safe + place.shift_bound_bytes
-        least = place.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
-        shifted = expected + place.shift_bytes
+        safe = safe + model_gpu.shift_bound_bytes
+        least = model_gpu.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
+        shifted = expected + model_gpu.shift_bytes
         if (least > shifted).any():
             missing = np.maximum(least - shifted, 0.0)
-            distribution, shifted = distribution.moved(missing), expected + missing + place.shift_bytes
+            distribution, shifted = distribution.moved(missing), expected + missing + model_gpu.shift_bytes
         expected = shifted
         safe = np.ceil(np.maximum(safe, expected))
         model = AnsweringModel(
             self.card.name,
             self.card.version,
             self.card.label_source,
-            place.answer_gpu,
-            bins or _gib_bins(place.answer_gpu.capacity_bytes),
+            model_gpu.answer_gpu,
+            bins or _gib_bins(model_gpu.answer_gpu.capacity_bytes),
         )
         return PredictionTable(
             np.minimum(np.rint(expected), _MOST_BYTES).astype(np.int64),
             np.minimum(safe, _MOST_BYTES).astype(np.int64),
             reasons,
             coverage,
-            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, place.shift_bytes)),),
+            (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, model_gpu.shift_bytes)),),
         )
 
     def _bounds_closed_form(self, level: int) -> bool:

@@ -84,7 +84,7 @@ class PredictionTable(Sequence[Prediction]):
         answers: each model with its rows and distributions.
     """
 
-    __slots__ = ("_places", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes")
+    __slots__ = ("_positions", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes")
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class PredictionTable(Sequence[Prediction]):
         self.answers = tuple(answers)
         self._safe_bytes = safe_bytes
         self._reasons = reasons
-        self._places: tuple[Indices, Indices] | None = None
+        self._positions: tuple[Indices, Indices] | None = None
 
     @staticmethod
     def join(parts: Sequence[tuple[Indices, PredictionTable]], count: int, coverage: float) -> PredictionTable:
@@ -133,7 +133,7 @@ class PredictionTable(Sequence[Prediction]):
     @property
     def model_index(self) -> Indices:
         """Position in :attr:`models` of the model that predicts each row, shape ``[B]``."""
-        return self._placed()[0]
+        return self._rows_in_answers()[0]
 
     @property
     def in_support(self) -> NDArray[np.bool_]:
@@ -236,17 +236,17 @@ class PredictionTable(Sequence[Prediction]):
         return map(self._prediction, range(len(self)), self.expected_bytes.tolist(), self._safe_bytes.tolist())
 
     def _prediction(self, row: int, expected_bytes: int, safe_bytes: int) -> Prediction:
-        answer, place = self.answers[0], row
+        answer, position = self.answers[0], row
         if len(self.answers) > 1:
-            which, places = self._placed()
-            answer, place = self.answers[which[row]], int(places[row])
+            which, positions = self._rows_in_answers()
+            answer, position = self.answers[which[row]], int(positions[row])
         model, reasons = answer.model, self._reasons.get(row, ())
         return Prediction(
             expected_bytes=expected_bytes,
             safe_bytes=None if reasons else safe_bytes,
             coverage=self.coverage,
             bins=model.bins,
-            probabilities=answer.probabilities[place],
+            probabilities=answer.probabilities[position],
             in_support=not reasons,
             reasons=reasons,
             gpu=model.gpu,
@@ -258,12 +258,12 @@ class PredictionTable(Sequence[Prediction]):
             label_source=model.label_source,
         )
 
-    def _placed(self) -> tuple[Indices, Indices]:
+    def _rows_in_answers(self) -> tuple[Indices, Indices]:
         """For each row, the position of its answer and its position in that answer, both of shape ``[B]``."""
-        if self._places is None:
-            which, places = np.zeros((2, len(self)), dtype=np.int64)
+        if self._positions is None:
+            which, positions = np.zeros((2, len(self)), dtype=np.int64)
             for number, answer in enumerate(self.answers):
                 which[answer.rows] = number
-                places[answer.rows] = np.arange(len(answer.rows))
-            self._places = which, places
-        return self._places
+                positions[answer.rows] = np.arange(len(answer.rows))
+            self._positions = which, positions
+        return self._positions

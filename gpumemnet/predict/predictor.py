@@ -21,7 +21,7 @@ from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.answer_gpu import GpuChoice
 from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundles, shipped_bundles
-from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, Place, load_session
+from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, ModelGpu, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.support import Unseen
@@ -77,7 +77,7 @@ class Predictor:
             for family in bundle.card.families:
                 models = self._of_family.setdefault(family, {}).setdefault(bundle.card.encoder, [])
                 models.append(BundleModel(bundle, family, session))
-        self.answer_gpu: Final = GpuChoice(sorted(self._bundles, key=_trust), gpu, context_bytes)
+        self.find_gpu: Final = GpuChoice(sorted(self._bundles, key=_trust), gpu, context_bytes)
         """Finds the GPU called by a name, with the context of answers for it; without a name, the predictor's."""
         self._keeps_label_context = keeps_label_context
 
@@ -91,15 +91,15 @@ class Predictor:
         """Creates a predictor with the bundles in ``folders``, or in their folders; the settings are those of the class."""
         return cls((bundle for folder in folders for bundle in load_bundles(folder)), **settings)
 
-    def place(self, model: BundleModel, gpu: str | None) -> Place:
+    def model_gpu(self, model: BundleModel, gpu: str | None) -> ModelGpu:
         """The GPU called ``gpu``, as ``model`` sees it; by default the predictor's.
 
         Raises:
             InvalidRequestError: when neither the catalogue nor a bundle knows it.
         """
-        if self._keeps_label_context and (gpu is None or self.answer_gpu(gpu).gpu == model.card.gpu):
-            return model.label_place
-        return model.place(self.answer_gpu(gpu))
+        if self._keeps_label_context and (gpu is None or self.find_gpu(gpu).gpu == model.card.gpu):
+            return model.label_gpu
+        return model.model_gpu(self.find_gpu(gpu))
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -214,31 +214,31 @@ class Predictor:
         Returns:
             For each model that predicts at least one job, the positions of its jobs and their predictions.
         """
-        left, some = np.arange(len(table)), table
+        left_rows, left_jobs = np.arange(len(table)), table
         features, workspace = None, None
         trials = []
         for model in models:
-            place = self.place(model, options.gpu)
-            if features is None or place.answer_gpu.blas_workspace_bytes != workspace:
-                features, workspace = model.features(some, place), place.answer_gpu.blas_workspace_bytes
-            unseen = model.support.check(some, features)
-            trials.append(_Trial(model, place, left, features, unseen))
+            model_gpu = self.model_gpu(model, options.gpu)
+            if features is None or model_gpu.answer_gpu.blas_workspace_bytes != workspace:
+                features, workspace = model.features(left_jobs, model_gpu), model_gpu.answer_gpu.blas_workspace_bytes
+            unseen = model.support.check(left_jobs, features)
+            trials.append(_Trial(model, model_gpu, left_rows, features, unseen))
             is_left = unseen.counts > 0
             if not is_left.any():
                 break
             if not is_left.all():
                 rows = is_left.nonzero()[0]
-                left, some, features = left[rows], some.take(rows), features[rows]
+                left_rows, left_jobs, features = left_rows[rows], left_jobs.take(rows), features[rows]
         choice = _nearest(trials, len(table)) if len(trials) > 1 else None
         parts = []
-        for number, (model, place, rows, features, unseen) in enumerate(trials):
+        for number, (model, model_gpu, rows, features, unseen) in enumerate(trials):
             if choice is not None:
                 mine = (choice[rows] == number).nonzero()[0]
                 if not len(mine):
                     continue
                 if len(mine) < len(rows):
                     rows, features, unseen = rows[mine], features[mine], unseen.take(mine)
-            parts.append((rows, model.predict(unseen.table, options.bins, options.coverage, place, features, unseen)))
+            parts.append((rows, model.predict(unseen.table, options.bins, options.coverage, model_gpu, features, unseen)))
         return parts
 
 
@@ -246,7 +246,7 @@ class _Trial(NamedTuple):
     """A model, the GPU as it sees it, the rows that no earlier model's support contains, their features, what it has not seen."""
 
     model: BundleModel
-    place: Place
+    model_gpu: ModelGpu
     rows: Indices
     features: Array
     unseen: Unseen

@@ -280,7 +280,7 @@ def _parts(
             if not left:
                 break
             table = JobTable.from_jobs([rows[at].job for at in left])
-            features = model.features(table, predictor.place(model, gpu))
+            features = model.features(table, predictor.model_gpu(model, gpu))
             unseen = model.support.check(table, features)
             mine, others = (np.flatnonzero(chosen) for chosen in (unseen.counts == 0, unseen.counts > 0))
             outside.update(reason for number in others.tolist() for reason in unseen.reasons(number))
@@ -349,7 +349,7 @@ def _calibrated(
                     for fold in folds
                     if (part.fold == fold).any() and (part.fold != fold).any() and contexts[fold] is not None
                 }
-                before, after = _judged(part, predictor.place(model, device.name), fits)
+                before, after = _judged(part, predictor.model_gpu(model, device.name), fits)
             calibrated.append(
                 ModelCalibration(
                     bundle=model.bundle,
@@ -428,7 +428,7 @@ def _fit(model: BundleModel, gpu: str, part: _Part | None, keep: Flags | None, c
     return _Fit(site, shift, 0, 0)
 
 
-def _judged(part: _Part, place: Any, fits: Mapping[int, _Fit]) -> tuple[Figures | None, Figures | None]:
+def _judged(part: _Part, model_gpu: Any, fits: Mapping[int, _Fit]) -> tuple[Figures | None, Figures | None]:
     """Figures of the model as it answers now, and as each fold's jobs are answered by the calibration of the others."""
     rows = np.flatnonzero(np.isin(part.fold, list(fits)))
     if not len(rows) or np.isnan(part.label[rows]).all():
@@ -438,11 +438,13 @@ def _judged(part: _Part, place: Any, fits: Mapping[int, _Fit]) -> tuple[Figures 
         mine = part.fold == fold
         expected[mine] = part.expected[mine] + fit.site.shift_bytes
         bounds[mine] = fit.site.bounds(part.expected[mine], part.bounds[mine]) + fit.site.shift_bound_bytes
-    before = part.bounds if place.site is None else place.site.bounds(part.expected, part.bounds)
+    before = part.bounds if model_gpu.site is None else model_gpu.site.bounds(part.expected, part.bounds)
     coverages = part.model.card.coverages
     label, limit = part.label[rows], part.limit[rows]
     return (
-        _figures(label, limit, (part.expected + place.shift_bytes)[rows], (before + place.shift_bound_bytes)[rows], coverages),
+        _figures(
+            label, limit, (part.expected + model_gpu.shift_bytes)[rows], (before + model_gpu.shift_bound_bytes)[rows], coverages
+        ),
         _figures(label, limit, expected[rows], bounds[rows], coverages),
     )
 

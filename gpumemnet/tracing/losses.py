@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
-from gpumemnet.extract.walk import tensors_in
+from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.job.layers import describe
 from gpumemnet.sandbox.faults import definition
 from gpumemnet.torch_private.modules import is_torch_loss

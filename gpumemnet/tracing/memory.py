@@ -27,8 +27,8 @@ from gpumemnet.units import MIB
 MARGIN: Final = 0.05
 """Share of the reserved bytes added for what a trace does not see."""
 CONVOLUTION_MARGIN: Final = 0.15
-"""The same for runs with convolutions, whose workspaces are estimates: all 30 published runs of real vision models in
-``benchmarks/real_models.py`` stay below this bound."""
+"""The same for runs with convolutions, whose workspaces are estimates.  ``benchmarks/real_models.py`` counts how many of 30
+published runs of real vision models lie above the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Memory:
     """The memory of a run.
 
     Attributes:
-        run: the replay with the expected sizes.
+        replayed: the replay with the expected sizes.
         expected_bytes: reserved bytes and the memory outside the allocator.
         safe_bytes: the upper bound.
         startup_peak_bytes: the same as ``expected_bytes`` for the largest amount that is reserved at any moment.
     """
 
-    run: Replayed
+    replayed: Replayed
     expected_bytes: int
     safe_bytes: int
     startup_peak_bytes: int
@@ -81,12 +81,12 @@ def memory_of(
         device: the GPU.
         settings: settings of the allocator.
     """
-    other = non_allocator_memory(device, run.timeline.groups)
+    outside = non_allocator_memory(device, run.timeline.groups)
     usable = available_mib(device) * MIB
     expected = _replayed_on(run, sizes, device, settings)
-    safe = _safe_bytes(run, bounds, expected.reserved_bytes, other, settings, usable)
-    expected_bytes = expected.reserved_bytes + other.expected_bytes
-    startup_peak_bytes = expected.startup_peak_reserved_bytes + other.expected_bytes
+    safe = _safe_bytes(run, bounds, expected.reserved_bytes, outside, settings, usable)
+    expected_bytes = expected.reserved_bytes + outside.expected_bytes
+    startup_peak_bytes = expected.startup_peak_reserved_bytes + outside.expected_bytes
     return Memory(expected, expected_bytes, max(safe, expected_bytes), startup_peak_bytes)
 
 
@@ -104,7 +104,7 @@ def _safe_bytes(
     run: LongRun,
     bounds: Sequence[int],
     expected_reserved_bytes: int,
-    other: ContextEstimate,
+    outside: ContextEstimate,
     settings: AllocatorSettings,
     usable_bytes: int,
 ) -> int:
@@ -112,11 +112,11 @@ def _safe_bytes(
     timeline = run.timeline
     sizes = [0 if timeline.storages[index].is_search else bounds[origin] for index, origin in enumerate(run.origins)]
     run_within = partial(replay, timeline.events, sizes, settings, streams=timeline.streams)
-    safe = _bound_bytes(max(run_within().peak_reserved_bytes, expected_reserved_bytes), other, timeline.convolves)
+    safe = _bound_bytes(max(run_within().peak_reserved_bytes, expected_reserved_bytes), outside, timeline.convolves)
     if safe <= usable_bytes:
         return safe
     try:
-        run_within(capacity_bytes=max(_allocator_bytes(usable_bytes, other, timeline.convolves), 0))
+        run_within(capacity_bytes=max(_allocator_bytes(usable_bytes, outside, timeline.convolves), 0))
     except OutOfMemory:
         return safe
     return usable_bytes
@@ -198,14 +198,14 @@ def margin(convolves: bool) -> float:
     return CONVOLUTION_MARGIN if convolves else MARGIN
 
 
-def _bound_bytes(reserved_bytes: int, other: ContextEstimate, convolves: bool) -> int:
+def _bound_bytes(reserved_bytes: int, outside: ContextEstimate, convolves: bool) -> int:
     """Return the bound on a process whose allocator reserves ``reserved_bytes`` with all scratch memory at its bound."""
-    return round(reserved_bytes * (1 + margin(convolves))) + other.bound_bytes
+    return round(reserved_bytes * (1 + margin(convolves))) + outside.bound_bytes
 
 
-def _allocator_bytes(usable_bytes: int, other: ContextEstimate, convolves: bool) -> int:
+def _allocator_bytes(usable_bytes: int, outside: ContextEstimate, convolves: bool) -> int:
     """Return the memory that is left for the allocator within ``usable_bytes``: the inverse of :func:`_bound_bytes`."""
-    return int((usable_bytes - other.bound_bytes) / (1 + margin(convolves)))
+    return int((usable_bytes - outside.bound_bytes) / (1 + margin(convolves)))
 
 
 def safe_basis(convolves: bool, exchanges: bool = False) -> str:

@@ -77,7 +77,7 @@ def answer_for(
     """
     device = platform.device
     memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
-    alone, other = context(device), non_allocator_memory(device, timeline.groups)
+    cuda_context, outside = context(device), non_allocator_memory(device, timeline.groups)
     return TraceAnswer(
         model=model,
         gpu=device.name,
@@ -87,18 +87,22 @@ def answer_for(
         safe_bytes=memory.safe_bytes,
         startup_peak_bytes=memory.startup_peak_bytes,
         safe_basis=safe_basis(timeline.convolves, bool(timeline.groups)),
-        parts={**memory.run.parts, "context": alone.expected_bytes, "communicator": communicator_bytes(timeline.groups)},
-        reserved_bytes=memory.run.reserved_bytes,
-        allocated_bytes=memory.run.allocated_bytes,
-        requested_bytes=memory.run.requested_bytes,
-        context_bytes=alone.expected_bytes,
-        context_source=other.source,
+        parts={
+            **memory.replayed.parts,
+            "context": cuda_context.expected_bytes,
+            "communicator": communicator_bytes(timeline.groups),
+        },
+        reserved_bytes=memory.replayed.reserved_bytes,
+        allocated_bytes=memory.replayed.allocated_bytes,
+        requested_bytes=memory.replayed.requested_bytes,
+        context_bytes=cuda_context.expected_bytes,
+        context_source=outside.source,
         smallest_bytes=smallest_bytes(run, timeline.sizes, device, settings),
-        peak=memory.run.peak,
+        peak=memory.replayed.peak,
         loss=loss,
         notes=notes,
         not_included=not_included(timeline),
-        curve=curve_of(run, timeline.sizes, settings, memory.run.capacity_bytes) if with_curve else None,
+        curve=curve_of(run, timeline.sizes, settings, memory.replayed.capacity_bytes) if with_curve else None,
         ranks=timeline.ranks,
         convolution_workspaces=_workspace_source(platform) if timeline.convolves else None,
     )
@@ -132,7 +136,7 @@ class ModelTracer:
         recording = self._record(inputs.batch_size, self._platform)
         timeline = recording.timeline
         answer = answer_for(
-            self._long(timeline),
+            self._long_run(timeline),
             timeline,
             self._platform,
             self._request.allocator,
@@ -160,18 +164,18 @@ class ModelTracer:
 
     def _unlimited_reserved_bytes(self, timeline: Timeline) -> int:
         """Return the reserved bytes on a GPU that is large enough, as a job is described without its GPU."""
-        run = self._long(timeline)
+        run = self._long_run(timeline)
         sizes = [timeline.sizes[origin] for origin in run.origins]
         return replayed(run.timeline, sizes, self._request.allocator).reserved_bytes
 
-    def _long(self, timeline: Timeline) -> LongRun:
+    def _long_run(self, timeline: Timeline) -> LongRun:
         if id(timeline) not in self._runs:
             self._runs[id(timeline)] = (timeline, repeated(timeline))
         return self._runs[id(timeline)][1]
 
     def _memory_at(self, traces: BatchTraces, batch_size: int) -> Memory:
         timeline, sizes, bounds = traces.sizes(batch_size)
-        return memory_of(self._long(timeline), sizes, bounds, self._request.gpu, self._request.allocator)
+        return memory_of(self._long_run(timeline), sizes, bounds, self._request.gpu, self._request.allocator)
 
     def _point(self, traces: BatchTraces, batch_size: int) -> BatchPoint:
         memory = self._memory_at(traces, batch_size)
@@ -197,7 +201,7 @@ class ModelTracer:
             if _kernels(platform) not in timelines:
                 timelines[_kernels(platform)] = self._record(self._inputs.batch_size, platform).timeline
             timeline = timelines[_kernels(platform)]
-            memory = memory_of(self._long(timeline), timeline.sizes, timeline.bounds, device, self._request.allocator)
+            memory = memory_of(self._long_run(timeline), timeline.sizes, timeline.bounds, device, self._request.allocator)
             fits.append(
                 GpuFit(
                     gpu=device.name,

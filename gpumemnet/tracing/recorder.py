@@ -51,7 +51,7 @@ class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     key: int
 
 
-class _Open(NamedTuple):
+class _UnclassifiedStorage(NamedTuple):
     """A storage whose memory class is not known yet."""
 
     size_bytes: int
@@ -82,13 +82,13 @@ class Recorder(DispatchMode):
         self._layouts: dict[Any, LayoutRule | None] = {}
         self._live: dict[int, int] = {}
         self._references: dict[int, _StorageRef] = {}
-        self._storages: list[_Open] = []
+        self._storages: list[_UnclassifiedStorage] = []
         self._classes: list[str] = []
         self._events: list[int] = []
         self._phases: list[Phase] = []
         self._step_starts: list[int] = []
-        self._handles: set[bool] = set()
-        self._met: set[tuple[bool, Hashable]] = set()
+        self._cublas_handles: set[bool] = set()
+        self._done_once: set[tuple[bool, Hashable]] = set()
         self._nodes: list[tuple[int, str]] = []
         self._sequence_numbers: list[int] = []
         self._recomputed: list[int] = []
@@ -109,8 +109,8 @@ class Recorder(DispatchMode):
     def begin(self, phase: str) -> None:
         """Begin a phase, see :class:`~gpumemnet.tracing.timeline.Phase`."""
         if self._phases and self._phases[-1].name == "forward":
-            self._keep_what_is_live()
-        self._settle_recomputed()
+            self._classify_saved_activations()
+        self._classify_recomputed()
         self._modules.forget()
         self._backward = phase == "backward"
         self._phases.append(Phase(phase, self._steps, len(self._events)))
@@ -118,7 +118,7 @@ class Recorder(DispatchMode):
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
         if self._phases and storage_id(tensor) not in self._live:
-            self._birth(tensor.untyped_storage(), operator, self._modules.path)
+            self._allocated(tensor.untyped_storage(), operator, self._modules.path)
 
     def now(self) -> int:
         """Return the number of events so far, for :meth:`arrived`."""
@@ -136,7 +136,7 @@ class Recorder(DispatchMode):
         storage = tensor.untyped_storage()
         index = self._live.get(id_of_storage(storage))
         if index is None:
-            index = self._birth(storage, "to", self._modules.path if module is None else module, at)
+            index = self._allocated(storage, "to", self._modules.path if module is None else module, at)
         if memory_class != _UNKNOWN:
             self._classes[index] = memory_class
 
@@ -148,11 +148,11 @@ class Recorder(DispatchMode):
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
 
-    def runs_on(self, platform: Platform) -> None:
+    def use_platform(self, platform: Platform) -> None:
         """Assume another platform from here on."""
         self._platform = platform
 
-    def one_of(self, ranks: int) -> None:
+    def set_ranks(self, ranks: int) -> None:
         """Set the number of GPUs that the job runs on."""
         self._ranks = ranks
 
@@ -160,7 +160,7 @@ class Recorder(DispatchMode):
         """Record a collective in a process group of so many ranks."""
         self._groups[group] = ranks
 
-    def on_stream(self, number: int) -> None:
+    def use_stream(self, number: int) -> None:
         """Allocate on another CUDA stream from here on; 0 is the default stream."""
         self._stream = number
 
@@ -179,16 +179,16 @@ class Recorder(DispatchMode):
             return
         index = self._live.get(id_of_storage(storage))
         if index is not None:
-            self._died(self._references[index])
+            self._released(self._references[index])
         if storage.nbytes():
-            self._birth(storage, "resize_", self._owner())
+            self._allocated(storage, "resize_", self._owner())
 
     def emptied(self) -> None:
         """Record that the allocator's cache is emptied."""
         self._events.append(EMPTY_CACHE)
 
     @property
-    def holds_something(self) -> bool:
+    def has_live_storages(self) -> bool:
         """Whether anything is on the GPU."""
         return bool(self._live)
 
@@ -209,10 +209,10 @@ class Recorder(DispatchMode):
         """Return the record."""
         storages = tuple(
             Storage(
-                *(opened.size_bytes, opened.bound_bytes, memory_class, opened.operator, opened.module),
-                *(opened.is_scratch, opened.is_search, opened.stream),
+                *(storage.size_bytes, storage.bound_bytes, memory_class, storage.operator, storage.module),
+                *(storage.is_scratch, storage.is_search, storage.stream),
             )
-            for opened, memory_class in zip(self._storages, self._classes, strict=True)
+            for storage, memory_class in zip(self._storages, self._classes, strict=True)
         )
         starts = (*self._step_starts, len(self._events))
         groups = tuple(self._groups.values())
@@ -236,7 +236,7 @@ class Recorder(DispatchMode):
             return None if operator_name(func) in _FUSED else func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if self._recomputed and not torch.is_grad_enabled():
-            self._settle_recomputed()
+            self._classify_recomputed()
         result = func(*args, **kwargs)
         outputs = _tensors(result)
         # Real tensors keep their values, and subclasses define their own layout.
@@ -261,53 +261,53 @@ class Recorder(DispatchMode):
         held: list[int] = []
         for number, tensor in enumerate(fresh):
             between: list[int] = []
-            self._take([piece for piece in pieces if piece.after == number], func, between if number else held)
+            self._record_scratch([piece for piece in pieces if piece.after == number], func, between if number else held)
             self._events += [~index for index in reversed(between)]
             if storage_id(tensor) not in self._live:  # outputs may share a storage
-                index = self._birth(tensor.untyped_storage(), func, self._owner())
+                index = self._allocated(tensor.untyped_storage(), func, self._owner())
                 if self._backward and torch.is_grad_enabled():
                     self._recomputed.append(index)
-        self._take([piece for piece in pieces if piece.after is None or piece.after >= len(fresh)], func, held)
+        self._record_scratch([piece for piece in pieces if piece.after is None or piece.after >= len(fresh)], func, held)
         workspace = blas_workspace(func, self._platform)
-        if workspace is not None and self._backward not in self._handles:
-            self._handles.add(self._backward)
-            self._library_memory(workspace, workspace, func)
+        if workspace is not None and self._backward not in self._cublas_handles:
+            self._cublas_handles.add(self._backward)
+            self._record_library_memory(workspace, workspace, func)
         self._events += [~index for index in reversed(held)]
 
     # Bookkeeping.
 
-    def _birth(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
+    def _allocated(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
         index = len(self._storages)
         size = storage.nbytes()
-        self._storages.append(_Open(size, size, _name(operator), module, stream=self._stream))
+        self._storages.append(_UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream))
         self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
         if at is None:
             self._events.append(index)
         else:
             self._events.insert(at, index)
             self.calls = [replace(c, start=c.start + 1, end=c.end + 1) if c.start >= at else c for c in self.calls]
-        reference = _StorageRef(storage, self._died)
+        reference = _StorageRef(storage, self._released)
         reference.index, reference.key = index, id_of_storage(storage)
         self._references[index] = reference
         self._live[reference.key] = index
         return index
 
-    def _died(self, reference: _StorageRef) -> None:
+    def _released(self, reference: _StorageRef) -> None:
         if self._references.pop(reference.index, None) is not None:
             self._events.append(~reference.index)
             del self._live[reference.key]
 
-    def _take(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
+    def _record_scratch(self, pieces: Sequence[Scratch], operator: Any, held: list[int]) -> None:
         """Record scratch memory and its release, see :class:`~gpumemnet.tracing.workspaces.scratch.Scratch`.
 
         Pieces that are held until the operator ends are added to ``held`` instead of being released.
         """
         for piece in pieces:
             if piece.once is not None:
-                if (self._backward, piece.once) in self._met:
+                if (self._backward, piece.once) in self._done_once:
                     continue
-                self._met.add((self._backward, piece.once))
-            index = self._library_memory(
+                self._done_once.add((self._backward, piece.once))
+            index = self._record_library_memory(
                 piece.expected_bytes, piece.bound_bytes, operator, is_scratch=True, is_search=piece.once is not None
             )
             if piece.held:
@@ -317,12 +317,14 @@ class Recorder(DispatchMode):
             if piece.once is not None:
                 self._events.append(EMPTY_CACHE)
 
-    def _library_memory(
+    def _record_library_memory(
         self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False, is_search: bool = False
     ) -> int:
         index = len(self._storages)
         self._events.append(index)
-        self._storages.append(_Open(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, is_search, self._stream))
+        self._storages.append(
+            _UnclassifiedStorage(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, is_search, self._stream)
+        )
         self._classes.append("workspace")
         return index
 
@@ -345,13 +347,13 @@ class Recorder(DispatchMode):
         position = bisect_right(self._sequence_numbers, node) - 1
         return self._nodes[position][1] if position >= 0 else ""
 
-    def _keep_what_is_live(self) -> None:
+    def _classify_saved_activations(self) -> None:
         start = self._phases[-1].start
         for index in {event for event in self._events[start:] if event >= 0} & self._references.keys():
             if self._classes[index] == _UNKNOWN:
                 self._classes[index] = "saved_activation"
 
-    def _settle_recomputed(self) -> None:
+    def _classify_recomputed(self) -> None:
         for index in self._recomputed:
             if index in self._references and self._classes[index] == _UNKNOWN:
                 self._classes[index] = "saved_activation"

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.module_path import ModulePath
+from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.extract.placement import placement
-from gpumemnet.extract.walk import tensors_in
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS
 from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.faults import fault_sentence
@@ -90,7 +90,7 @@ def record(
     """
     modes = {module: module.training for module in model.modules()}
     missing_values = GuessedValues() if options.best_effort else RefusedValues()
-    run = _Run(model, inputs, options, platform, missing_values, keeps_calls)
+    run = _TrainingRun(model, inputs, options, platform, missing_values, keeps_calls)
     try:
         with torch.enable_grad(), ExitStack() as stack:
             stack.enter_context(placement(missing_values, on_gpu=run.recorder.requested))
@@ -108,7 +108,7 @@ def record(
             if options.checkpointing == "every_block":
                 stack.enter_context(checkpointed(model))
             whole, last = inputs.batch_size, options.last_batch_size
-            run.go(meta_tensors, [whole] * steps + ([last, whole] if last else []))
+            run.train(meta_tensors, [whole] * steps + ([last, whole] if last else []))
     except (ExtractError, InvalidRequestError):
         raise
     except Exception as error:
@@ -119,10 +119,10 @@ def record(
         for module, training in modes.items():
             module.training = training
     notes = (*run.notes, *missing_values.notes)
-    return Recording(run.recorder.timeline(), run.loss_words, notes, tuple(run.recorder.calls))
+    return Recording(run.recorder.timeline(), run.loss_text, notes, tuple(run.recorder.calls))
 
 
-class _Run:
+class _TrainingRun:
     """The state of a run: its phase, and the shapes of its targets."""
 
     def __init__(
@@ -134,24 +134,24 @@ class _Run:
         missing_values: RefusedValues,
         keeps_calls: bool,
     ) -> None:
-        self._model = self._called = model
+        self._model = self._model_on_rank = model
         self._missing_values = missing_values
         self._options = options
         self._inputs = _cast(inputs, options)
         self._loss: Loss = loss_function(options.loss)
         self._targets: list[tuple[torch.Size, torch.dtype]] = []
-        self._made: list[Tensor] = []
-        self._arrived: list[Tensor] = []
-        self._batch_is_there = 0
+        self._targets_left: list[Tensor] = []
+        self._new_targets: list[Tensor] = []
+        self._batch_event = 0
         self._owners: dict[int, str] = {}
-        self._names: dict[str, object] = {}
+        self._kept_alive: dict[str, object] = {}
         self._first_batch = self._inputs
-        self._gathered_in = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
+        self._gathered_type = gathered_in(model, options.parallel, AUTOCAST.get(options.precision))
         modules = ModulePath(model, self._entered, self._left)
         self._modules = modules
         self.recorder = Recorder(modules, platform, keeps_calls=keeps_calls)
         self.phase = "the model's construction"
-        self.loss_words = ""
+        self.loss_text = ""
         self.notes: list[str] = []
 
     @property
@@ -159,28 +159,28 @@ class _Run:
         """Path of the innermost module that is or was running."""
         return self._modules.path
 
-    def go(self, meta_tensors: MetaTensors, batch_sizes: Sequence[int]) -> None:
+    def train(self, meta_tensors: MetaTensors, batch_sizes: Sequence[int]) -> None:
         """Build the model, and train for one step with each of ``batch_sizes``."""
         recorder, options = self.recorder, self._options
         if not any(parameter.requires_grad for parameter in meta_tensors.parameters.values()):
             raise ExtractError("the model has no parameter that requires a gradient: nothing would be trained")
         recorder.begin("build")
-        on_gpu = on_rank(self._model, meta_tensors, recorder, options.parallel, options.ranks, self._gathered_in)
+        on_gpu = on_rank(self._model, meta_tensors, recorder, options.parallel, options.ranks, self._gathered_type)
         with self._modules, recorder, on_gpu as rank:
-            self._called, self._owners = rank.model, rank.owners
+            self._model_on_rank, self._owners = rank.model, rank.owners
             self.notes += rank.notes
-            own = options.optimizer if options.own_optimizer is None else options.own_optimizer
-            factory = optimizer_factory(own, options.optimizer_implementation, rank.parameters)
+            optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
+            new_optimizer = optimizer_factory(optimizer, options.optimizer_implementation, rank.parameters)
             trained = [p for p in rank.parameters.values() if p.requires_grad]
             scaler = _Scaler(recorder) if options.precision in SCALED_PRECISIONS else None
             self._run_forward_first(options.forward_passes_first)
-            optimizer = factory(trained)  # some optimizers allocate their state here
+            optimizer = new_optimizer(trained)  # some optimizers allocate their state here
             self._classify_state(optimizer)
             for batch_size in batch_sizes:
                 recorder.begin_step()
                 self._step(optimizer, scaler, trained, batch_size)
         recorder.close()
-        self._names.clear()
+        self._kept_alive.clear()
 
     def _run_forward_first(self, forward_passes: int) -> None:
         """Run forward passes on one batch, which stays alive."""
@@ -188,7 +188,7 @@ class _Run:
             self._first_batch, _ = self._batch(self._inputs.batch_size)
         for _ in range(forward_passes):
             with self._autocast():
-                self._called(*self._first_batch.args, **self._first_batch.kwargs)
+                self._model_on_rank(*self._first_batch.args, **self._first_batch.kwargs)
 
     def _step(
         self, optimizer: torch.optim.Optimizer, scaler: _Scaler | None, trained: list[nn.Parameter], batch_size: int
@@ -200,21 +200,21 @@ class _Run:
             batch = targets = None
             self._begin("forward", "the forward pass")
             batch, targets = self._batch(batch_size)
-            self._keep("batch", (batch, targets))
-            self._made = list(targets)
-            self._batch_is_there = recorder.now()
+            self._keep_alive("batch", (batch, targets))
+            self._targets_left = list(targets)
+            self._batch_event = recorder.now()
             with self._autocast():
-                output = self._called(*batch.args, **batch.kwargs)
-                self._keep("output", output)
+                output = self._model_on_rank(*batch.args, **batch.kwargs)
+                self._keep_alive("output", output)
                 self.phase = "the loss"
                 loss = self._loss(output, self._target)
                 if options.gradient_accumulation > 1 or isinstance(options.loss, TargetLoss):  # the measured loop always divides
                     loss = loss / options.gradient_accumulation
-                self._keep("loss", loss)
-            targets += self._arrived
-            self._arrived.clear()
-            if not self.loss_words:
-                self.loss_words = loss_name(options.loss, output)
+                self._keep_alive("loss", loss)
+            targets += self._new_targets
+            self._new_targets.clear()
+            if not self.loss_text:
+                self.loss_text = loss_name(options.loss, output)
             if options.zero_grad == "before_backward" and micro_batch == 0:
                 optimizer.zero_grad(set_to_none=True)
             self._begin("backward", "the backward pass")
@@ -235,10 +235,10 @@ class _Run:
         for owner, state in optimizer.state.items():
             self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", self._owners.get(id(owner), ""))
 
-    def _keep(self, name: str, value: object) -> None:
+    def _keep_alive(self, name: str, value: object) -> None:
         """Keep ``value`` alive until the next step replaces it, if the options say so."""
         if self._options.keeps_names:
-            self._names[name] = value
+            self._kept_alive[name] = value
 
     def _begin(self, phase: str, words: str) -> None:
         self.recorder.begin(phase)
@@ -266,21 +266,21 @@ class _Run:
 
         It arrives with the inputs, although in the first step its shape is known only when the loss asks for it.
         """
-        if self._made:
-            return self._made.pop(0)
+        if self._targets_left:
+            return self._targets_left.pop(0)
         if dtype.is_floating_point and self._options.precision in AUTOCAST and not isinstance(self._options.loss, TargetLoss):
             dtype = torch.float32  # the type is that of the model's output; autocast changes that, not the data
         self._targets.append((shape, dtype))
         with without_function_modes():  # the model's code does not request it
             target = torch.empty(shape, dtype=dtype, device="meta")
-        self.recorder.arrived(target, "input", "", self._batch_is_there)
-        self._batch_is_there += 1
-        self._arrived.append(target)
+        self.recorder.arrived(target, "input", "", self._batch_event)
+        self._batch_event += 1
+        self._new_targets.append(target)
         return target
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = AUTOCAST.get(self._options.precision)
-        return nullcontext() if dtype is None or self._gathered_in is not None else torch.autocast("cuda", dtype=dtype)
+        return nullcontext() if dtype is None or self._gathered_type is not None else torch.autocast("cuda", dtype=dtype)
 
     def _entered(self, module: nn.Module) -> None:
         self.recorder.entered_module(module)

@@ -24,7 +24,7 @@ from gpumemnet.job.job_table import JobTable
 from gpumemnet.physics.published_formulas import horus, naive
 from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width
 from gpumemnet.predict.bundle import Bundle
-from gpumemnet.predict.model import BundleModel, Place
+from gpumemnet.predict.model import BundleModel, ModelGpu
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB
 
@@ -229,18 +229,18 @@ def served_answers(bundle: Bundle, test: LabelledJobs, gpu: str | None = None, c
         context_bytes: CUDA context in the labels of ``test``, if it is known better than from the GPU's profile.
     """
     model = BundleModel(bundle, test.family)
-    place = model.label_place if gpu is None else Predictor([bundle], keeps_label_context=True).place(model, gpu)
+    model_gpu = model.label_gpu if gpu is None else Predictor([bundle], keeps_label_context=True).model_gpu(model, gpu)
     if context_bytes is not None:
         shift = context_bytes - model.card.context_bytes
-        place = Place(place.answer_gpu, 0, shift, shift)
+        model_gpu = ModelGpu(model_gpu.answer_gpu, 0, shift, shift)
     table = JobTable.from_jobs([replace(job, traced_peak_bytes=None) for job in test.jobs])
-    features = model.features(table, place)
+    features = model.features(table, model_gpu)
     unseen = model.support.check(table, features)
-    predictions = {scheme.name: model.predict(table, scheme, COVERAGE, place, features, unseen) for scheme in SCHEMES}
+    predictions = {scheme.name: model.predict(table, scheme, COVERAGE, model_gpu, features, unseen) for scheme in SCHEMES}
     first = predictions[ONE_GIB.name]
     answer = model.run(table, features)
-    bounds = answer.bounds_bytes if place.site is None else place.site.bounds(answer.expected_bytes, answer.bounds_bytes)
-    bounds = np.maximum(bounds + place.shift_bound_bytes, 0.0)
+    bounds = answer.bounds_bytes if model_gpu.site is None else model_gpu.site.bounds(answer.expected_bytes, answer.bounds_bytes)
+    bounds = np.maximum(bounds + model_gpu.shift_bound_bytes, 0.0)
     bounds[unseen.counts > 0] = np.nan
     return Answers(
         expected_bytes=first.expected_bytes.astype(np.float64),
@@ -255,9 +255,9 @@ def transferred(bundle: Bundle, training: LabelledJobs, test: LabelledJobs) -> A
     """A bundle of one GPU on jobs of another; only the context of the latter is estimated, from the training jobs."""
     model = BundleModel(bundle, training.family)
     known = ~np.isnan(training.label_bytes)
-    place = model.place(Predictor([bundle]).answer_gpu(training.gpu))
+    model_gpu = model.model_gpu(Predictor([bundle]).find_gpu(training.gpu))
     table = JobTable.from_jobs(training.jobs)
-    reserved = model.run(table, model.features(table, place)).expected_bytes - model.card.context_bytes
+    reserved = model.run(table, model.features(table, model_gpu)).expected_bytes - model.card.context_bytes
     context_bytes = int(np.median((training.label_bytes - reserved)[known]))
     return served_answers(bundle, test, training.gpu, max(0, context_bytes))
 

@@ -185,7 +185,7 @@ class PredictionApi:
     def _documents(self, jobs: JobTable, options: Options) -> list[Document]:
         """The JSON documents of the predictions for ``jobs``."""
         if not len(jobs):  # no job asks a model, and the options must be valid all the same
-            self._predictor.answer_gpu(options.gpu)
+            self._predictor.find_gpu(options.gpu)
             self._predictor.models_reaching(options.coverage, self._families[0])[0].level(options.coverage)
             return []
         predictions = self._predictor.predict_table(jobs, options)
@@ -211,7 +211,7 @@ class PredictionApi:
             raise InvalidRequestError("needs 'gpu': a MIG profile is a part of a GPU", "mig")
         coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
         job = self._job(request.job, request.encoder)
-        gpu = request.gpu or self._predictor.answer_gpu(None).gpu
+        gpu = request.gpu or self._predictor.find_gpu(None).gpu
         found = batch_sizes(
             self._predictor,
             job,

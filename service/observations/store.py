@@ -217,10 +217,10 @@ class ObservationStore:
         loop = asyncio.get_running_loop()
         waiting = [self._submit(observation, key_name, loop) for observation in observations]
         self._wake.set()
-        futures = [one for one in waiting if isinstance(one, asyncio.Future)]
+        futures = [entry for entry in waiting if isinstance(entry, asyncio.Future)]
         if futures:
             await asyncio.wait(futures, timeout=ANSWER_SECONDS)
-        return [self._answer(one) for one in waiting]
+        return [self._answer(entry) for entry in waiting]
 
     async def summary(self, days: float = 30) -> dict[str, Any]:
         """Coverage and error of the predictions of the last ``days``.
@@ -270,11 +270,11 @@ class ObservationStore:
         return future
 
     @staticmethod
-    def _answer(one: asyncio.Future[Reply] | Refusal) -> Reply:
-        if isinstance(one, Refusal):
-            return one
-        if one.done():
-            return one.result()
+    def _answer(entry: asyncio.Future[Reply] | Refusal) -> Reply:
+        if isinstance(entry, Refusal):
+            return entry
+        if entry.done():
+            return entry.result()
         REFUSED.labels("too_slow").inc()
         return _busy(
             "the database was too slow to confirm that the observation is stored; sent again, it is stored once all the same"
@@ -368,7 +368,7 @@ class ObservationStore:
         try:
             jobs, rows = self._rows(held, hurried)
             with self._begin() as connection:
-                write_predictions(connection, jobs, rows, [challenge_row(one) for one in challenges])
+                write_predictions(connection, jobs, rows, [challenge_row(challenge) for challenge in challenges])
         except (DataError, IntegrityError) as error:
             self._known.forget()
             PREDICTIONS.labels("dropped").inc(count)
@@ -388,10 +388,10 @@ class ObservationStore:
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
         since_rest, began = 0, time.thread_time()
-        for one in held:
-            for start in range(0, one.kept, _SLICE):
-                part = slice(start, min(start + _SLICE, one.kept))
-                rows += prediction_rows(one.records, part, self._known, jobs, now)
+        for batch in held:
+            for start in range(0, batch.kept, _SLICE):
+                part = slice(start, min(start + _SLICE, batch.kept))
+                rows += prediction_rows(batch.records, part, self._known, jobs, now)
                 since_rest += part.stop - part.start
                 if since_rest >= _SLICE and not hurried:
                     took = time.thread_time() - began
@@ -403,8 +403,8 @@ class ObservationStore:
         with self._lock:
             later, self._predictions = self._predictions, []
             self._pending = self._layers = 0
-            for one in (*held, *later):
-                self._hold(one.records, one.layer_counts, one.kept)
+            for batch in (*held, *later):
+                self._hold(batch.records, batch.layer_counts, batch.kept)
             self._challenges = (challenges + self._challenges)[:MAX_PENDING_PREDICTIONS]
 
     def _flush_observations(self, *, last: bool) -> bool:
@@ -416,8 +416,8 @@ class ObservationStore:
         QUEUE.set(len(self._waiting))
         replies = self._write_group(group, last)
         with self._lock:
-            gone = {id(one) for one, _ in replies}
-            self._waiting = [one for one in self._waiting if id(one) not in gone]
+            gone = {id(entry) for entry, _ in replies}
+            self._waiting = [entry for entry in self._waiting if id(entry) not in gone]
             more = bool(self._waiting)
         QUEUE.set(len(self._waiting))
         _resolve(replies)
@@ -425,28 +425,28 @@ class ObservationStore:
 
     def _write_group(self, group: list[_Waiting], last: bool) -> list[tuple[_Waiting, Reply]]:
         try:
-            results = self._write([one.incoming for one in group])
+            results = self._write([entry.incoming for entry in group])
         except (DataError, IntegrityError) as error:
             if len(group) == 1:
                 logger.error("an observation cannot be stored: %s", error)
                 return [(group[0], _busy("the database refused the observation; the cause is in the log of the service"))]
-            return [replies for one in group for replies in self._write_group([one], last)]
+            return [replies for entry in group for replies in self._write_group([entry], last)]
         now = time.monotonic()
         replies: list[tuple[_Waiting, Reply]] = []
-        for one, result in zip(group, results, strict=True):
+        for entry, result in zip(group, results, strict=True):
             if isinstance(result, UnknownPrediction):
-                if now < one.known_by and not last:
+                if now < entry.known_by and not last:
                     continue
                 missing = f"there is no prediction {result.prediction_id}, or none any more"
-                replies.append((one, Refusal(UNKNOWN, f"{missing}: send the job itself")))
+                replies.append((entry, Refusal(UNKNOWN, f"{missing}: send the job itself")))
             elif isinstance(result, OtherContent):
                 taken = f"the idempotency key '{result.key}' was used for another observation: give every observation its own"
-                replies.append((one, Refusal(CONFLICT, taken)))
+                replies.append((entry, Refusal(CONFLICT, taken)))
             else:
                 if isinstance(result, Stored) and result.created:
-                    observation = one.incoming.observation
+                    observation = entry.incoming.observation
                     OBSERVED.labels(observation.source, str(observation.oom).lower()).inc()
-                replies.append((one, result))
+                replies.append((entry, result))
         return replies
 
     def _write(self, incoming: Sequence[Incoming]) -> list[Result]:
@@ -495,15 +495,15 @@ class ObservationStore:
         if waiting:
             REFUSED.labels("database_away").inc(len(waiting))
         QUEUE.set(0)
-        _resolve([(one, _busy(reason)) for one in waiting])
+        _resolve([(entry, _busy(reason)) for entry in waiting])
         for query in queries:
             _tell(query.loop, [(query.future, _busy(reason))])
 
 
 def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-    for one, answer in replies:
-        by_loop.setdefault(one.loop, []).append((one.future, answer))
+    for entry, answer in replies:
+        by_loop.setdefault(entry.loop, []).append((entry.future, answer))
     for loop, pairs in by_loop.items():
         _tell(loop, pairs)
 

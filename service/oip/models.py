@@ -104,7 +104,10 @@ class OipModel:
             rows = np.flatnonzero(families == family)
             model = self._model(self.bundle, family)
             parts.append(
-                (rows, model.predict(jobs.take(rows), options.bins, options.coverage, self.predictor.place(model, options.gpu)))
+                (
+                    rows,
+                    model.predict(jobs.take(rows), options.bins, options.coverage, self.predictor.model_gpu(model, options.gpu)),
+                )
             )
         return PredictionTable.join(parts, len(jobs), options.coverage)
 

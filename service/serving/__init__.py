@@ -5,4 +5,5 @@ mode), so that it can be compared with the champion.
 
 * :mod:`.served_release` loads releases and swaps them; :mod:`.watch` follows changes of the registry in each worker.
 * :mod:`.self_test` tests a release with golden jobs; :mod:`.shadow` runs the challenger; :mod:`.metrics` publishes both.
+  :mod:`.background` is the thread in which the follower and the challenger run.
 """

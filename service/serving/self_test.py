@@ -85,7 +85,7 @@ def _checked(model: BundleModel, name: str, job: TrainingJob) -> None:
 
 def _problem(model: BundleModel, job: TrainingJob) -> str | None:
     table = JobTable.from_jobs((job,))
-    features = model.features(table, model.label_place)
+    features = model.features(table, model.label_gpu)
     answer = model.run(table, features)
     mixture = answer.distribution
     amounts = (answer.reference_bytes, answer.expected_bytes, answer.bounds_bytes)

@@ -10,7 +10,6 @@ import logging
 import math
 import queue
 import random
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.predictor import Predictor
 
 from ..api.records import PredictionRecord, RecordBatch, Recorder
+from .background import BackgroundThread
 from .metrics import SHADOW_DIFFERENCE, SHADOWED
 
 QUEUE_LENGTH: Final = 256
@@ -62,8 +62,7 @@ class Shadow:
         self._queue: queue.Queue[tuple[Challenger, PredictionRecord]] = queue.Queue(QUEUE_LENGTH)
         self._challenger: Challenger | None = None
         self._encoders: Mapping[str, str] = {}
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("gpumemnet-shadow", self._run)
         self._dropped = SHADOWED.labels("dropped")
         self._compared = SHADOWED.labels("compared")
         self._failed = SHADOWED.labels("failed")
@@ -105,20 +104,14 @@ class Shadow:
 
     def start(self) -> None:
         """Start the thread; call it in the serving process, after any fork."""
-        if self._thread is None:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="gpumemnet-shadow", daemon=True)
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread; queued jobs are discarded."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.stop()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._thread.stopping.is_set():
             try:
                 challenger, record = self._queue.get(timeout=_IDLE_SECONDS)
             except queue.Empty:
@@ -127,7 +120,7 @@ class Shadow:
             if challenger is self._challenger:
                 self._predict(challenger, record)
             del challenger, record  # otherwise a removed challenger would stay in memory until the next prediction
-            self._stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
+            self._thread.stopping.wait((time.thread_time() - began) * (1 / MAX_BUSY_SHARE - 1))
 
     def _predict(self, challenger: Challenger, record: PredictionRecord) -> None:
         prediction = record.estimate

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 
+from .background import BackgroundThread
 from .served_release import ServedRelease
 
 logger = logging.getLogger("gpumemnet.service")
@@ -16,25 +16,19 @@ class Watcher:
     def __init__(self, serving: ServedRelease, reload_seconds: float) -> None:
         self._serving = serving
         self._reload_seconds = reload_seconds
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("gpumemnet-watch", self._run)
 
     def start(self) -> None:
         """Start the thread; call it in the serving process, after any fork."""
-        if self._thread is None and self._serving.registry is not None:
-            self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="gpumemnet-watch", daemon=True)
+        if self._serving.registry is not None:
             self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.stop()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._reload_seconds):
+        while not self._thread.stopping.wait(self._reload_seconds):
             try:
                 self._serving.follow()
             except Exception:  # the thread must survive any error that a broken disk causes

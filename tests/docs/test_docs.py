@@ -48,7 +48,7 @@ def printed(command: str) -> tuple[str, ...]:
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     return tuple(without_frame(line) for line in done.stdout.splitlines())

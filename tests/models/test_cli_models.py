@@ -14,7 +14,7 @@ from tests.jobs import small_job
 
 def models(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "models", *map(str, arguments)], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", "models", *map(str, arguments)], capture_output=True, text=True, timeout=1800, check=False
     )
 
 

@@ -99,11 +99,11 @@ def _batch_norm_gradients(arguments: Sequence[Any], results: Sequence[Any]) -> S
 
 
 def _binary(arguments: Sequence[Any], result: Any) -> Any:
-    return _elementwise(arguments, result) if all(isinstance(each, Tensor) for each in arguments[:2]) else result
+    return _elementwise(arguments, result) if all(isinstance(argument, Tensor) for argument in arguments[:2]) else result
 
 
 def _elementwise_gradient(arguments: Sequence[Any], result: Tensor) -> Tensor:
-    grad, given = (each for each in arguments if isinstance(each, Tensor))
+    grad, given = (argument for argument in arguments if isinstance(argument, Tensor))
     if grad.dim() in CHANNELS_LAST and grad.stride() != given.stride():
         result = _with_strides_of(result, aten.gelu_backward(grad, given))  # a gradient that meta tensors do not take apart
     return result if _keeps_strides(arguments, result) else _contiguous(arguments, result)
@@ -116,7 +116,7 @@ def _elementwise(arguments: Sequence[Any], result: Any) -> Any:
 
 
 def _loss(arguments: Sequence[Any], result: Tensor) -> Tensor:
-    compared = torch.broadcast_shapes(*(each.shape for each in arguments[:2]))  # type: ignore[no-untyped-call]
+    compared = torch.broadcast_shapes(*(argument.shape for argument in arguments[:2]))  # type: ignore[no-untyped-call]
     if result.shape == compared:  # nothing was summed
         return result
     return torch.empty(compared, dtype=result.dtype, device="meta").resize_(result.shape)
@@ -126,8 +126,8 @@ def _keeps_strides(arguments: Sequence[Any], result: Tensor) -> bool:
     """Whether an elementwise result lies as its operands do; else they are one shape, contiguous, and channels last besides."""
     if result.dim() not in CHANNELS_LAST or result.stride(-1) == 1 or not result.is_contiguous():
         return True
-    operands = [each for each in arguments if isinstance(each, Tensor)]
-    return any(each is result or each.shape != result.shape or not each.is_contiguous() for each in operands)
+    operands = [argument for argument in arguments if isinstance(argument, Tensor)]
+    return any(operand is result or operand.shape != result.shape or not operand.is_contiguous() for operand in operands)
 
 
 _RULES: Final[dict[Any, LayoutRule]] = {

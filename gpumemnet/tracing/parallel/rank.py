@@ -67,7 +67,7 @@ def on_rank(
     from gpumemnet.tracing.parallel.replicas import replicas_on_meta
     from gpumemnet.tracing.parallel.sharding import sharded, sharding_on_meta
 
-    recorder.one_of(ranks)
+    recorder.set_ranks(ranks)
     with ExitStack() as stack:
         stack.enter_context(process_group(ranks, recorder.exchanged))
         if parallel == "ddp":
@@ -77,7 +77,7 @@ def on_rank(
             return
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         of_model = {key: names[id(parameter)] for key, parameter in meta_tensors.parameters.items()}
-        stack.enter_context(sharding_on_meta(recorder, Streams(recorder.on_stream), arrived))
+        stack.enter_context(sharding_on_meta(recorder, Streams(recorder.use_stream), arrived))
         groups = stack.enter_context(sharded(model, ranks, dtype, parallel == "fsdp"))
         shards = dict(model.named_parameters())
         for name, shard in shards.items():

@@ -62,7 +62,7 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         sharded = not_traced("FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard")
         backend_names = [(each, lambda *args, **kwargs: name) for each in names.GET_BACKEND]
         stack.enter_context(replaced([*backend_names, (names.FSDP1_INIT, sharded)]))
-        watch.recorder.one_of(rank_count)
+        watch.recorder.set_ranks(rank_count)
         note(f"the first of {rank_count:,} ranks")
 
     def arrived(tensor: Tensor, is_parameter: bool) -> None:

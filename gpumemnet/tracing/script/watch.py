@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpumemnet.extract.module_path import ModulePath
-from gpumemnet.extract.walk import tensors_in
+from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.script import BACKWARD
 from gpumemnet.torch_private.tensors import id_of_storage, part_on_rank, storage_id
@@ -72,7 +72,7 @@ class Watch:
     def __init__(self, platform: Platform) -> None:
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform)
-        self.streams = Streams(self.recorder.on_stream)
+        self.streams = Streams(self.recorder.use_stream)
         self.batch_size: int | None = None
         self.loss = "the script's own"
         self._platform = platform
@@ -151,7 +151,7 @@ class Watch:
                 handle.remove()
 
     def _model_starts(self) -> None:
-        if not self._started and torch.is_grad_enabled() and self.recorder.holds_something:
+        if not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
             self._started = True
             self.recorder.begin_step()
             self._begin("forward")
@@ -166,7 +166,7 @@ class Watch:
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark
-        self.recorder.runs_on(replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32))
+        self.recorder.use_platform(replace(self._platform, cudnn_benchmark=benchmark, tf32=torch.backends.cudnn.allow_tf32))
         if self._started:
             self.recorder.begin(phase)
 

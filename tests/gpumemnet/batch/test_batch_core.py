@@ -48,8 +48,8 @@ def test_columns_say_what_single_predictions_say(many: list[TrainingJob], gpu: s
 def test_features_of_a_row_do_not_depend_on_the_other_rows() -> None:
     table = JobTable.from_jobs(_totals(3000))
     model = PREDICTOR.models_of("mlp")[0]
-    whole = model.features(table, model.label_place)
-    np.testing.assert_array_equal(whole[2500:2600], model.features(table[2500:2600], model.label_place))
+    whole = model.features(table, model.label_gpu)
+    np.testing.assert_array_equal(whole[2500:2600], model.features(table[2500:2600], model.label_gpu))
 
 
 def _totals(count: int) -> list[TrainingJob]:
@@ -70,7 +70,7 @@ def _totals(count: int) -> list[TrainingJob]:
 def test_reasons_can_be_taken() -> None:
     table = JobTable.from_jobs(_totals(2000))
     model = PREDICTOR.models_of("mlp")[0]
-    unseen = model.support.check(table, model.features(table, model.label_place))
+    unseen = model.support.check(table, model.features(table, model.label_gpu))
     some = unseen.take(np.array([3, 1990]))
     assert [some.reasons(0), some.reasons(1)] == [unseen.reasons(3), unseen.reasons(1990)]
     assert unseen.reasons(1990)

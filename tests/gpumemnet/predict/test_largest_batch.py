@@ -42,7 +42,7 @@ class Erratic:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self.answer_gpu = ANSWER_GPU
+        self.find_gpu = ANSWER_GPU
 
     def predict_table(self, jobs, options=None, **keywords) -> PredictionTable:
         options = options or PredictionOptions(**keywords)
