@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
     from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
-    from gpumemnet.predict.prediction import Estimator, Prediction, PredictionOptions
+    from gpumemnet.predict.estimator import Estimator
+    from gpumemnet.predict.prediction import Prediction, PredictionOptions
     from gpumemnet.predict.prediction_table import PredictionTable
     from gpumemnet.predict.predictor import Predictor
     from gpumemnet.tracing.api import trace
@@ -41,11 +42,12 @@ _MODULE_OF = {
     **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
-    **dict.fromkeys(("Estimator", "Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
+    **dict.fromkeys(("Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
     **dict.fromkeys(("FEATURE_COLUMNS", "feature_matrix"), "gpumemnet.features.vector"),
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
+    "Estimator": "gpumemnet.predict.estimator",
     "GpumemnetError": "gpumemnet.errors",
     "JobTable": "gpumemnet.job.job_table",
     "Layer": "gpumemnet.job.layers",

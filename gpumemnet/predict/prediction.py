@@ -1,13 +1,9 @@
-"""The prediction for one job, and the interface of all estimators.
-
-Classifiers, the trace and published formulas return the same type.  A report can therefore compare them, and a scheduler can
-replace one by another.
-"""
+"""The prediction for one job, and the options of a prediction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +11,6 @@ from numpy.typing import NDArray
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bins import BinScheme
-
-if TYPE_CHECKING:
-    from gpumemnet.job.job_table import JobTable
-    from gpumemnet.predict.prediction_table import PredictionTable
 
 DEFAULT_COVERAGE: Final = 0.99
 
@@ -93,18 +85,3 @@ class Prediction:
     def bin_bounds_bytes(self) -> tuple[int, int | None]:
         """Edges of the most probable bin in bytes; the upper edge of the last bin is ``None``."""
         return self.bins.bounds_bytes(self.bin_index)
-
-
-class Estimator(Protocol):
-    """Interface of everything that predicts the memory of jobs."""
-
-    def predict_table(
-        self, jobs: JobTable, *, bins: BinScheme | None = None, coverage: float = DEFAULT_COVERAGE
-    ) -> PredictionTable:
-        """Returns one prediction per job, in order.
-
-        Raises:
-            InvalidRequestError: when the estimator does not offer the coverage.
-            UnsupportedJobError: when the estimator does not support a job's family.
-        """
-        ...
