@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +26,8 @@ def test_the_most_probable_bin_is_that_of_all_probabilities(seed: int, width_byt
     weights = generator.dirichlet(np.ones(5), 50).astype(np.float32)
     locations = (generator.uniform(19, 27, (50, 1)) + spread * generator.normal(size=(50, 5))).astype(np.float32)
     scales = (spread * generator.uniform(0.01, 2, (50, 5))).astype(np.float32)
-    distribution = MemoryDistribution(weights, locations, scales)
+    parts: Any = weights, locations, scales  # float32, as a graph gives them
+    distribution = MemoryDistribution(*parts)
     edges = bins_of_width(width_bytes).log_inner_edges
     expected = distribution.bin_probabilities(edges).argmax(axis=1)
     for near in (expected, np.zeros(50, np.int64), generator.integers(0, len(edges) + 1, 50)):

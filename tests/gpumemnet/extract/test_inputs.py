@@ -13,12 +13,12 @@ SHAPES = st.lists(st.integers(1, 1000), min_size=1, max_size=4).map(tuple)
 
 
 @given(st.builds(InputSpec, SHAPES, st.sampled_from(DTYPES), NAMES))
-def test_a_spec_survives_being_written(spec):
+def test_a_spec_survives_being_written(spec: InputSpec) -> None:
     assert parse_input(str(spec)) == spec
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_spec_or_one_clear_refusal(text):
+def test_any_text_is_a_spec_or_one_clear_refusal(text: str) -> None:
     try:
         spec = parse_input(text)
     except InvalidRequestError as error:
@@ -43,12 +43,12 @@ def test_any_text_is_a_spec_or_one_clear_refusal(text):
         ("٣x٤", "must look like"),
     ],
 )
-def test_what_is_wrong_with_a_spec_is_said(text, reason):
+def test_what_is_wrong_with_a_spec_is_said(text: str, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         parse_input(text)
 
 
-def test_specs_become_positional_and_keyword_meta_tensors():
+def test_specs_become_positional_and_keyword_meta_tensors() -> None:
     inputs = inputs_from_specs([parse_input("3x4"), parse_input("mask=7:bool")], 5)
     assert [tuple(tensor.shape) for tensor in inputs.args] == [(5, 3, 4)]
     assert inputs.kwargs["mask"].shape == (5, 7)
@@ -57,7 +57,7 @@ def test_specs_become_positional_and_keyword_meta_tensors():
     assert inputs.elements_per_sample == 19
 
 
-def test_an_example_is_resized_where_it_has_the_batch_and_the_note_says_so():
+def test_an_example_is_resized_where_it_has_the_batch_and_the_note_says_so() -> None:
     example = {
         "tokens": torch.zeros(2, 9, dtype=torch.long),
         "mask": torch.zeros(9, 9),
@@ -80,6 +80,6 @@ def test_an_example_is_resized_where_it_has_the_batch_and_the_note_says_so():
 
 
 @pytest.mark.parametrize("example", [{}, (), {"scale": 1.0}, torch.tensor(3.0), None])
-def test_inputs_without_a_batch_are_refused(example):
+def test_inputs_without_a_batch_are_refused(example: object) -> None:
     with pytest.raises(ExtractError, match="no tensor has a batch dimension"):
         inputs_from_example(example, 4)

@@ -172,7 +172,7 @@ def test_a_coverage_without_sense_is_refused(coverage: float) -> None:
 
 @pytest.mark.parametrize("bins", [*PUBLISHED_BINS.values(), bins_of_width(GIB // 4)])
 def test_any_bins_agree_on_where_memory_lies(bins: object) -> None:
-    estimate = PREDICTOR.predict(mlp(2900), bins=bins)  # type: ignore[arg-type]
+    estimate = PREDICTOR.predict(mlp(2900), bins=bins)
     lower, upper = estimate.bin_bounds_bytes
     assert lower <= estimate.expected_bytes
     assert upper is None or estimate.expected_bytes < upper
@@ -317,7 +317,7 @@ def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path
                 node.output[place] = "sound"
     model.graph.initializer.extend(
         numpy_helper.from_array(np.array(value), name)
-        for name, value in (("first", np.int64([0])), ("most", np.float32(1000)), ("none", np.float32(np.nan)))
+        for name, value in (("first", np.array([0], dtype=np.int64)), ("most", np.float32(1000)), ("none", np.float32(np.nan)))
     )
     model.graph.node.extend(
         [

@@ -92,7 +92,7 @@ def test_where_nothing_could_be_tested_the_run_is_there_all_the_same() -> None:
     assert set(found) == {"gpumemnet_drift_due", "gpumemnet_drift_last_run_timestamp_seconds"}
 
 
-@given(st.text(st.characters(exclude_categories=("Cs",)), min_size=1), st.floats(allow_nan=False))
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.floats(allow_nan=False))
 def test_whatever_a_gpu_is_called_the_text_can_be_read(gpu: str, effect: float) -> None:
     text = drift_metrics(DriftReport((finding("error", gpu, effect),), (), 0.01, None), 5.0)
     lines = [line for line in text.split("\n") if line.startswith("gpumemnet_drift_jobs{")]

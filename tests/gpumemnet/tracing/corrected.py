@@ -38,11 +38,11 @@ def corrected(gpu: str = "A100", **options: Any) -> Iterator[None]:
         yield
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that run below autograd."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,6 +68,7 @@ def saved(run: Callable[[], Any], gpu: str = "A100", backward: bool = True, **op
 
 def operators(run: Callable[[], Any], gpu: str = "A100", **options: Any) -> Counter[str]:
     """How often which operator runs, in forward and backward pass."""
-    with corrected(gpu, **options), Operators() as mode:
+    mode = Operators()
+    with corrected(gpu, **options), mode:
         run().sum().backward()
     return mode.counts

@@ -152,9 +152,10 @@ def trained(layer: Callable[[], nn.Module], shape: tuple[int, ...], platform: Pl
     """One forward and backward pass of a layer on meta tensors; the gradient that flows in is dense."""
     layout = tensor.pop("memory_format", torch.contiguous_format)
     with torch.device("meta"):
-        module = layer().to(memory_format=layout, **tensor)
+        module = layer().to(memory_format=layout, **tensor)  # type: ignore[call-overload]
         images = torch.empty(shape, requires_grad=True, **tensor).to(memory_format=layout)
-        with Seen(platform) as seen:
+        seen = Seen(platform)
+        with seen:
             output = module(images)
             output.backward(torch.empty_like(output, memory_format=layout))
     return seen

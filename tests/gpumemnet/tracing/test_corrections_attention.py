@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from tests.gpumemnet.tracing.corrected import meta, operators, platform, saved
 HALF = torch.float16
 
 
-def attention(*shape: int, dtype: torch.dtype = torch.float32, mask: Tensor | None = None, **options: object) -> Tensor:
+def attention(*shape: int, dtype: torch.dtype = torch.float32, mask: Tensor | None = None, **options: Any) -> Tensor:
     query, key, value = (meta(*shape, dtype=dtype) for _ in range(3))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
 

@@ -147,7 +147,7 @@ def test_batch_norms_keep_autocast(platform: Platform) -> None:
 
 def test_an_optimizer_of_ones_own_and_weights_that_are_shared(platform: Platform) -> None:
     model = Tower()
-    model.blocks[1][0].weight = model.blocks[0][0].weight
+    model.blocks[1][0].weight = model.blocks[0][0].weight  # type: ignore[index]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(ExtractError, match=r"the parameter 'blocks.0.0.weight' is shared by blocks"):
         recorded(model, platform, "fsdp", 2, own_optimizer=optimizer)
@@ -245,7 +245,7 @@ class Frozen(dict[str, int]):
 
 def test_tables_of_a_models_own_are_not_touched(platform: Platform) -> None:
     model = Tower()
-    model._internal_dict = Frozen(width=WIDTH)  # as diffusers' models have one
+    model._internal_dict = Frozen(width=WIDTH)  # type: ignore[assignment]  # as diffusers' models have one
     recorded(model, platform, "fsdp", 2)
     assert model._internal_dict == {"width": WIDTH}
     assert type(model.blocks[0]) is nn.Sequential
@@ -258,7 +258,7 @@ class Pairs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for linear, tower in self.layers:  # type: ignore[misc]
-            x = linear(x) + tower(x).mean()
+            x = linear(x) + tower(x).mean()  # type: ignore[has-type]
         return x
 
 

@@ -162,7 +162,7 @@ def test_bf16_halves_everything_but_whole_numbers(platform: Platform) -> None:
 def test_tables_of_whole_numbers_keep_values_that_models_read(platform: Platform, length: int) -> None:
     class Reads(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
-            assert self.table[-1].item() == length - 1
+            assert self.table[-1].item() == length - 1  # type: ignore[index]
             output: Tensor = super().forward(x)
             return output
 
@@ -334,7 +334,7 @@ def test_adafactor_reads_norms_whose_values_move_no_memory(implementation: str, 
 
 def test_an_optimizer_of_ones_own_is_not_trusted_with_values(platform: Platform) -> None:
     class Own(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             super().step(closure)
             next(iter(self.param_groups[0]["params"])).norm().item()
 

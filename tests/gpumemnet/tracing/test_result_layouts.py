@@ -17,7 +17,7 @@ from gpumemnet.tracing.corrections.result_layouts import layout_rule
 aten: Any = torch.ops.aten
 IMAGE, PIXEL = (3, 16, 4, 4), (3, 16, 1, 1)
 FORMATS = {"c": torch.contiguous_format, "l": torch.channels_last}
-STRIDES = {
+STRIDES: dict[tuple[tuple[int, ...], str], tuple[int, ...]] = {
     (shape, name): torch.empty(shape, device="meta", memory_format=layout).stride()
     for shape in (IMAGE, PIXEL, (3, 32, 4, 4))
     for name, layout in FORMATS.items()
@@ -25,7 +25,7 @@ STRIDES = {
 statistic = torch.empty(16, device="meta")
 
 
-class Laid(TorchDispatchMode):
+class Laid(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lays out the results of every operator as on CUDA."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +39,7 @@ def layouts(run: Callable[..., Tensor], shape: tuple[int, ...], tensors: int) ->
     found = ""
     for chosen in product(FORMATS, repeat=tensors):
         given = [torch.empty(shape, device="meta", memory_format=FORMATS[name]) for name in chosen]
-        with Laid():
+        with Laid():  # type: ignore[no-untyped-call]
             result = run(*given)
         found += next(name for name in FORMATS if STRIDES[tuple(result.shape), name] == result.stride())
     return found
@@ -112,7 +112,7 @@ def test_the_gradient_of_a_weight_lies_as_images_of_one_pixel_happen_to_and_not_
     def gradients(layout: str) -> list[bool]:
         pixel = torch.empty(PIXEL, device="meta", memory_format=FORMATS[layout])
         arguments = (pixel, pixel, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
-        with Laid():
+        with Laid():  # type: ignore[no-untyped-call]
             results = aten.convolution_backward(*arguments)[:2]
         return [each.stride() == torch.empty_like(each, memory_format=torch.channels_last).stride() for each in results]
 
@@ -127,7 +127,7 @@ def test_the_gradient_of_a_weight_lies_as_images_of_one_pixel_happen_to_and_not_
 )
 def test_a_loss_keeps_the_storage_that_it_was_formed_in(loss: Callable[..., Tensor], reduction: str) -> None:
     real = torch.rand(8, 16)
-    with Laid():
+    with Laid():  # type: ignore[no-untyped-call]
         laid = loss(torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta"), reduction=reduction)
     found = loss(real, real, reduction=reduction)  # PyTorch's own code, the same on a CPU and on CUDA
     assert (laid.shape, laid.untyped_storage().nbytes()) == (found.shape, found.untyped_storage().nbytes())

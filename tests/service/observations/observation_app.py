@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -24,14 +25,14 @@ def main() -> None:
     api = PredictionApi(Predictor.default(), 1000, store)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI):
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store.start()
         yield
         store.drain()
 
     served = [Route("/v1/predict", JsonEndpoint(api.predict), methods=["POST"]), *routes(observation_operations(store))]
     app = FastAPI(routes=served, lifespan=lifespan)
-    app.build_middleware_stack = lambda: ProblemDocuments(BodyLimit(app.router, 4 * 2**20))
+    app.build_middleware_stack = lambda: ProblemDocuments(BodyLimit(app.router, 4 * 2**20))  # type: ignore[method-assign]
     listener = socket.create_server(("127.0.0.1", 0))
     sys.stderr.write(f"listening on http://127.0.0.1:{listener.getsockname()[1]}\n")
     sys.stderr.flush()
