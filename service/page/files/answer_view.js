@@ -1,7 +1,7 @@
 // Shows one answer: the numbers and what they mean, then the bins, the devices and the copy boxes.
 
 import { batchChart, batchTable } from "./batch_chart.js";
-import { binName, binsChart, binsTable } from "./bins_chart.js";
+import { binName, binsChart, binsTable, edges } from "./bins_chart.js";
 import { byId, draw, element } from "./dom.js";
 import { FitsTable, fitsLead, verdictPill } from "./fits_table.js";
 import { gauge } from "./gauge.js";
@@ -31,7 +31,7 @@ export function showAnswer(shown) {
   showOrigin(answer);
   draw(byId("gauge"), gauge(answer, usableMib));
   byId("bins-lead").textContent =
-    `Most probable: ${binName(answer.bins, answer.bin.index)} (${share(answer.bin.probability)}).`;
+    `Most probable: ${binName(answer.bins, answer.bin.index)} (${share(answer.bin.probability)}).${limitBesideBins(answer)}`;
   draw(byId("bins-chart"), binsChart(answer, usableMib));
   byId("bins-table").replaceChildren(binsTable(answer));
   byId("fits-lead").textContent = fitsLead(shown.rows);
@@ -83,6 +83,18 @@ function showLimit(answer, usableMib) {
   const reasons = byId("reasons");
   reasons.hidden = answer.in_support;
   reasons.querySelector("ul").replaceChildren(...answer.reasons.map((reason) => element("li", {}, capital(reason))));
+}
+
+// Why the limit lies where it does: it is no quantile of the bars.
+function limitBesideBins(answer) {
+  const { limit_mib: limit, bins } = answer;
+  if (limit === null) return " The job is unlike those that the model learnt from, so nothing says how far the bars can be trusted.";
+  let below = 0;
+  const last = bins.probabilities.findIndex((probability) => (below += probability) >= answer.coverage);
+  const upper = last < 0 ? null : edges(bins, last)[1];
+  if (upper === null || upper >= limit) return "";
+  return ` The bars put ${coverageWords(answer.coverage)} below ${mib(upper)}. The limit is higher: it is set by how far the model` +
+    " was off on jobs that it had not seen, and the bars are its own opinion.";
 }
 
 function showOrigin(answer) {

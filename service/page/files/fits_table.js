@@ -3,13 +3,15 @@
 import { element } from "./dom.js";
 import { count, gib, share, shortGpu } from "./words.js";
 
-const VERDICTS = { yes: ["✓ fits", 3], unsure: ["? unsure", 2], unknown: ["? unknown", 1], no: ["✕ too small", 0] };
+// The words are those of gpumemnet/gpu/verdict.py.
+const VERDICTS = { yes: ["✓ fits", 3], unsure: ["? may not fit", 2], unknown: ["– unknown", 1], no: ["✕ does not fit", 0] };
+const TALLEST_PX = 430;
 
 const COLUMNS = [
   ["device", "Device", (row) => row.name, ""],
   ["usable", "Usable", (row) => row.usableMib, "count"],
   ["verdict", "Fits?", (row) => VERDICTS[row.verdict][1] * 2 + row.probability, ""],
-  ["probability", "Chance", (row) => row.probability, "count"],
+  ["probability", "Chance", (row) => (row.verdict === "unknown" ? -1 : row.probability), "count"],
 ];
 
 export class FitsTable {
@@ -18,6 +20,7 @@ export class FitsTable {
     this.rows = [];
     this.kind = "gpu";
     this.sort = { column: "usable", descending: false };
+    new ResizeObserver(() => this.cutBetweenRows()).observe(place);
   }
 
   show(rows) {
@@ -39,6 +42,18 @@ export class FitsTable {
       element("caption", { class: "unseen" }, "Where the job fits"),
       element("thead", {}, element("tr", {}, ...COLUMNS.map((entry) => this.heading(entry)))),
       element("tbody", {}, ...chosen.map(bodyRow))));
+    this.cutBetweenRows();
+  }
+
+  // As high as whole rows are, so that none is cut.
+  cutBetweenRows() {
+    const content = this.place.firstElementChild;
+    if (!content) return;
+    const top = content.getBoundingClientRect().top;
+    const bottoms = [...content.querySelectorAll("tbody tr")].map((row) => row.getBoundingClientRect().bottom - top);
+    const border = this.place.offsetHeight - this.place.clientHeight;
+    const highest = bottoms.filter((bottom) => bottom <= TALLEST_PX).at(-1);
+    this.place.style.maxHeight = highest ? `${Math.ceil(highest) + border}px` : "";
   }
 
   heading([name, text, , alignment]) {
@@ -67,8 +82,8 @@ export function fitsLead(rows) {
   }).filter(Boolean);
   const verdicts = rows.map((row) => row.verdict);
   if (named.length) return `${named.join("; ")}.`;
-  if (verdicts.includes("unknown")) return "Unknown: without a limit nobody can say that it fits. The probabilities are a guess from outside.";
-  return verdicts.includes("unsure") ? "None is certain to hold it." : "None of them holds it.";
+  if (verdicts.includes("unknown")) return "Unknown: without a limit nobody can say that it fits.";
+  return verdicts.includes("unsure") ? "On the largest it may not fit." : "It does not fit any of them.";
 }
 
 function bodyRow(row) {
@@ -76,7 +91,9 @@ function bodyRow(row) {
     element("th", { scope: "row" }, shortGpu(row.name), row.note ? element("span", { class: "note" }, shortGpu(row.note)) : null),
     element("td", { class: "count" }, gib(row.usableMib)),
     element("td", {}, verdictPill(row.verdict)),
-    element("td", { class: "count", title: `${count(row.usableMib)} MiB` }, share(row.probability)));
+    row.verdict === "unknown"
+      ? element("td", { class: "count", title: "not known: the job is unlike those that the model learnt from" }, "–")
+      : element("td", { class: "count", title: `${count(row.usableMib)} MiB` }, share(row.probability)));
 }
 
 function compare(one, other) {

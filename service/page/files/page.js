@@ -7,7 +7,7 @@ import { BrokenJson, readJob, writeJob } from "./job.js";
 import { fromFragment, toFragment } from "./permalink.js";
 import { copy } from "./recipes.js";
 import { curveOf, rowsOf, usableMib } from "./shapes.js";
-import { coverageWords, gib } from "./words.js";
+import { coverageWords, gib, shortGpu } from "./words.js";
 
 const JOB_FIELDS = ["batch_size", "optimizer", "precision"]; // these stand in the job …
 const OPTION_FIELDS = ["gpu", "coverage", "bin_width_mib"]; // … and these beside it
@@ -110,6 +110,7 @@ async function predict() {
     const answer = await ask("v1/predict", { ...question, fits: true }, signal);
     shown = { answer, question, usableMib: usableMib(answer), rows: rowsOf(answer) };
     clearTimeout(slow);
+    nameOwnGpu(answer);
     showAnswer(shown);
     document.querySelector(".to-answer").hidden = false;
     showCopyBoxes();
@@ -225,6 +226,11 @@ function fillGpus(gpus) {
   const named = gpus.map(({ name, available_mib: usable }) => element("option", { value: name }, `${name} (${gib(usable)})`));
   byId("gpu").replaceChildren(own, ...named);
   setOptions({ gpu: chosen });
+}
+
+// Which GPU answers are for where none is chosen; only an answer says it.
+function nameOwnGpu({ gpu, gpu_source: source }) {
+  if (source !== "request") byId("gpu").options[0].textContent = `${shortGpu(gpu)}, the service’s`;
 }
 
 function fillCoverages(models) {

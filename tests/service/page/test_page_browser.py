@@ -9,6 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+from gpumemnet.gpu.verdict import VERDICT_TEXTS
 from tests.service.page.browser import MISSING, Browser, chromium
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
@@ -202,6 +203,41 @@ def test_outside_the_support_no_number_is_offered(page, example, asked):
         assert box(page, name).find_elements(By.CSS_SELECTOR, "button, pre") == []
     verdicts = {row.get_attribute("data-verdict") for row in page.driver.find_elements(By.CSS_SELECTOR, "#fits-table tbody tr")}
     assert verdicts == {"unknown"}
+    chances = page.run("return [...document.querySelectorAll('#fits-table tbody td:last-child')].map((cell) => cell.textContent)")
+    assert set(chances) == {"–"}  # a chance beside "unknown" would contradict it
+    assert VERDICT_TEXTS["unknown"] in page.text("#fits-table tbody")
+
+
+def verdict_texts(page):
+    return page.driver.find_elements(By.CSS_SELECTOR, "#fits-table .verdict")
+
+
+def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page, example, asked):
+    answer = asked(job=example("mlp"))
+    for width in (390, 1280):
+        page.resize(width, is_mobile=width < 500)
+        pick(page, "mlp", answer)
+        own = page.run("return document.querySelector('#gpu').selectedOptions[0].textContent")
+        assert own == f"{answer['gpu'].removeprefix('NVIDIA ')}, the service’s"
+        cut = "const list = arguments[0], end = list.getBoundingClientRect().top + list.clientTop + list.clientHeight;"
+        cut += "return [...list.querySelectorAll('tbody tr')].filter((row) => {"
+        cut += "const {top, bottom} = row.getBoundingClientRect(); return top < end - 1 && bottom > end + 1; }).length"
+        assert page.run(cut, page.find("#fits-table")) == 0
+
+
+def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page, example, asked):
+    job = example("gpt2_small")
+    answer = asked(job=job, bin_width_mib=128)
+    page.run("document.getElementById('bin_width_mib').value = '128'")
+    pick(page, "gpt2_small", answer)
+    below, coverage_edge = 0.0, None
+    for index, probability in enumerate(answer["bins"]["probabilities"]):
+        below += probability
+        if below >= answer["coverage"]:
+            coverage_edge = (index + 1) * 128
+            break
+    says_why = "The limit is higher" in page.text("#bins-lead")
+    assert says_why == (coverage_edge < answer["limit_mib"])
 
 
 def test_a_card_that_is_too_small_is_said_to_be(page, example, asked):
@@ -213,7 +249,8 @@ def test_a_card_that_is_too_small_is_said_to_be(page, example, asked):
         json.dumps(question),
     )
     has_answer(page, answer)
-    assert "too small" in page.text("#answer-verdict")
+    assert VERDICT_TEXTS["no"] in page.text("#answer-verdict")
+    assert {VERDICT_TEXTS["yes"], VERDICT_TEXTS["no"]} <= {text.text[2:] for text in verdict_texts(page)}
     assert "choose a larger card" in page.text("#over-capacity")
     assert "card ends at" in page.text("#bins-chart")
 
@@ -345,6 +382,9 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(chrome, start_service, ex
         page = Browser(chrome.driver, guarded.url)
         page.open()
         page.wait(lambda: page.find("#key-panel").is_displayed(), "the field")
+        for height in (900, 720):
+            page.resize(1280, height)
+            assert page.run("return document.querySelector('[type=submit]').getBoundingClientRect().bottom <= innerHeight")
         for refused in ("nobody", "reporter"):
             page.find("#key").clear()
             page.find("#key").send_keys(refused + Keys.ENTER)
