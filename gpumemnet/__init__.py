@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from gpumemnet.job.training_options import TrainingOptions
     from gpumemnet.packing.ray_shares import RayResources, ray_resources
     from gpumemnet.predict.bins import PUBLISHED_BINS, BinScheme, bins_of_width, named_bins
-    from gpumemnet.predict.bundle import Bundle, BundleCard, load_bundle, shipped_bundles
+    from gpumemnet.predict.bundle import Bundle, load_bundle, shipped_bundles
+    from gpumemnet.predict.bundle_card import BundleCard
     from gpumemnet.predict.estimator import Estimator
     from gpumemnet.predict.prediction import Prediction, PredictionOptions
     from gpumemnet.predict.prediction_table import PredictionTable
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     **dict.fromkeys(("PUBLISHED_BINS", "BinScheme", "bins_of_width", "named_bins"), "gpumemnet.predict.bins"),
-    **dict.fromkeys(("Bundle", "BundleCard", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
+    **dict.fromkeys(("Bundle", "load_bundle", "shipped_bundles"), "gpumemnet.predict.bundle"),
     **dict.fromkeys(("AsyncClient", "Client"), "gpumemnet.client.client"),
     **dict.fromkeys(("DeviceProfile", "device_profile", "device_profiles"), "gpumemnet.gpu.catalogue"),
     **dict.fromkeys(("Prediction", "PredictionOptions"), "gpumemnet.predict.prediction"),
@@ -47,6 +48,7 @@ _MODULE_OF = {
     **dict.fromkeys(("job_from_dict", "job_from_json", "job_to_dict", "job_to_json"), "gpumemnet.job.json_codec"),
     **dict.fromkeys(("RayResources", "ray_resources"), "gpumemnet.packing.ray_shares"),
     **dict.fromkeys(("SEQUENCE_COLUMNS", "layer_sequence"), "gpumemnet.features.sequence"),
+    "BundleCard": "gpumemnet.predict.bundle_card",
     "Estimator": "gpumemnet.predict.estimator",
     "GpumemnetError": "gpumemnet.errors",
     "JobTable": "gpumemnet.job.job_table",

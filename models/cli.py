@@ -19,7 +19,8 @@ from gpumemnet.cli.running import command_of, run
 from gpumemnet.errors import BundleError, DatasetError, GpumemnetError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES
-from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, ENCODERS, check_replaceable
+from gpumemnet.predict.bundle import check_replaceable
+from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, ENCODERS
 
 if TYPE_CHECKING:
     from .retrain.request import Outcome, Request

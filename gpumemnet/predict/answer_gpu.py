@@ -14,7 +14,8 @@ from typing import Final
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, MAX_CONTEXT_MIB, ContextEstimate, context, device_profile
 from gpumemnet.job.layers import describe
-from gpumemnet.predict.bundle import Bundle, BundleCard
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.units import MIB
 
 REQUEST: Final = "request"

@@ -21,10 +21,8 @@ Each file is read once and checked.  The checked bytes are passed on, so a file 
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -35,123 +33,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.errors import BundleError
-from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
-from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
-from gpumemnet.predict.site_calibration import SiteCalibration, site_calibration_from_card
+from gpumemnet.predict.bundle_card import BundleCard, parse_card
 
-FORMAT_VERSION: Final = 2
 MODEL_FILE: Final = "model.onnx"
 CARD_FILE: Final = "card.json"
 SUMS_FILE: Final = "SHA256SUMS"
 BUNDLE_FILES: Final = frozenset({MODEL_FILE, CARD_FILE, SUMS_FILE})
-COMMON: Final = "common"
-"""Encoder of a model trained on several families together: an MLP over the feature vector."""
-ALL_FAMILIES: Final = "all"
-"""Value of ``family`` in the card of such a model."""
-ENCODERS: Final = ("mlp", "transformer", COMMON)
 MAX_FILE_BYTES: Final = 64 * 2**20
-MAX_DEVICE_BYTES: Final = 2**41
-"""Upper limit of a card's capacity, above the memory of any GPU; it keeps the number of bins within its limit."""
-_MAX_DEPTH: Final = 50
 GRAPH_OUTPUTS: Final = ("weights", "locations", "scales", "amounts")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedPeakCalibration:
-    """Distribution of measured memory around the traced peak plus the CUDA context, for jobs that state a traced peak.
-
-    Attributes:
-        weights, log_scales: mixture of logistics around ``log(traced peak + context)``.
-        log_shift: centre of the mixture, relative to that logarithm.
-        log_bounds: upper bound for each coverage of the card, relative to that logarithm.
-        options: job field → values among the calibration jobs.
-    """
-
-    weights: tuple[float, ...]
-    log_scales: tuple[float, ...]
-    log_shift: float
-    log_bounds: tuple[float, ...]
-    options: Mapping[str, tuple[str | bool | int | None, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedFormCalibration:
-    """The closed form's error on real networks, for jobs beyond the training data whose layers' memory is known.
-
-    Attributes:
-        log_shift: centre of memory above the context, relative to the logarithm of the closed form.
-        log_scale: scale of a logistic around that centre.
-        log_bounds: upper bound for each coverage of the card, relative to the same logarithm; ``None`` where the calibration has
-            too few rows for the coverage.
-        options: job field → values for which the closed form was tested.
-        ranges: feature column → smallest and largest value for which it was tested.
-        other_share: largest share of output elements that belonged to layers of kind ``other``, whose memory is unknown.
-    """
-
-    log_shift: float
-    log_scale: float
-    log_bounds: tuple[float | None, ...]
-    options: Mapping[str, tuple[str | bool | int | None, ...]]
-    ranges: Mapping[str, tuple[float, float]]
-    other_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BundleCard:
-    """The parsed card of a bundle.
-
-    Attributes:
-        name, version: identity of the model.
-        family: the job family that the model predicts.
-        encoder: the model's input: ``mlp`` (feature vector), ``transformer`` (feature vector and layer sequence) or ``common``
-            (feature vector, one model for all families).
-        label_source: origin of the training labels: readings of a GPU, or ``traced``.
-        gpu: the GPU model of the training labels.
-        capacity_bytes, blas_workspace_bytes: of that GPU, see :class:`gpumemnet.gpu.catalogue.DeviceProfile`.
-        context_bytes: CUDA context included in the training labels; for another GPU it is replaced by that GPU's context.
-        traced_peak: calibration for jobs that state a traced peak; ``None`` when there is none.
-        options: job field → values seen in training; any other value is outside the support.
-        kinds: layer kinds seen in training; any other kind is outside the support.
-        ranges: feature column → smallest and largest value seen in training.
-        coverages: the calibrated coverages of the graph's bounds, increasing.
-        range_log_scale: scale, in log-bytes, of the closed form's error beyond the training ranges.
-        option_log_scale: the same for options or layer kinds not seen in training.
-        closed_form: the closed form's calibration on real networks; ``None`` when there is none.
-        document: the whole card as written.
-        site_calibration: a site's calibration for its GPU; ``None`` in shipped bundles.
-        by_family: the card of each family, for a common model; empty for other models.  The fields of a common model's own card
-            span all its families.
-    """
-
-    name: str
-    version: str
-    family: str
-    encoder: str
-    label_source: str
-    gpu: str
-    capacity_bytes: int
-    blas_workspace_bytes: int
-    context_bytes: int
-    traced_peak: TracedPeakCalibration | None
-    options: Mapping[str, tuple[str | bool | int | None, ...]]
-    kinds: frozenset[str]
-    ranges: Mapping[str, tuple[float, float]]
-    coverages: tuple[float, ...]
-    range_log_scale: float
-    option_log_scale: float
-    document: Mapping[str, Any]
-    closed_form: ClosedFormCalibration | None = None
-    site_calibration: SiteCalibration | None = None
-    by_family: Mapping[str, BundleCard] = dataclasses.field(default_factory=dict)
-
-    @property
-    def families(self) -> tuple[str, ...]:
-        """The job families that the model predicts."""
-        return tuple(self.by_family) or (self.family,)
-
-    def of(self, family: str) -> BundleCard:
-        """The card for jobs of ``family``, one of :attr:`families`."""
-        return self.by_family.get(family, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +75,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     for name in (MODEL_FILE, CARD_FILE):
         if sums.get(name) != hashlib.sha256(contents[name]).hexdigest():
             raise BundleError(f"{folder / name}: its checksum differs from {SUMS_FILE}: the file was altered or cut short")
-    card = _parse_card(contents[CARD_FILE], folder / CARD_FILE)
+    card = parse_card(contents[CARD_FILE], folder / CARD_FILE)
     return Bundle(card, contents[MODEL_FILE], hashlib.sha256(contents[SUMS_FILE]).hexdigest(), str(folder))
 
 
@@ -279,165 +168,3 @@ def _parse_sums(content: bytes, folder: Path) -> dict[str, str]:
             raise BundleError(f"{folder / SUMS_FILE}: not in the format of sha256sum")
         sums[name] = digest
     return sums
-
-
-def _parse_card(content: bytes, path: Path) -> BundleCard:
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        raise BundleError(f"{path}: no valid JSON") from None
-    _check_portable(document, path)
-    if not isinstance(document, dict) or "format_version" not in document:
-        raise BundleError(f"{path}: no card of a gpumemnet bundle")
-    if document["format_version"] != FORMAT_VERSION:
-        raise BundleError(
-            f"{path}: bundle format {document['format_version']}, and this version of gpumemnet reads {FORMAT_VERSION}: "
-            "upgrade gpumemnet or export the bundle again"
-        )
-    if document.get("feature_schema") != FEATURE_SCHEMA:
-        raise BundleError(
-            f"{path}: made for feature schema {document.get('feature_schema')}, and this version computes {FEATURE_SCHEMA}: "
-            "train the bundle again"
-        )
-    try:
-        card = _card(document)
-        parts = document["families"] if card.family == ALL_FAMILIES else {}
-        by_family = {family: _card({**document, **part, "family": family}) for family, part in parts.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BundleError(f"{path}: incomplete card ({type(error).__name__}: {error})") from None
-    unfamiliar = {card.family, *by_family} - {*FAMILIES, *([ALL_FAMILIES] if by_family else [])}
-    if unfamiliar:
-        raise BundleError(f"{path}: unknown family {sorted(unfamiliar)[0]!r}")
-    if card.encoder not in ENCODERS:
-        raise BundleError(f"{path}: unknown encoder {card.encoder!r}: upgrade gpumemnet")
-    if (card.encoder == COMMON) != bool(by_family):
-        raise BundleError(f"{path}: the encoder {COMMON} and the family {ALL_FAMILIES} belong together, and one is missing")
-    unknown = {column for one in (card, *by_family.values()) for column in one.ranges} - set(FEATURE_NAMES)
-    if unknown:
-        raise BundleError(f"{path}: unknown feature column {sorted(unknown)[0]!r} in the support")
-    return dataclasses.replace(card, by_family=by_family)
-
-
-def _card(document: Mapping[str, Any]) -> BundleCard:
-    return BundleCard(
-        name=_text(document, "name"),
-        version=_text(document, "version"),
-        family=_text(document, "family"),
-        encoder=_text(document, "encoder"),
-        label_source=_text(document["training_data"], "label_source"),
-        gpu=_text(document, "gpu"),
-        capacity_bytes=_count(document["device"], "capacity_bytes"),
-        blas_workspace_bytes=_count(document["device"], "blas_workspace_bytes"),
-        context_bytes=_count(document["device"], "context_bytes"),
-        traced_peak=_traced_peak(document.get("traced_peak"), len(document["conformal"]["coverages"])),
-        options=_options(document["support"]["options"]),
-        kinds=frozenset(_texts(document["support"]["kinds"])),
-        ranges={column: (_number(low), _number(high)) for column, (low, high) in document["support"]["ranges"].items()},
-        coverages=_coverages(document["conformal"]["coverages"]),
-        range_log_scale=_positive(document["fallback"]["range_log_scale"]),
-        option_log_scale=_positive(document["fallback"]["option_log_scale"]),
-        document=document,
-        closed_form=_closed_form(document["fallback"].get("closed_form"), len(document["conformal"]["coverages"])),
-        site_calibration=site_calibration_from_card(document.get("site_calibration"), len(document["conformal"]["coverages"])),
-    )
-
-
-def _check_portable(value: Any, path: Path, depth: int = 0) -> None:
-    """Raises an error for values that not every JSON library can write: the service's list of models contains the whole card.
-
-    Raises:
-        BundleError: on a number of more than 64 bits, text that UTF-8 cannot carry, or deep nesting.
-    """
-    if depth > _MAX_DEPTH:
-        raise BundleError(f"{path}: nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, dict | list):
-        for part in (*value, *value.values()) if isinstance(value, dict) else value:
-            _check_portable(part, path, depth + 1)
-    elif type(value) is int and not -(2**63) <= value < 2**63:
-        raise BundleError(f"{path}: holds a whole number of more than 64 bits")
-    elif isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BundleError(f"{path}: holds text that is no Unicode (half of a surrogate pair)") from None
-
-
-def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
-    if document is None:
-        return None
-    weights, log_scales = (tuple(map(_positive, document[name])) for name in ("weights", "log_scales"))
-    log_bounds = tuple(map(_number, document["log_bounds"]))
-    if not 0 < len(weights) == len(log_scales) or abs(sum(weights) - 1.0) > 1e-6 or len(log_bounds) != levels:
-        raise ValueError("the calibration of the traced peak needs weights that sum to one, and a bound for each coverage")
-    return TracedPeakCalibration(
-        weights=weights,
-        log_scales=log_scales,
-        log_shift=_number(document["log_shift"]),
-        log_bounds=log_bounds,
-        options=_options(document["options"]),
-    )
-
-
-def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
-    if document is None:
-        return None
-    log_bounds = tuple(None if bound is None else _number(bound) for bound in document["log_bounds"])
-    if len(log_bounds) != levels:
-        raise ValueError("the calibration of the closed form needs a bound or null for each coverage")
-    return ClosedFormCalibration(
-        log_shift=_number(document["log_shift"]),
-        log_scale=_positive(document["log_scale"]),
-        log_bounds=log_bounds,
-        options=_options(document["options"]),
-        ranges={column: (_number(low), _number(high)) for column, (low, high) in document["ranges"].items()},
-        other_share=_number(document["other_share"]),
-    )
-
-
-def _coverages(levels: Any) -> tuple[float, ...]:
-    coverages = tuple(map(_number, levels))
-    if not coverages or coverages != tuple(sorted(set(coverages))) or not 0.0 < coverages[0] <= coverages[-1] < 1.0:
-        raise ValueError("the coverages must rise between 0 and 1")
-    return coverages
-
-
-def _options(options: Any) -> dict[str, tuple[str | bool | int | None, ...]]:
-    seen = {field: tuple(values) for field, values in options.items() if isinstance(values, list)}
-    if not seen or seen.keys() != options.keys() or not seen.keys() <= {*OPTION_FIELDS, *NUMBER_FIELDS}:
-        raise ValueError("the support's options must be lists of values of job fields")
-    if not all(value is None or isinstance(value, str | bool | int) for values in seen.values() for value in values):
-        raise ValueError("the support's options must be plain values")
-    return seen
-
-
-def _texts(values: Any) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError("the support's kinds must be a list of texts")
-    return values
-
-
-def _count(document: Mapping[str, Any], field: str) -> int:
-    value = document[field]
-    if type(value) is not int or not 0 <= value <= MAX_DEVICE_BYTES:
-        raise ValueError(f"{field} must be a whole number of at most {MAX_DEVICE_BYTES}")
-    return value
-
-
-def _positive(value: object) -> float:
-    number = _number(value)
-    if number <= 0:
-        raise ValueError(f"{value!r} is not above zero")
-    return number
-
-
-def _text(document: Mapping[str, Any], field: str) -> str:
-    value = document[field]
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{field} must be text")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
-    return float(value)

@@ -22,7 +22,8 @@ from gpumemnet.job.layers import describe
 from gpumemnet.physics.replicas import added_by_replicas
 from gpumemnet.predict.answer_gpu import AnswerGpu, of_labels
 from gpumemnet.predict.bins import BinScheme, bins_of_width
-from gpumemnet.predict.bundle import COMMON, GRAPH_OUTPUTS, Bundle
+from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
+from gpumemnet.predict.bundle_card import COMMON
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
 from gpumemnet.predict.site_calibration import SiteCalibration

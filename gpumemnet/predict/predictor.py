@@ -20,7 +20,8 @@ from gpumemnet.job.job_table import Array, Indices, JobTable
 from gpumemnet.job.layers import describe
 from gpumemnet.job.training_job import FAMILIES, TrainingJob
 from gpumemnet.predict.answer_gpu import GpuChoice
-from gpumemnet.predict.bundle import ALL_FAMILIES, ENCODERS, Bundle, load_bundles, shipped_bundles
+from gpumemnet.predict.bundle import Bundle, load_bundles, shipped_bundles
+from gpumemnet.predict.bundle_card import ALL_FAMILIES, ENCODERS
 from gpumemnet.predict.model import CERTAIN_COLUMNS, BundleModel, ModelGpu, load_session
 from gpumemnet.predict.prediction import Prediction, PredictionOptions
 from gpumemnet.predict.prediction_table import PredictionTable

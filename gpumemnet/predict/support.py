@@ -22,7 +22,7 @@ from gpumemnet.job.job_table import Array, Indices, JobTable, OptionSet
 from gpumemnet.job.layers import KINDS, OTHER_CODE, describe
 from gpumemnet.job.training_job import OPTION_FIELDS, UNSTATED_AS_ZERO
 from gpumemnet.physics.saved_tensors import ALIASES, alike
-from gpumemnet.predict.bundle import BundleCard
+from gpumemnet.predict.bundle_card import BundleCard
 from gpumemnet.units import format_bytes
 
 Flags = NDArray[np.bool_]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpumemnet.gpu.catalogue import PROFILE_FORMAT, PROFILE_VERSION, device_profile
-from gpumemnet.predict.bundle import ALL_FAMILIES, Bundle
+from gpumemnet.predict.bundle import Bundle
+from gpumemnet.predict.bundle_card import ALL_FAMILIES
 from gpumemnet.site.calibration import Calibration, Figures, ModelCalibration
 from gpumemnet.units import MIB
 

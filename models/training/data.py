@@ -22,7 +22,7 @@ from gpumemnet.features.vector import feature_matrix
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import FAMILIES, TrainingJob, totals_only
-from gpumemnet.predict.bundle import ALL_FAMILIES
+from gpumemnet.predict.bundle_card import ALL_FAMILIES
 from gpumemnet.units import MIB
 
 ZOO: Final = "zoo"

@@ -16,7 +16,8 @@ from gpumemnet.data.measurement import PUBLISHED_GPU, TRACED
 from gpumemnet.features.sequence import SEQUENCE_COLUMNS
 from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import blas_workspace_bytes
-from gpumemnet.predict.bundle import ALL_FAMILIES, COMMON, FORMAT_VERSION, GRAPH_OUTPUTS, Bundle, save_bundle
+from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle, save_bundle
+from gpumemnet.predict.bundle_card import ALL_FAMILIES, COMMON, FORMAT_VERSION
 from gpumemnet.site.training_reference import reference_document, training_reference
 
 from ..networks.mlp import float_tensor

@@ -23,7 +23,7 @@ _TAIL_SHARE: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TracedPeakFit:
-    """The fit, as in :class:`gpumemnet.predict.bundle.TracedPeakCalibration`, and its number of rows.
+    """The fit, as in :class:`gpumemnet.predict.bundle_card.TracedPeakCalibration`, and its number of rows.
 
     Attributes:
         context_bytes: CUDA context of the labels.

@@ -20,7 +20,7 @@ from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import TrainingJob
-from gpumemnet.predict.bundle import ENCODERS
+from gpumemnet.predict.bundle_card import ENCODERS
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
