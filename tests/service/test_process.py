@@ -21,7 +21,7 @@ MAX_RESIDENT_MIB = 200
 HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
 
 
-def run_service(*arguments, **environment):
+def run_service(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     command = [sys.executable, "-m", "service", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**clean, **environment})

@@ -1,5 +1,7 @@
 """The hosts that requests may be addressed to: a page whose name resolves to this machine reaches nothing that matters."""
 
+from collections.abc import Iterator
+
 import httpx
 import pytest
 from hypothesis import given
@@ -9,13 +11,14 @@ from gpumemnet.registry.registry import Registry
 from service.middleware.hosts import LOOPBACK, AllowedHosts, host_name
 from service.middleware.keys import new_key
 from service.settings import SettingsError, read_settings
+from tests.conftest import StartService
 from tests.service.test_process import run_service
 
 ROLLBACK = "/v1/admin/models/rollback"
 
 
 @pytest.fixture(scope="module")
-def admin(start_service, tmp_path_factory):
+def admin(start_service: StartService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     registry = Registry(tmp_path_factory.mktemp("registry"))
     with start_service(GPUMEMNET_REGISTRY=str(registry.folder)) as running, httpx.Client(base_url=running.url) as client:
         yield client
@@ -25,7 +28,7 @@ def admin(start_service, tmp_path_factory):
 @pytest.mark.parametrize(
     "value", ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.7:8000", "[2001:db8::1]", "null", ""]
 )
-def test_without_keys_a_request_for_another_host_reaches_nothing(admin, header, value):
+def test_without_keys_a_request_for_another_host_reaches_nothing(admin: httpx.Client, header: str, value: str) -> None:
     value = f"http://{value}" if header == "Origin" and value not in ("null", "") else value
     for method, path in (("POST", ROLLBACK), ("GET", "/v1/admin/models"), ("GET", "/v1/models"), ("GET", "/"), ("POST", "/v2")):
         response = admin.request(method, path, headers={header: value})
@@ -37,12 +40,12 @@ def test_without_keys_a_request_for_another_host_reaches_nothing(admin, header, 
 @pytest.mark.parametrize(
     "value", ["localhost", "localhost:9", "LOCALHOST.", "127.0.0.1", "127.8.9.1:80", "[::1]:8000", "a.localhost"]
 )
-def test_names_of_this_machine_are_answered(admin, value):
+def test_names_of_this_machine_are_answered(admin: httpx.Client, value: str) -> None:
     assert admin.get("/v1/models", headers={"Host": value}).status_code == 200
     assert admin.get("/v1/models", headers={"Origin": f"http://{value}"}).status_code == 200
 
 
-def test_health_and_metrics_are_answered_under_any_name(admin):
+def test_health_and_metrics_are_answered_under_any_name(admin: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live"):
         assert admin.get(path, headers={"Host": "10.1.2.3:8000"}).status_code == 200
     refused = 'gpumemnet_refusals_total{reason="host"}'
@@ -51,7 +54,7 @@ def test_health_and_metrics_are_answered_under_any_name(admin):
     assert float(line.split()[-1]) >= 1
 
 
-def test_hosts_are_a_setting(start_service):
+def test_hosts_are_a_setting(start_service: StartService) -> None:
     with start_service(GPUMEMNET_ALLOWED_HOSTS="predict.example.org, 10.0.0.7, [2001:db8::1]") as running:
         for value, status in (
             *(("predict.example.org:443", 200), ("PREDICT.example.org", 200), ("10.0.0.7:8000", 200), ("[2001:db8::1]:80", 200)),
@@ -60,20 +63,20 @@ def test_hosts_are_a_setting(start_service):
             assert httpx.get(f"{running.url}/v1/models", headers={"Host": value}).status_code == status
 
 
-def test_with_keys_any_host_is_answered(start_service):
+def test_with_keys_any_host_is_answered(start_service: StartService) -> None:
     key, entry = new_key("ci", "predict")
     with start_service(GPUMEMNET_API_KEYS=entry) as running:
         headers = {"X-API-Key": key, "Host": "gpumemnet.svc:8000"}
         assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == 200
 
 
-def test_a_host_that_is_none_is_said_in_one_sentence():
+def test_a_host_that_is_none_is_said_in_one_sentence() -> None:
     done = run_service("--port", "0", GPUMEMNET_ALLOWED_HOSTS="example.org,http://example.org")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "GPUMEMNET_ALLOWED_HOSTS has an entry that is no host: 'http://example.org'" in done.stderr
 
 
-def test_an_empty_list_does_not_open_the_service(monkeypatch):
+def test_an_empty_list_does_not_open_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEMNET_ALLOWED_HOSTS", " , ")
     hosts = read_settings().hosts()
     assert hosts is not None
@@ -84,7 +87,7 @@ def test_an_empty_list_does_not_open_the_service(monkeypatch):
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_judged(value):
+def test_any_bytes_are_judged(value: bytes) -> None:
     hosts = AllowedHosts({LOOPBACK})
     assert hosts.allows(value) == hosts.allows(value)
     if hosts.allows(value):
