@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,14 @@ def run_job(document: dict[str, Any], frozen: str, fields: dict[str, Any], batch
     freeze(network, frozen)
     _move(network, options, {})
     network.train()
-    if options.checkpointing == "every_block":
-        checkpointed(network).__enter__()
+    recomputing = checkpointed(network) if options.checkpointing == "every_block" else nullcontext()
     class_name, arguments = torch_call(options.optimizer, options.optimizer_implementation)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = getattr(torch.optim, class_name)(trained, **arguments)
     scaler = torch.amp.GradScaler("cuda", enabled=options.precision in SCALED_PRECISIONS)
-    for _ in range(STEPS):
-        _step(network, document, options, batch_size, optimizer, scaler)
+    with recomputing:
+        for _ in range(STEPS):
+            _step(network, document, options, batch_size, optimizer, scaler)
     statistics = torch.cuda.memory_stats()
     requested, allocated, reserved = (int(statistics[f"{peak}_bytes.all.peak"]) for peak in PEAKS)
     return requested, allocated, reserved

@@ -139,9 +139,14 @@ def load_timm() -> Any:
 
 def declare_detection() -> None:
     """Declare torchvision's operators for detection where its build brings none for the installed torch."""
-    for name in _DETECTION:
-        if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        import torchvision  # noqa: F401  # a build for the installed torch registers them itself, and only once
+    except ImportError:
+        return
+    except RuntimeError:
+        for name in _DETECTION:
+            if not hasattr(torch.ops.torchvision, name):
+                torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def build(name: str) -> nn.Module:
