@@ -9,6 +9,7 @@ options for which the closed form was tested on real networks.  They get the clo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +35,8 @@ RANGE_TOLERANCE: Final = 1.05
 _LISTED: Final = 8
 """Longer lists of numbers are written as a range."""
 _KNOWN_TABLES: Final = 256
+_NAMED: Final = re.compile(r"([a-z][a-z0-9_]*) is ")
+_OF_KINDS: Final = "layers of kind"
 
 
 class Support:
@@ -124,7 +127,7 @@ class Support:
     def kind_reasons(self, kinds: frozenset[str]) -> tuple[str, ...]:
         """A sentence about layer kinds that were not seen in training."""
         known = ", ".join(sorted(self._card.kinds))
-        return (f"layers of kind {', '.join(sorted(kinds))[:200]}; the model was trained on {known}",)
+        return (f"{_OF_KINDS} {', '.join(sorted(kinds))[:200]}; the model was trained on {known}",)
 
     def range_reason(self, column: int, value: float) -> str:
         """A sentence about a value outside the range of the column."""
@@ -203,6 +206,12 @@ def option_reasons(table: JobTable, row: int, options: Mapping[str, tuple[Option
         if value not in seen:
             reasons.append(f"{name} is {describe(value)}; {seen_words} {_listed(seen)}")
     return tuple(reasons)
+
+
+def reason_code(sentence: str) -> str:
+    """What a reason is about, as a short name for counting: an option or feature of the job, ``layer_kind`` or ``no_number``."""
+    found = _NAMED.match(sentence)
+    return found[1] if found else "layer_kind" if sentence.startswith(_OF_KINDS) else "no_number"
 
 
 def _listed(values: Sequence[str | bool | int | None]) -> str:

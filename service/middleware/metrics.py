@@ -31,6 +31,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from gpumemnet.predict.support import reason_code
+
 from ..api.endpoint import send_response
 from ..api.records import RecordBatch, Recorder
 from .paths import PathRule
@@ -59,6 +61,11 @@ PREDICTIONS: Final = Counter(
     "gpumemnet_predictions",
     "Predictions made, by family and whether the job was inside the model's support.",
     ("family", "in_support"),
+)
+WITHOUT_LIMIT: Final = Counter(
+    "gpumemnet_predictions_without_limit",
+    "Predictions without a limit, by the option or feature of the job that the model does not know; a job may have several.",
+    ("reason",),
 )
 LINES_LOST: Final = Counter("gpumemnet_log_lines_lost", "Log lines dropped because nobody read standard error.")
 RESIDENT: Final = Gauge(
@@ -117,6 +124,10 @@ class CountingRecorder:
         families, in_support = records.jobs.options("family"), records.estimates.in_support.tolist()
         for (code, is_inside), count in Counted(zip(records.jobs.option_codes.tolist(), in_support, strict=True)).items():
             self._child(families[code], is_inside).inc(count)
+        for row, is_inside in enumerate(in_support):
+            if not is_inside:
+                for reason in {reason_code(sentence) for sentence in records.estimates.reasons(row)}:
+                    WITHOUT_LIMIT.labels(reason).inc()
         if self._recorder is not None:
             self._recorder.record(records)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,6 +41,7 @@ class Outcome:
         oom: whether the job ran out of memory.
         limit_bytes: the memory available to the job; ``None`` when unknown.
         challenger_expected_bytes, challenger_safe_bytes: as the challenger predicted; ``None`` without its prediction.
+        reason_codes: why there are no safe bytes: short names, separated by commas.
     """
 
     family: str
@@ -53,6 +55,7 @@ class Outcome:
     limit_bytes: int | None = None
     challenger_expected_bytes: int | None = None
     challenger_safe_bytes: int | None = None
+    reason_codes: str | None = None
 
     def covered(self, safe_bytes: int | None) -> bool | None:
         """Whether the job stayed within ``safe_bytes``; ``None`` when that is unknown.
@@ -140,6 +143,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "observations": len(outcomes),
         "oom": sum(outcome.oom for outcome in outcomes),
+        "without_limit": _counted_reasons(outcomes),
         "champion": _worth(outcomes, lambda outcome: (outcome.expected_bytes, outcome.safe_bytes)),
         "challenger": None
         if not compared
@@ -148,6 +152,12 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             "challenger": _worth(compared, lambda outcome: (outcome.challenger_expected_bytes, outcome.challenger_safe_bytes)),
         },
     }
+
+
+def _counted_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """Why predictions had no limit, the most frequent reason first."""
+    reasons = Counter(code for outcome in outcomes if outcome.reason_codes for code in outcome.reason_codes.split(","))
+    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
 
 
 def median_error_ratio(outcomes: Iterable[Outcome]) -> float | None:

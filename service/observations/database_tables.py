@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS: Final = ("0001",)
+REVISIONS: Final = ("0001", "0002")
 """The schema revisions that this version knows, oldest first; it works with the last."""
 HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "gpumemnet_schema"
@@ -52,6 +52,7 @@ PREDICTIONS: Final = Table(
     Column("expected_bytes", BigInteger, nullable=False),
     Column("safe_bytes", BigInteger, comment="null outside the model's support"),
     Column("in_support", Boolean, nullable=False),
+    Column("reason_codes", String(200), comment="why there is no limit: short names, separated by commas; null with a limit"),
     Index("predictions_job_hash", "job_hash"),
 )
 

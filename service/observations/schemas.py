@@ -118,6 +118,9 @@ class ObservedGroup(Schema):
     release: str
     observations: int = Field(ge=0)
     oom: int = Field(ge=0, description="jobs that ran out of memory")
+    without_limit: dict[str, int] = Field(
+        description="predictions without a limit, by the option or feature that the model does not know; what to measure next"
+    )
     champion: Worth
     challenger: SideBySide | None
 

@@ -74,6 +74,7 @@ def _compared() -> Select[Any]:
             observed.limit_bytes,
             challenged.expected_bytes,
             challenged.safe_bytes,
+            predicted.reason_codes,
         )
         .join(PREDICTIONS, predicted.id == observed.prediction_id)
         .outerjoin(CHALLENGES, challenged.prediction_id == observed.prediction_id)

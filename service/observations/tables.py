@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Table, delete, exists, select, text
 from gpumemnet.errors import FieldError
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.support import reason_code
 from gpumemnet.site.observation import Observation, check_capacity
 
 from ..api.records import RecordBatch
@@ -32,6 +33,7 @@ SEEN_SECONDS: Final = 3600.0
 SWEEP_ROWS: Final = 1000
 SWEEP_LOCK: Final = 0x6770756D7377
 _LARGEST: Final = 2**63 - 1
+_MAX_CODES: Final = 200
 
 _JOB_COLUMNS: Final = ("hash", "family", "document", "seen_at")
 _PREDICTION_COLUMNS: Final = tuple(column.name for column in PREDICTIONS.columns)
@@ -153,11 +155,22 @@ def prediction_rows(records: RecordBatch, rows: slice, known: KnownJobs, jobs: d
             *(identity, records.made_at_seconds, digest, sha256, models[model].name[:200], records.release[:200]),
             *(models[model].gpu[:100], float(estimates.coverage), min(expected_bytes, _LARGEST)),
             *(None if safe_bytes is None else min(safe_bytes, _LARGEST), safe_bytes is not None),
+            _reason_codes(estimates.reasons(row)),
         )
-        for identity, sha256, digest, model, expected_bytes, safe_bytes in zip(
-            *(records.prediction_ids[rows], records.model_sha256s[rows], hashes, model_index, expected, safe), strict=True
+        for row, identity, sha256, digest, model, expected_bytes, safe_bytes in zip(
+            range(len(records))[rows],
+            *(records.prediction_ids[rows], records.model_sha256s[rows], hashes, model_index, expected, safe),
+            strict=True,
         )
     ]
+
+
+def _reason_codes(reasons: Sequence[str]) -> str | None:
+    """Short names of the reasons, as many as the column holds."""
+    codes = sorted({reason_code(reason) for reason in reasons})
+    while len(text_of_all := ",".join(codes)) > _MAX_CODES:
+        codes.pop()
+    return text_of_all or None
 
 
 def challenge_row(record: ChallengeRecord) -> Row:

@@ -3,11 +3,16 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.job.training_job import OPTION_FIELDS
+from service.api.examples import EXAMPLE_JOBS
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
@@ -80,3 +85,25 @@ def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path, wanted):
         (folder / "notes.txt").write_text("not ours")
     done = subprocess.run([sys.executable, "-c", script, str(folder or "")], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == (["['notes.txt']", "True False"] if folder else ["[]", "False False"])
+
+
+def test_why_there_is_no_limit_is_counted(start_service):
+    """By the option or feature that the model does not know, so that an operator sees what to measure next."""
+    jobs = [
+        EXAMPLE_JOBS["mlp"] | {"batch_size": 10_000_000},
+        EXAMPLE_JOBS["mlp"] | {"cudnn_benchmark": True, "optimizer": "adafactor", "batch_size": 10_000_000},
+        EXAMPLE_JOBS["mlp"],
+    ]
+    with start_service() as running:
+        answers = httpx.post(f"{running.url}/v1/predict/batch", json={"jobs": jobs}).json()["results"]
+        reasons = [answer["prediction"]["reasons"] for answer in answers]
+        assert [bool(each) for each in reasons] == [True, True, False]
+        counts = {
+            dict(labels)["reason"]: count
+            for (name, labels), count in scrape(running.url).items()
+            if name == "gpumemnet_predictions_without_limit_total"
+        }
+    expected = Counter(name for each in reasons for name in {sentence.split()[0] for sentence in each})
+    assert counts == expected
+    assert counts["batch_size"] == 2
+    assert set(counts) <= {*FEATURE_NAMES, *OPTION_FIELDS, "layer_kind", "no_number"}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -219,9 +220,25 @@ def test_the_summary_compares_with_what_was_predicted(http):
     assert worth["median_error_mib"] == 0
     assert summary["on_another_gpu"] == 1
     assert summary["sources"]["slurm_gpumem"] == 3
+    assert group["without_limit"] == {}
     [alarm] = [alarm for alarm in summary["alarm"]["families"] if alarm["family"] == "cnn"]
     assert (alarm["on"], alarm["judged"], alarm["covered"]) == (False, 3, 2)
     assert summary["alarm"]["rule"]
+
+
+def test_the_summary_says_why_there_was_no_limit(http):
+    expected = Counter()
+    for batch_size, optimizer in ((10_000_000, "adam"), (20_000_000, "adam"), (30_000_000, "adafactor")):
+        prediction = predict(http, "transformer", batch_size=batch_size, optimizer=optimizer)
+        assert prediction["limit_mib"] is None
+        expected.update({reason.split()[0] for reason in prediction["reasons"]})
+        answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=30_000)
+        assert answer.status_code == 201, answer.text
+    summary = http.get("/v1/observations/summary").json()
+    [group] = [group for group in summary["groups"] if group["family"] == "transformer"]
+    assert expected["batch_size"] == 3
+    assert group["without_limit"] == expected
+    assert list(group["without_limit"].values()) == sorted(expected.values(), reverse=True)
 
 
 @pytest.mark.parametrize("query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00"])
