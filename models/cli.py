@@ -42,6 +42,8 @@ DATASETS: Final = Path("dataset_builder/datasets")
 COMMITTED: Final = Path(__file__).resolve().parents[1] / DATASETS
 """Independent of the folder in which a command runs."""
 REAL_NETWORKS: Final = DATASETS / "real_networks.jsonl.gz"
+REAL_FAMILIES: Final = ("cnn", "transformer")
+"""Families whose sampled jobs have real networks beside them."""
 SHIPPED: Final = Path("gpumemnet/bundles")
 DEFAULT_DATASET: Final = DATASETS / "published_mlp_a100.parquet"
 
@@ -83,6 +85,10 @@ def train(
             help="Measured rows with traced peaks, which calibrate jobs that send one; the dataset's unless given.",
         ),
     ] = None,
+    real_runs: Annotated[
+        list[Path] | None,
+        typer.Option("--real-runs", metavar="FILE", help="Runs of real networks to train on, too. Not with --encoder common."),
+    ] = None,
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, max=10_000, help="Passes over the training jobs.")] = None,
     as_json: AsJson = False,
@@ -97,12 +103,18 @@ def train(
     if encoder == COMMON:
         if family not in (None, ALL_FAMILIES):
             raise InvalidRequestError(f"must be left out with --encoder {COMMON}, which learns from all families", "family")
+        if real_runs:
+            raise InvalidRequestError(f"must be left out with --encoder {COMMON}", "real_runs")
         data, calibration = _load_all(datasets), _load_by_family(traces or [])
     else:
         if len(datasets) > 1 or len(traces or []) > 1:
             raise DatasetError(f"the classifiers of a family learn from one dataset: give one, or --encoder {COMMON}")
         family = family or "mlp"
         data = _load(datasets[0], family)
+        if real_runs:
+            from .training.data import with_real_networks
+
+            data = with_real_networks(data, real_runs)
         calibration = {family: _load(traces[0], family)} if traces else {}
     found = None if plan_file is None else _found_plan(plan_file, data.family, encoder)
     from .training.export import save_classifier
@@ -183,10 +195,37 @@ def report(
     print_result({"written": list(map(str, paths))}, "\n".join(f"wrote {path}" for path in paths), as_json=as_json)
 
 
+@app.command("real-networks")
+def real_networks(
+    out: Annotated[Path, typer.Option("--out", help="Folder for report.md.")] = Path("report"),
+    families: Annotated[list[str] | None, typer.Option("--family", help="cnn or transformer; both unless given.")] = None,
+    real_runs: Annotated[
+        list[Path] | None, typer.Option("--real-runs", metavar="FILE", help="Runs of real networks; the committed unless given.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Evaluate the estimators on real networks, each on architecture families that it has not seen."""
+    chosen = families or list(REAL_FAMILIES)
+    if unknown := [name for name in chosen if name not in REAL_FAMILIES]:
+        raise InvalidRequestError(f"must be of {', '.join(REAL_FAMILIES)}, not '{unknown[0]}'", "family")
+    import torch
+
+    from .evaluation.real_networks import write_report
+
+    torch.set_num_threads(1)
+    datasets = {family: DATASETS / f"traced_{family}_h200.parquet" for family in chosen}
+    runs = real_runs or sorted((DATASETS / "real_runs").glob("*_*.parquet"))
+    with _progress("evaluating") as progress:
+        typer.echo(f"wrote {write_report(datasets, runs, out, seed, progress)}")
+
+
 @app.command("calibrate-closed-form")
 def calibrate_closed_form(
     bundles: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Bundles whose cards get the calibration.")],
     rows: Annotated[Path, typer.Option("--rows", metavar="FILE", help="Real networks with their memory.")] = REAL_NETWORKS,
+    real_runs: Annotated[
+        list[Path] | None, typer.Option("--real-runs", metavar="FILE", help="Published runs of real networks to use as well.")
+    ] = None,
     union: Annotated[
         Path, typer.Option("--union", metavar="FOLDER", help="Bundle of all families, whose options and ranges were tested.")
     ] = SHIPPED / "all-h200-traced",
@@ -194,9 +233,9 @@ def calibrate_closed_form(
     """Calibrate the closed form on real networks, for jobs beyond the training data, without training anything."""
     from gpumemnet.predict.bundle import load_bundle
 
-    from .evaluation.closed_form import extend_bundle, read_rows
+    from .evaluation.closed_form import extend_bundle, read_rows, rows_of_runs
 
-    networks = read_rows(rows)
+    networks = [*read_rows(rows), *rows_of_runs(real_runs or [])]
     support = load_bundle(union).card.document["support"]
     for folder in bundles:
         entry = extend_bundle(folder, networks, support).card.document["fallback"]["closed_form"]

@@ -25,20 +25,23 @@ from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import GROUP_OF_KIND
-from gpumemnet.job.training_job import OPTION_FIELDS, TrainingJob
+from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS, TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
 
+from ..training.data import above_context_bytes, real_rows
+
+PUBLISHED: Final = "published"
 GPU: Final = "A100-40GB"
 """The GPU of all rows: its cuBLAS workspace is part of the closed form."""
 FOLDS: Final = 5
 TESTED_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
     "checkpointing": ("none",),
-    "cudnn_benchmark": (False,),
+    "cudnn_benchmark": (False, True),
     "attention_kernel": (None, "cudnn", "flash", "math", "memory_efficient"),
 }
 """Options whose values are not those of the bundle's own support.
 
-Kernels other than math keep the same tensors.  Searches of algorithms and recomputed blocks are not in the rows.
+Kernels other than math keep the same tensors.  Recomputed blocks are not in the rows.
 """
 _RANGED: Final = ("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share")
 
@@ -78,6 +81,17 @@ def read_rows(path: Path) -> list[Row]:
     if not rows:
         raise DatasetError(f"{path}: holds no rows")
     return rows
+
+
+def rows_of_runs(paths: Sequence[Path]) -> list[Row]:
+    """Returns the published readings of real networks in datasets of runs, without their CUDA context.
+
+    Raises:
+        DatasetError: when a dataset cannot be read.
+    """
+    runs = [row for family in FAMILIES for row in real_rows(paths, family) if row.provenance == PUBLISHED]
+    above = above_context_bytes(runs).astype(np.int64).tolist() if runs else []
+    return [Row(run.split_group, run.job, amount) for run, amount in zip(runs, above, strict=True)]
 
 
 def log_errors(rows: Sequence[Row]) -> Array:

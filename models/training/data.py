@@ -27,6 +27,8 @@ from gpumemnet.units import MIB
 
 ZOO: Final = "zoo"
 """Recipe of real models, which are only used for testing."""
+STEADY_PART: Final = "steady_reserved_bytes"
+"""Part of a traced run: reserved bytes of the steady state."""
 READING_BYTES: Final = MIB
 """Granularity of the driver's readings: a label's interval extends this far to both sides, in bytes."""
 
@@ -50,6 +52,8 @@ class LabelledJobs:
             ``None`` if neither is known.
         sha256: hash of the dataset file; for several files, the hash over their hashes, one per line, in the order of the
             families.
+        real_families: architecture families of the real networks among the jobs; empty without any.
+        real_rows: number of rows of real networks, the last ones.
     """
 
     jobs: tuple[TrainingJob, ...]
@@ -64,6 +68,8 @@ class LabelledJobs:
     label_source: str
     sha256: str
     context_bytes: int | None = None
+    real_families: tuple[str, ...] = ()
+    real_rows: int = 0
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -175,6 +181,69 @@ def labelled_jobs(rows: Sequence[Measurement], source: str, sha256: str) -> Labe
         sha256=sha256,
         context_bytes=_context_bytes(rows),
     )
+
+
+def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> LabelledJobs:
+    """Append runs of real networks of the same family, labelled as ``data`` is.
+
+    Beside the traced steady state a reading holds one constant for each GPU and source, its CUDA context: the median difference.
+    The context of ``data`` takes its place, because models learn what lies above the context.  Features are those of each row's
+    own GPU.  An architecture family stays one group.
+
+    Args:
+        data: jobs of one family.
+        paths: datasets of real runs; rows that ended well and whose label is of the steady state are used.
+
+    Raises:
+        DatasetError: when a dataset cannot be read, or ``data`` states no context.
+    """
+    if data.context_bytes is None:
+        raise DatasetError("the training labels state no CUDA context, so labels of other GPUs cannot be compared with them")
+    rows = real_rows(paths, data.family)
+    if not rows:
+        return data
+    above = above_context_bytes(rows)
+    labels = np.concatenate((data.label_bytes, above + data.context_bytes))
+    names, groups = np.unique([row.split_group for row in rows], return_inverse=True)
+    hashes = [data.sha256, *(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths)]
+    return replace(
+        data,
+        jobs=(*data.jobs, *(row.job for row in rows)),
+        features=np.concatenate((data.features, *(features_on(row.gpu, [row.job]) for row in rows))),
+        label_bytes=labels,
+        lower_bytes=np.concatenate((data.lower_bytes, labels[len(data) :] - READING_BYTES)),
+        upper_bytes=np.concatenate((data.upper_bytes, labels[len(data) :] + READING_BYTES)),
+        groups=np.concatenate((data.groups, groups + data.groups.max() + 1)),
+        sha256=hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
+        real_families=tuple(names.tolist()),
+        real_rows=len(rows),
+    )
+
+
+def real_rows(paths: Sequence[str | Path], family: str) -> list[Measurement]:
+    """Return the runs of real networks of one family that ended well, with layers and a label of the steady state.
+
+    Raises:
+        DatasetError: when a dataset cannot be read.
+    """
+    return [
+        row
+        for path in paths
+        for row in load_training_rows(path)
+        if row.status == "ok" and row.label_state == "steady" and row.job.family == family and row.job.layers
+    ]
+
+
+def above_context_bytes(rows: Sequence[Measurement]) -> NDArray[np.float64]:
+    """Return the labels of ``ok`` rows with traced parts, less the constant of their GPU and source, shape ``[B]``."""
+    labels = np.array([row.label_bytes for row in rows], dtype=np.float64)
+    traced = np.array([row.traced.get(STEADY_PART, np.nan) for row in rows])
+    above = np.empty(len(rows))
+    sources = np.array([f"{row.gpu}, {row.provenance}" for row in rows])
+    for source in np.unique(sources):
+        own = sources == source
+        above[own] = labels[own] - np.nanmedian(labels[own] - traced[own])
+    return np.maximum(above, READING_BYTES)
 
 
 def joined(parts: Sequence[LabelledJobs]) -> LabelledJobs:

@@ -78,6 +78,22 @@ def _credit(data: LabelledJobs) -> Mapping[str, str]:
     }
 
 
+def _real_networks(data: LabelledJobs) -> Mapping[str, Any]:
+    """Return the entry on real networks among the training jobs; empty without any."""
+    if not data.real_rows:
+        return {}
+    return {
+        "real_networks": {
+            "description": "readings of timm models on an A100 (GPUMemNet's repository, FakeTensor), above the CUDA context, and "
+            "traced jobs of real architectures",
+            "source": "https://github.com/itu-rad/GPUMemNet (Related_works/FakeTensor); gpumemnet build trace-real-jobs",
+            "licence": "CC BY 4.0; Apache-2.0",
+            "rows": data.real_rows,
+            "architecture_families": list(data.real_families),
+        }
+    }
+
+
 def export_onnx(classifier: TrainedClassifier, data: LabelledJobs) -> bytes:
     """Return the classifier's serialised graph; batch dimension and, for sequences, number of layers are dynamic."""
     few = data.take(np.unique(np.linspace(0, len(data) - 1, 16).astype(int)))
@@ -165,6 +181,7 @@ def save_classifier(
         "closed form, without safe bytes.",
         "training_data": {
             **_credit(data),
+            **_real_networks(data),
             "rows": len(data),
             "architectures": len(np.unique(data.groups)),
             "provenance": data.provenance,
