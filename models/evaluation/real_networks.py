@@ -71,13 +71,15 @@ def _estimators(own: LabelledJobs, both: LabelledJobs, tested: LabelledJobs, see
         seed: of the network.
     """
     context = float(both.context_bytes or 0)
+    line = fit_line(own.features, own.label_bytes, LAYER_TERMS)
+    bases: dict[str, Callable[[Array], Array]] = {
+        "closed form, scaled": lambda features: features[:, _SEGMENT] + context,
+        "closed form, line": line.predict_bytes,
+    }
     answers = {}
-    for name, base in (
-        ("closed form, scaled", lambda data: data.features[:, _SEGMENT] + context),
-        ("closed form, line", fit_line(own.features, own.label_bytes, LAYER_TERMS).predict_bytes),
-    ):
-        learnt, asked = (base(data) if name.endswith("scaled") else base(data.features) for data in (own, tested))
-        errors = np.log(own.label_bytes / learnt)
+    for name, base in bases.items():
+        errors = np.log(own.label_bytes / base(own.features))
+        asked = base(tested.features)
         bound = float(np.quantile(errors, COVERAGE, method="higher"))
         answers[name] = (asked * np.exp(np.median(errors)), asked * np.exp(bound))
     classifier = train_classifier(both, mlp_plan(both, seed))
@@ -168,7 +170,8 @@ def _median_interval(errors: Array, families: NDArray[np.str_]) -> tuple[float, 
         np.median(errors[np.concatenate([rows_of[code] for code in order.integers(len(names), size=len(names))])])
         for _ in range(_RESAMPLES)
     ]
-    return float(np.median(errors)), *(float(end) for end in np.quantile(medians, (0.025, 0.975)))
+    lowest, highest = np.quantile(medians, (0.025, 0.975)).tolist()
+    return float(np.median(errors)), lowest, highest
 
 
 def _worst(family: str, names: Sequence[str], families: NDArray[np.str_], expected: Array, readings: Array) -> list[str]:
