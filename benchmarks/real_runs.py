@@ -22,6 +22,10 @@ from gpumemnet.units import MIB
 DATASETS: Final = Path(__file__).parents[1] / "dataset_builder" / "datasets" / "real_runs"
 FILES: Final = ("published_timm_a100.parquet", "published_xmem_rtx30_40.parquet")
 FOLDS: Final = 5
+WORST: Final = 20
+RESERVED_SHARE: Final = 0.02
+COVERAGE: Final = 0.99
+WORKSPACE: Final = "largest_convolution_workspace_bytes"
 PART: Final = {"steady": "steady_reserved_bytes", "startup": "startup_peak_reserved_bytes"}
 
 
@@ -57,6 +61,54 @@ def table(title: str, rows: Sequence[Measurement], expected: np.ndarray, group: 
     print()
 
 
+def bounds(rows: Sequence[Measurement], expected: np.ndarray) -> np.ndarray:
+    """Upper bound of each row in bytes: the margin of the trace's safe bytes, its size from the other folds.
+
+    The margin is a multiple of the largest convolution workspace and a fiftieth of the reserved bytes; the multiple is that below
+    which 99 % of the readings of the other folds lie.
+    """
+    reserved = np.array([row.traced[PART["steady"]] for row in rows], dtype=float)
+    scale = RESERVED_SHARE * reserved + np.array([row.traced[WORKSPACE] for row in rows], dtype=float)
+    needed = (np.array([row.label_bytes for row in rows], dtype=float) - expected) / scale
+    folds = np.array([fold_of(row.split_group, FOLDS, 0) for row in rows])
+    multiples = np.array([np.quantile(needed[folds != fold], COVERAGE) for fold in range(FOLDS)])
+    upper: np.ndarray = expected + multiples[folds] * scale
+    return upper
+
+
+def bound_table(rows: Sequence[Measurement], expected: np.ndarray) -> None:
+    """Print how often readings of each GPU lie above the bound, and how far the bound lies above them."""
+    labels = np.array([row.label_bytes for row in rows], dtype=float)
+    steady = np.array([row.label_state == "steady" for row in rows])
+    gpus = np.array([row.gpu for row in rows])
+    print(
+        "| GPU, steady readings | rows | above the 99 % bound | over-allocation, median | 90th percentile |",
+        "|---|---:|---:|---:|---:|",
+        sep="\n",
+    )
+    for gpu in sorted(set(gpus)):
+        own = np.flatnonzero(steady & (gpus == gpu))
+        upper = bounds([rows[index] for index in own.tolist()], expected[own])
+        over = upper / labels[own] - 1
+        print(f"| {gpu} | {len(own):,} | {np.mean(over < 0):.2%} | {np.median(over):.1%} | {np.quantile(over, 0.9):.1%} |")
+    print()
+
+
+def worst(rows: Sequence[Measurement], expected: np.ndarray, count: int) -> None:
+    """Print the ``count`` steady readings that are furthest from their estimates."""
+    labels = np.array([row.label_bytes for row in rows], dtype=float)
+    errors = (expected - labels) / labels
+    steady = [index for index, row in enumerate(rows) if row.label_state == "steady"]
+    for index in sorted(steady, key=lambda index: -abs(errors[index]))[:count]:
+        row = rows[index]
+        reading, estimate, peak = (x / MIB for x in (labels[index], expected[index], row.traced[PART["startup"]]))
+        print(
+            f"* {json.loads(row.architecture)['model']}, batch {row.job.batch_size}: read {reading:,.0f} MiB, "
+            f"estimated {estimate:,.0f} ({errors[index]:+.0%}); peak of the start-up {peak:,.0f} above the context"
+        )
+    print()
+
+
 def main() -> None:
     """Print the tables."""
     for name in FILES:
@@ -66,15 +118,9 @@ def main() -> None:
         kinds = ", ".join(f"{sum(row.status == kind for row in rows):,} {kind}" for kind in ("ok", "oom", "error"))
         print(f"`{name}`: {len(rows):,} rows ({kinds}), {len(used):,} of them ok and with traced parts\n")
         table("GPU, state of the reading", used, expected, lambda row: f"{row.gpu}, {row.label_state}")
+        bound_table(used, expected)
         table("family", used, expected, lambda row: row.architecture_family or "")
-        for row in used:
-            if row.label_state == "startup":  # steady state and start-up peak, context not included
-                steady, peak = (f"{row.traced[part] / MIB:,.0f}" for part in PART.values())
-                reading, model = (row.label_bytes or 0) / MIB, json.loads(row.architecture)["model"]
-                print(
-                    f"* {model}, batch {row.job.batch_size}: read {reading:,.0f} MiB, traced {steady} steady, {peak} at the start"
-                )
-        print()
+        worst(used, expected, WORST)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ SAMPLES: Final = 8
 """Batch size at which layers are extracted; they are counted per sample."""
 STARTUP_SHARE: Final = 1.15
 """A reading whose allocator's part is this much above the traced steady state may have caught the search for algorithms."""
+STARTUP_TOLERANCE: Final = 0.05
+"""How far a reading of the search may lie above its traced peak, as a share."""
 _TABLES: Final = ((timm_models.COLUMNS, timm_models.read), (xmem_models.COLUMNS, xmem_models.read))
 
 
@@ -195,8 +197,8 @@ def _with_states(rows: Sequence[Measurement]) -> list[Measurement]:
     """``rows`` with the state that each label was read in, where ``cudnn.benchmark`` was on.
 
     What lies between reading and traced steady state, in the median of a GPU, is taken for its context.  A label is of the
-    start-up if what it leaves above the context is more than 15 % above the traced steady state and nearer to the traced peak of
-    the start-up.  The rule reads nothing but reading and trace.
+    start-up if what it leaves above the context is more than 15 % above the traced steady state, and the traced peak of the
+    start-up reaches it: a search passes through the workspaces of all algorithms.  The rule reads nothing but reading and trace.
     """
     contexts: dict[str, list[int]] = {}
     for row in rows:
@@ -214,5 +216,5 @@ def _state(row: Measurement, context_bytes: float) -> str:
     assert row.label_bytes is not None
     reserved = row.label_bytes - context_bytes
     steady, peak = row.traced["steady_reserved_bytes"], row.traced["startup_peak_reserved_bytes"]
-    is_startup = reserved > STARTUP_SHARE * steady and abs(reserved - peak) < abs(reserved - steady)
+    is_startup = STARTUP_SHARE * steady < reserved <= (1 + STARTUP_TOLERANCE) * peak
     return "startup" if is_startup else "steady"

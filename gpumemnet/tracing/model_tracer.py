@@ -86,7 +86,7 @@ def answer_for(
         expected_bytes=memory.expected_bytes,
         safe_bytes=memory.safe_bytes,
         startup_peak_bytes=memory.startup_peak_bytes,
-        safe_basis=safe_basis(timeline.convolves, bool(timeline.groups)),
+        safe_basis=safe_basis(device, timeline.convolves, bool(timeline.groups)),
         parts={
             **memory.replayed.parts,
             "context": cuda_context.expected_bytes,

@@ -18,6 +18,8 @@ MEMORY_CLASSES: Final = (
     *("parameter", "buffer", "gradient", "optimizer_state", "saved_activation", "input", "temporary"),
     *("communication", "workspace"),
 )
+CONVOLUTION: Final = "aten.convolution"
+"""How the names of the operators of convolutions begin."""
 STEADY_STEPS: Final = 3
 """How often the replay repeats the last step; the measured loop stops when reserved bytes are steady, after 3 to 10 steps."""
 
@@ -111,7 +113,7 @@ class Timeline:
     @property
     def convolves(self) -> bool:
         """Whether the run has convolutions."""
-        return any(storage.operator.startswith("aten.convolution") for storage in self.storages)
+        return any(storage.operator.startswith(CONVOLUTION) for storage in self.storages)
 
     def phase_at(self, event: int) -> Phase:
         """Return the phase of an event."""

@@ -26,7 +26,7 @@ __all__ = ["BACKWARD_DATA", "BACKWARD_FILTER", "FORWARD", "Convolution", "Worksp
 
 WITHOUT_FORWARD_COPIES: Final = (8, 0)
 """Compute capability on which fp32 convolutions are expected to copy tensors only for the gradient of filters larger than 1 x 1,
-and there all three if tensor cores run.  Published readings of an A100 say so, with a search and without
+and there all three if tensor cores run on channels first.  Published readings of an A100 say so, with a search and without
 (``docs/accuracy/convolution-workspaces.md``); answers of cuDNN 9.8 and 9.28 copy more.  No other GPU's readings were compared,
 so elsewhere this holds after a search only."""
 SEARCH_COPIES: Final = 1.5
@@ -105,12 +105,13 @@ def _expected_bytes(convolution: Convolution, operation: str, platform: Platform
         return learnt
     if not keeps_workspace(convolution, operation):
         return 0
-    return sum(tensor_bytes(convolution)) if _is_wide(convolution) else learnt
+    copies_all = _is_wide(convolution) and not convolution.channels_last
+    return sum(tensor_bytes(convolution)) if copies_all else learnt
 
 
 def _copies_for_filters_only(convolution: Convolution, platform: Platform) -> bool:
     is_known = platform.compute_capability == WITHOUT_FORWARD_COPIES or platform.cudnn_benchmark
-    return is_known and convolution.dtype == torch.float32 and not convolution.channels_last
+    return is_known and convolution.dtype == torch.float32
 
 
 def _is_wide(convolution: Convolution) -> bool:
