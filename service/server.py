@@ -9,15 +9,13 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from types import FrameType
 from typing import Final, NoReturn
 
 from .heap import GROWTH_BYTES, give_memory_back, use_one_heap
 from .listening import BACKLOG
 from .settings import Settings
-
-KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than the idle time of common proxies and client pools, so that the client closes the connection."""
 
 VITALS_SECONDS: Final = 1.0
 """Greatest age of a worker's figures in ``/metrics``."""
@@ -44,6 +42,7 @@ def serve(
     import uvicorn
 
     from .app import create_app
+    from .connections import ConnectionLimits, connection_type
     from .middleware.load import LOAD
     from .middleware.logs import current_log
     from .middleware.metrics import Vitals, resident_memory_bytes
@@ -69,7 +68,17 @@ def serve(
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=connection_type(
+            ConnectionLimits(
+                head_bytes=settings.max_head_bytes,
+                head_fields=settings.max_head_fields,
+                head_seconds=settings.head_seconds,
+                body_seconds=settings.body_seconds,
+                idle_seconds=settings.idle_seconds,
+                connections=settings.max_connections,
+                connections_per_address=settings.max_connections_per_address,
+            )
+        ),
         ws="none",
         lifespan="off",  # started here, so that its errors become one clear message
         log_config=None,
@@ -77,7 +86,7 @@ def serve(
         server_header=False,
         proxy_headers=False,  # the rate limit must not trust an address from the client
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=ceil(settings.idle_seconds),
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
     server = Server(config)

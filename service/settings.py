@@ -122,6 +122,22 @@ class Settings(BaseSettings):
     body_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
         10.0, description="how long a request's body may take to arrive"
     )
+    max_head_bytes: Annotated[int, _number(1024, MIB)] = Field(
+        32 * 1024, description="largest head of a request: its first line and its header fields"
+    )
+    max_head_fields: Annotated[int, _number(10, 10_000)] = Field(100, description="most header fields of a request")
+    head_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
+        10.0, description="how long a new connection may stay silent, and how long the head of a request may take to arrive"
+    )
+    idle_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
+        75.0, description="how long a connection may stay open between two requests; longer than the pools of common proxies"
+    )
+    max_connections: Annotated[int, _number(1, 100_000)] = Field(
+        1024, description="most open connections of a worker, within its limit of open files; the longest idle one gives way"
+    )
+    max_connections_per_address: Annotated[int, _number(0, 100_000)] = Field(
+        256, description="most open connections of a worker from one address, for IPv6 from one /64; 0 for any number"
+    )
     max_jobs: Annotated[int, _number(1, 100_000)] = Field(1000, description="most jobs in one batch")
     max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(MAX_LAYERS, description="most layers of one job")
     max_concurrency: Annotated[int, _number(1, 100_000)] = Field(

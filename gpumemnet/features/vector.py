@@ -8,6 +8,8 @@ Every column is in natural units; the networks' graphs take logarithms and stand
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,6 +113,8 @@ alters the meaning of a column."""
 
 
 _WIDTH: Final = len(FEATURE_COLUMNS)
+_LAYERS_AT_ONCE: Final = 20_000
+"""About so many layers in one call of the compiled closed form, which lets no other thread run for 10 ms then."""
 
 
 def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:
@@ -131,9 +135,27 @@ def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.flo
     if not IS_COMPILED:  # uncompiled Python reads lists faster than arrays
         features, numbers, codes, *layers = (column.tolist() for column in (features, numbers, codes, *layers))
     jobs = fill_totals(features, _WIDTH, numbers, codes, [option_numbers(options) for options in table.option_sets])
-    if len(table.layer_kinds):
-        counts, kinds, activations, parameters = layers
-        fill_columns(features, _WIDTH, TOTALS, jobs, counts, kinds, activations, parameters, blas_workspace_bytes)
+    counts, *columns = layers
+    for rows, own in _parts(table) if len(table.layer_kinds) else ():
+        places = slice(rows.start * _WIDTH, rows.stop * _WIDTH)
+        part = features[places]
+        kinds, activations, parameters = (column[own] for column in columns)
+        fill_columns(part, _WIDTH, TOTALS, jobs[rows], counts[rows], kinds, activations, parameters, blas_workspace_bytes)
+        features[places] = part
     if not IS_COMPILED:
         matrix[:] = np.reshape(features, matrix.shape)
     return matrix
+
+
+def _parts(table: JobTable) -> Iterator[tuple[slice, slice]]:
+    """The rows of a table in parts of about :data:`_LAYERS_AT_ONCE` layers, each with the places of its layers."""
+    count = len(table)
+    if len(table.layer_kinds) <= _LAYERS_AT_ONCE:
+        yield slice(0, count), slice(0, len(table.layer_kinds))
+        return
+    ends = [0, *table.layer_counts.cumsum().tolist()]
+    start = 0
+    while start < count:
+        stop = max(start + 1, bisect_right(ends, ends[start] + _LAYERS_AT_ONCE) - 1)
+        yield slice(start, stop), slice(ends[start], ends[stop])
+        start = stop

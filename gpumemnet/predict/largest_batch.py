@@ -8,6 +8,7 @@ batch, neither the memory nor the GPU shrinks.
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -235,6 +236,12 @@ def _steps(job: TrainingJob) -> int:
     while steps > 1 and len(job.layers) * steps * DEFAULT_MAX_BATCH.bit_length() > _LAYER_ROWS:
         steps //= 2
     return steps
+
+
+def layers_of_search(job: TrainingJob, max_batch: int) -> int:
+    """About how many layers a search up to ``max_batch`` computes: what it costs."""
+    rounds = max(1, math.ceil(math.log(max_batch, _FINE_STEPS)))
+    return max(1, len(job.layers)) * (len(batch_grid(max_batch, _steps(job))) + 2 * _FINE_STEPS * rounds)
 
 
 class _MemoryOfBatches:

@@ -12,37 +12,42 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
+from anyio import CapacityLimiter, to_thread
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ..middleware.limits import INLINE_BODY_BYTES
 from .operations import JSON
+from .problems import OVERLOADED, Refusal
 from .requests import JobRequest, read_job_request
 from .text_response import TEXT_FIELDS, TEXT_UTF8, text_fields, text_of, wants_text
 
 if TYPE_CHECKING:
-    from .predictions import PredictionApi
+    from .predictions import PredictionApi, Search
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 _NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
 
+MAX_SEARCH_LAYERS: Final = 4_000_000
+"""Most layers that the searches at work and waiting compute in all: some four seconds of one core."""
+SEARCH_LAYERS_PER_SECOND: Final = 1_000_000
+"""Lower bound of a search's speed."""
+
 logger = logging.getLogger("gpumemnet.service")
 
 
 class JsonEndpoint:
-    """ASGI application that reads a JSON body and responds with JSON.
+    """ASGI application that reads a JSON body and responds with JSON; long bodies are handled in a thread.
 
     Args:
         respond: makes the response from the body.
-        inline_bytes: longer bodies are handled in a thread; 0 when every request takes long.
     """
 
-    def __init__(self, respond: Callable[[bytes], Any], inline_bytes: int = INLINE_BODY_BYTES) -> None:
+    def __init__(self, respond: Callable[[bytes], Any]) -> None:
         self._respond = respond
-        self._inline_bytes = inline_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
@@ -53,11 +58,66 @@ class JsonEndpoint:
         """
         body = await read_json_body(scope, receive)
         if body is not None:
-            is_long = len(body) > self._inline_bytes
+            is_long = len(body) > INLINE_BODY_BYTES
             await send_response(send, 200, JSON, await run_in_threadpool(self._bytes, body) if is_long else self._bytes(body))
 
     def _bytes(self, body: bytes) -> bytes:
         return orjson.dumps(self._respond(body))
+
+
+class SearchQueue:
+    """Searches wait for one thread, so that they never delay predictions for longer than one of their steps.
+
+    Args:
+        max_layers: most layers that the searches at work and waiting may compute in all; a search beyond that is refused.
+    """
+
+    def __init__(self, max_layers: int = MAX_SEARCH_LAYERS) -> None:
+        self._max_layers = max_layers
+        self._layers = 0
+        self._limiter: CapacityLimiter | None = None
+
+    async def answer(self, search: Search) -> bytes:
+        """The response of a search.
+
+        Raises:
+            Refusal: 503 when too many wait.
+        """
+        if self._layers and self._layers + search.layers > self._max_layers:
+            retry_seconds = max(1, self._layers // SEARCH_LAYERS_PER_SECOND)
+            raise Refusal(OVERLOADED, "too many searches are waiting: try again later", {"Retry-After": str(retry_seconds)})
+        self._limiter = self._limiter or CapacityLimiter(1)
+        self._layers += search.layers
+        try:
+            return await to_thread.run_sync(lambda: orjson.dumps(search.answer()), limiter=self._limiter)
+        finally:
+            self._layers -= search.layers
+
+
+class SearchEndpoint:
+    """ASGI application of a search over many batch sizes.
+
+    Args:
+        read: makes the search from the body.
+        queue: where all searches wait.
+    """
+
+    def __init__(self, read: Callable[[bytes], Search], queue: SearchQueue) -> None:
+        self._read = read
+        self._queue = queue
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to one request.
+
+        Raises:
+            HTTPException: 415 when the body is not declared as JSON; 503 when too many searches wait.
+            FieldError: when a field of the body is invalid.
+        """
+        body = await read_json_body(scope, receive)
+        if body is not None:
+            is_long = len(body) > INLINE_BODY_BYTES
+            search = await run_in_threadpool(self._read, body) if is_long else self._read(body)
+            await send_response(send, 200, JSON, await self._queue.answer(search))
 
 
 class PredictEndpoint:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,13 +19,19 @@ from gpumemnet.job.json_codec import ReadJobs, read_jobs
 from gpumemnet.job.layers import MAX_LAYERS
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.fits import Fit, fits_table, target
-from gpumemnet.predict.largest_batch import DEFAULT_MAX_BATCH, batch_sizes, smallest_gpu
+from gpumemnet.predict.largest_batch import (
+    DEFAULT_MAX_BATCH,
+    BatchSizes,
+    SmallestGpu,
+    batch_sizes,
+    layers_of_search,
+    smallest_gpu,
+)
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
 from ..middleware.limits import MAX_PROBABILITIES
-from ..serving.self_test import check_golden
 from .listings import model_details, model_summary
 from .prediction_id import prediction_id
 from .problems import field_problem, located
@@ -47,6 +54,13 @@ MAX_FITS: Final = 2**15
 SHIPPED_RELEASE: Final = "shipped"
 
 Document = dict[str, Any]
+
+
+class Search(NamedTuple):
+    """A search over many batch sizes that a request asks for: the layers that it computes, and the function that does."""
+
+    layers: int
+    answer: Callable[[], Document]
 
 
 class PredictionApi:
@@ -106,14 +120,6 @@ class PredictionApi:
     def unrecorded(self) -> PredictionApi:
         """A copy that makes the same predictions but records none: for examples and self-tests."""
         return PredictionApi(self._predictor, self._max_jobs, None, self._release, self._max_layers)
-
-    def check(self) -> None:
-        """Let every model predict golden jobs.
-
-        Raises:
-            BundleError: when one fails.
-        """
-        check_golden(self._predictor)
 
     def predict(self, body: bytes) -> Document:
         """The response to ``POST /v1/predict``.
@@ -201,7 +207,15 @@ class PredictionApi:
         return documents
 
     def batch_sizes(self, body: bytes) -> Document:
-        """The response to ``POST /v1/batch-sizes``: the largest batches that fit a GPU, and memory against batch size.
+        """The response to ``POST /v1/batch-sizes``; errors as in :meth:`batch_sizes_search`."""
+        return self.batch_sizes_search(body).answer()
+
+    def smallest_gpu(self, body: bytes) -> Document:
+        """The response to ``POST /v1/smallest-gpu``; errors as in :meth:`smallest_gpu_search`."""
+        return self.smallest_gpu_search(body).answer()
+
+    def batch_sizes_search(self, body: bytes) -> Search:
+        """The largest batches that fit a GPU, and memory against batch size.
 
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
@@ -212,14 +226,19 @@ class PredictionApi:
         coverage = DEFAULT_COVERAGE if request.coverage is None else request.coverage
         job = self._job(request.job, request.encoder)
         gpu = request.gpu or self._predictor.find_gpu(None).gpu
-        found = batch_sizes(
+        max_batch = request.max_batch or DEFAULT_MAX_BATCH
+        found_for = partial(
+            batch_sizes,
             self._predictor,
             job,
             target(gpu, mig=request.mig, free_mib=request.free_mib),
             coverage=coverage,
             encoder=request.encoder,
-            max_batch=request.max_batch or DEFAULT_MAX_BATCH,
+            max_batch=max_batch,
         )
+        return Search(layers_of_search(job, max_batch), lambda: self._batch_sizes_document(found_for()))
+
+    def _batch_sizes_document(self, found: BatchSizes) -> Document:
         curve = [
             {"batch_size": point.batch_size, "request_mib": point.request_mib, "limit_mib": point.limit_mib}
             for point in found.curve
@@ -237,8 +256,8 @@ class PredictionApi:
             **self._origin,
         }
 
-    def smallest_gpu(self, body: bytes) -> Document:
-        """The response to ``POST /v1/smallest-gpu``: the smallest GPU or MIG profile that holds a job.
+    def smallest_gpu_search(self, body: bytes) -> Search:
+        """The smallest GPU or MIG profile that holds a job.
 
         Raises:
             InvalidRequestError, InvalidJobError, UnsupportedJobError: with the field's path from ``body``.
@@ -246,7 +265,12 @@ class PredictionApi:
         request = read_request(body, SmallestGpuRequest)
         options = smallest_gpu_options(request)
         job = self._job(request.job, options.encoder)
-        found = smallest_gpu(self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder)
+        found_for = partial(
+            smallest_gpu, self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder
+        )
+        return Search(layers_of_search(job, job.batch_size), lambda: self._smallest_gpu_document(found_for()))
+
+    def _smallest_gpu_document(self, found: SmallestGpu) -> Document:
         return {
             "coverage": found.coverage,
             "safe": None if found.safe is None else fit_document(found.safe),

@@ -49,7 +49,9 @@ MISDIRECTED: Final = ProblemKind("misdirected", 421, "The host is not allowed")
 CONFLICT: Final = ProblemKind("conflict", 409, "The request conflicts with the stored state")
 RATE_LIMITED: Final = ProblemKind("rate-limited", 429, "Too many requests")
 UNKNOWN: Final = ProblemKind("unknown", 404, "Not found")
-REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The body did not arrive in time")
+REQUEST_TIMEOUT: Final = ProblemKind("request-timeout", 408, "The request did not arrive in time")
+INVALID_HTTP: Final = ProblemKind("invalid-http", 400, "The request is not valid HTTP")
+LARGE_HEAD: Final = ProblemKind("head-too-large", 431, "The head of the request is too large")
 
 _KIND_OF_ERROR: Final[dict[type[FieldError], ProblemKind]] = {
     InvalidJobError: INVALID_JOB,
@@ -72,6 +74,7 @@ PROBLEM_KINDS: Final = (
     *_KIND_OF_STATUS.values(),
     OUTSIDE_SUPPORT,
     *(OVERLOADED, MISDIRECTED, UNAUTHORIZED, FORBIDDEN, CONFLICT, RATE_LIMITED, UNKNOWN, REQUEST_TIMEOUT),
+    *(INVALID_HTTP, LARGE_HEAD),
     INTERNAL_ERROR,
 )
 """Every problem type of the service."""

@@ -5,19 +5,17 @@ A model swap replaces ``serving.api``; every request reads it once and keeps the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import orjson
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpumemnet.errors import BundleError, FieldError
+from gpumemnet.errors import FieldError
 
 from ..serving.served_release import ServedRelease
 from . import examples, requests, schemas
-from .endpoint import JsonEndpoint, PredictEndpoint, send_response
+from .endpoint import JsonEndpoint, PredictEndpoint, SearchEndpoint, SearchQueue, send_response
 from .listings import gpus_document
 from .operations import ACCESS_REFUSALS, BODY_REFUSALS, JSON, Answer, Operation, Schemas
 from .predictions import Document, PredictionApi
@@ -41,11 +39,10 @@ _TEXT_PARAMETER: Final = {
     "schema": {"type": "array", "items": {"type": "string", "enum": list(TEXT_FIELDS)}, "minItems": 1},
 }
 
-logger = logging.getLogger("gpumemnet.service")
-
 
 def prediction_operations(serving: ServedRelease) -> list[Operation]:
     """The operations that predict."""
+    searches = SearchQueue()
 
     def questions(bodies: Callable[[str], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
         return lambda: bodies(serving.api.families[0])
@@ -97,14 +94,14 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
         ),
         operation(
             *("/v1/batch-sizes", "batch_sizes", "The largest batch that fits", requests.BatchSizesRequest, schemas.BatchSizes),
-            JsonEndpoint(lambda body: serving.api.batch_sizes(body), inline_bytes=0),
+            SearchEndpoint(lambda body: serving.api.batch_sizes_search(body), searches),
             bodies=examples.batch_sizes_examples,
             make=lambda api: api.batch_sizes,
         ),
         operation(
             *("/v1/smallest-gpu", "smallest_gpu", "The smallest GPU that holds a job", requests.SmallestGpuRequest),
             schemas.SmallestGpu,
-            JsonEndpoint(lambda body: serving.api.smallest_gpu(body), inline_bytes=0),
+            SearchEndpoint(lambda body: serving.api.smallest_gpu_search(body), searches),
             bodies=examples.smallest_gpu_examples,
             make=lambda api: api.smallest_gpu,
         ),
@@ -162,13 +159,8 @@ def _models(serving: ServedRelease) -> Document:
 
 
 def _readiness(serving: ServedRelease) -> Document:
-    api = serving.api
-    try:
-        api.check()
-    except BundleError as error:
-        logger.exception("not ready")
-        raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
-    return {"status": "ready", "families": list(api.families)}
+    """Runs no model: a release is served only after its self-test, and a probe must not delay predictions."""
+    return {"status": "ready", "families": list(serving.api.families)}
 
 
 def _answered(answer: Callable[[bytes], Document], body: Any) -> Document:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import re
 import secrets
-from ipaddress import IPv6Address
 from itertools import count
 from math import ceil
 from time import monotonic, perf_counter
@@ -36,7 +35,7 @@ from .load import LOAD, Load
 from .logs import REQUEST_ID, LogWriter, current_log
 from .metrics import REFUSED, RequestMetrics
 from .paths import ANY_KEY, PathRule, rule_of
-from .rate import RateLimit
+from .rate import RateLimit, client_of_address
 
 CLIENT_LEFT: Final = 499
 """Status in logs and metrics when the client disconnected before the response; it is never sent."""
@@ -53,7 +52,6 @@ _REASON_OF_KIND: Final = {
     OVERLOADED: "overload",
 }
 _REASON_OF_STATUS: Final = {408: "slow_body", 413: "large_body"}
-_IPV6_SITE: Final = ~((1 << 64) - 1)
 _NAMES_OF_HOSTS: Final = (b"host", b"origin")
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
@@ -189,7 +187,7 @@ class Gate:
     def _refusal(self, rule: PathRule, key: ApiKey | None, presented: bytes | None, scope: Scope) -> Refusal | None:
         """The reason to reject a request; ``None`` when it is allowed."""
         if self._rate is not None and rule.is_limited:
-            wait_seconds = self._rate.wait_seconds(f"key {key.name}" if key is not None else _address(scope), monotonic())
+            wait_seconds = self._rate.wait_seconds(f"key {key.name}" if key is not None else _client(scope), monotonic())
             if wait_seconds:
                 return Refusal(
                     RATE_LIMITED,
@@ -230,15 +228,7 @@ async def _refuse(send: Send, rule: PathRule, refusal: Refusal) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _address(scope: Scope) -> str:
-    """The client of the rate limit when there is no key: an IPv4 address, or an IPv6 site, which has 2**64 addresses."""
+def _client(scope: Scope) -> str:
+    """The client of the rate limit when there is no key."""
     client = scope.get("client")
-    if client is None:
-        return ""
-    host: str = client[0]
-    if ":" not in host:
-        return host
-    try:
-        return str(IPv6Address(int(IPv6Address(host)) & _IPV6_SITE))
-    except ValueError:
-        return host
+    return "" if client is None else client_of_address(client[0])

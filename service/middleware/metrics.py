@@ -82,8 +82,11 @@ BUILD: Final = Gauge(
     multiprocess_mode="max",
 )
 
-REFUSAL_REASONS: Final = ("host", "key", "scope", "rate", "overload", "large_body", "slow_body")
-"""421, 401, 403, 429, 503, 413 and 408."""
+REFUSAL_REASONS: Final = (
+    *("host", "key", "scope", "rate", "overload", "large_body", "slow_body"),
+    *("connections", "invalid", "large_head", "slow_head"),
+)
+"""421, 401, 403, 429, 503, 413 and 408; before a request is read: 503, 400, 431 and 408."""
 
 REFUSED: Final = {reason: REFUSALS.labels(reason) for reason in REFUSAL_REASONS}
 

@@ -7,10 +7,12 @@ would be full again is kept, one number per client (the "generic cell rate algor
 from __future__ import annotations
 
 from collections import OrderedDict
+from ipaddress import IPv6Address
 from typing import Final
 
 MAX_CLIENTS: Final = 10_000
 """Most clients stored in one worker; the least recently seen is removed first, and starts again with a full bucket."""
+_IPV6_SITE: Final = ~((1 << 64) - 1)
 
 
 class RateLimit:
@@ -46,3 +48,13 @@ class RateLimit:
         if len(self._full_at) > self._max_clients:
             self._full_at.popitem(last=False)
         return 0.0
+
+
+def client_of_address(host: str) -> str:
+    """The client at an address: an IPv4 address, or an IPv6 site, which has 2**64 addresses."""
+    if ":" not in host:
+        return host
+    try:
+        return str(IPv6Address(int(IPv6Address(host)) & _IPV6_SITE))
+    except ValueError:
+        return host

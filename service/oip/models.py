@@ -8,16 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from gpumemnet.errors import BundleError, FieldError, InvalidRequestError
+from gpumemnet.errors import FieldError, InvalidRequestError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.job.job_table import JobTable
-from gpumemnet.job.json_codec import read_jobs
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.model import BundleModel
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 
-from ..api.examples import EXAMPLE_JOBS
 from ..api.predictions import PredictionApi
 from ..api.problems import located
 from ..api.requests import Options
@@ -79,21 +77,6 @@ class OipModel:
             raise located(error, "parameters") from None
         bundles = {bundle.card.name: bundle for bundle in self.predictor.bundles}
         return PredictedJobs(self.api.record(jobs.table, predictions), predictions, bundles)
-
-    def check(self) -> None:
-        """Let the model predict an example job of each of its families.
-
-        Raises:
-            BundleError: when it fails.
-        """
-        bundles = self.predictor.bundles if self.bundle is None else (self.bundle,)
-        for bundle in bundles:
-            try:
-                for family in bundle.card.families:
-                    jobs = read_jobs([EXAMPLE_JOBS[family]]).table
-                    self._model(bundle, family).predict(jobs, None, bundle.card.coverages[-1])
-            except Exception as error:  # onnxruntime and numpy may raise any exception on an unknown graph
-                raise BundleError(f"{bundle.source}: the model does not answer ({type(error).__name__}: {error})") from error
 
     def _predictions(self, jobs: JobTable, options: Options) -> PredictionTable:
         if self.bundle is None:

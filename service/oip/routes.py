@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from gpumemnet.errors import BundleError, FieldError
+from gpumemnet.errors import FieldError
 from gpumemnet.units import MIB
 
 from ..api.endpoint import read_body
@@ -29,7 +29,7 @@ from ..api.operations import JSON, Answer, Operation, Schemas, routes
 from ..api.predictions import PredictionApi
 from ..middleware.limits import INLINE_BODY_BYTES
 from . import schemas
-from .models import WHOLE, OipModel, oip_models
+from .models import OipModel, oip_models
 from .outputs import OUTPUTS, output_tensors
 from .request import INPUT_DATATYPE, INPUT_NAME, read_infer_request
 
@@ -230,7 +230,6 @@ class OipApplication:
         return _json({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        _check(self._models()[WHOLE])
         return _json({"ready": True})
 
     async def _index(self, request: Request) -> Response:
@@ -255,7 +254,6 @@ class OipApplication:
 
     async def _model_ready(self, request: Request) -> Response:
         model = self._requested_model(request)
-        _check(model)
         return _json({"name": model.name, "ready": True})
 
     async def _infer(self, request: Request) -> Response:
@@ -304,14 +302,6 @@ def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response
 
 async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:
     raise HTTPException(404, f"there is nothing at {scope['path'][:200]}: the paths are listed at /docs")
-
-
-def _check(model: OipModel) -> None:
-    try:
-        model.check()
-    except BundleError as error:
-        logger.exception("not ready")
-        raise HTTPException(503, "a model does not answer; the cause is in the log of the service") from error
 
 
 def _check_media_type(request: Request) -> None:

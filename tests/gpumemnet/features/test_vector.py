@@ -1,15 +1,19 @@
 """The feature vector: the same alone and among others, and physics that can be done by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.allocator.sizes import LARGE_SEGMENT_BYTES
+from gpumemnet.features import vector
 from gpumemnet.features.vector import FEATURE_COLUMNS, FEATURE_NAMES, LAYER_COLUMNS, TOTAL_COLUMNS, feature_matrix
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob, totals_only
+from gpumemnet.physics import closed_form
 from gpumemnet.physics.closed_form import SIZE_CLASSES
 from gpumemnet.physics.optimizers import FACTORED_FILTERS
 from gpumemnet.units import MIB
@@ -35,6 +39,25 @@ def test_a_job_has_the_same_features_alone_and_among_others(many: list[TrainingJ
     for row, job in zip(together, many, strict=True):
         np.testing.assert_array_equal(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0, TOTALS:], row[TOTALS:])
         np.testing.assert_array_equal(feature_matrix(JobTable.from_jobs([job]), WORKSPACE)[0, :TOTALS], row[:TOTALS])
+
+
+def test_many_layers_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled closed form lets no other thread run, so that a call must not compute too many layers."""
+    jobs_in_calls: list[int] = []
+
+    def fill(*arguments: Any) -> None:
+        jobs_in_calls.append(len(arguments[3]))
+        closed_form.fill_columns(*arguments)
+
+    table = JobTable.from_jobs([totals_only(small_job()), *[small_job()] * 7, totals_only(small_job())])
+    whole = feature_matrix(table, WORKSPACE)
+    layers = len(small_job().layers)
+    monkeypatch.setattr(vector, "fill_columns", fill)
+    for most, calls in ((layers - 1, [1] * 9), (2 * layers, [3, 2, 2, 2]), (100 * layers, [9])):
+        jobs_in_calls.clear()
+        monkeypatch.setattr(vector, "_LAYERS_AT_ONCE", most)
+        np.testing.assert_array_equal(feature_matrix(table, WORKSPACE), whole)
+        assert jobs_in_calls == calls
 
 
 def test_attention_weights_of_one_job_are_nothing_to_the_next() -> None:

@@ -17,7 +17,6 @@ from starlette.applications import Starlette
 
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.bins import bins_of_width
-from gpumemnet.predict.model import BundleModel
 from gpumemnet.units import GIB, MIB
 from service.api.examples import EXAMPLE_JOBS
 from service.api.operations import openapi_document
@@ -190,14 +189,6 @@ def test_what_fails_in_the_service_is_told_without_its_cause(predictor):
     client = Local(SimpleNamespace(api=Broken(predictor, 10)))
     error = refused(client.post(INFER, json={"inputs": [tensor(EXAMPLE_JOBS["mlp"])]}), 500)
     assert "secret" not in error
-
-
-def test_a_model_that_does_not_answer_is_not_ready(predictor, monkeypatch):
-    client = Local(SimpleNamespace(api=PredictionApi(predictor, 10)))
-    monkeypatch.setattr(BundleModel, "predict", lambda *arguments: 1 / 0)
-    for path in ("/v2/health/ready", "/v2/models/gpumemnet/ready"):
-        assert "does not answer" in refused(client.get(path), 503)
-    assert client.get("/v2/health/live").status_code == 200
 
 
 def test_outside_the_support_there_is_no_limit_but_reasons(http, job):
