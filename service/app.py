@@ -62,7 +62,12 @@ def create_app(settings: Settings) -> FastAPI:
         "context_bytes": None if settings.context_mib is None else settings.context_mib * MIB,
     }
     serving = ServedRelease(
-        build, registry=registry, bundles=settings.bundles, shadow=shadow, predictor_settings=predictor_settings
+        build,
+        registry=registry,
+        bundles=settings.bundles,
+        shadow=shadow,
+        predictor_settings=predictor_settings,
+        is_champion_required=settings.require_champion,
     )
     oip = OipApplication(serving)
     operations = [
@@ -110,14 +115,15 @@ def create_app(settings: Settings) -> FastAPI:
         limited = ProblemDocuments(BodyLimit(app.router, settings.max_body_bytes, settings.body_seconds))
         return Gate(
             limited,
-            keys=read_keys(settings),
+            keys=app.state.keys,
             hosts=settings.hosts(),
+            fallback=lambda: serving.fallback,
             max_concurrency=settings.max_concurrency,
             rate_limit_per_second=settings.rate_limit_per_second,
             rate_burst=settings.rate_burst,
         )
 
-    read_keys(settings)  # an invalid key must fail the start, not the first request
+    app.state.keys = read_keys(settings)  # here: an invalid key must fail the start, not the first request
     app.build_middleware_stack = gated  # type: ignore[method-assign]
     return app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -15,16 +16,24 @@ from typing import Final, NoReturn
 
 from .heap import GROWTH_BYTES, give_memory_back, use_one_heap
 from .listening import BACKLOG
-from .settings import Settings
+from .settings import Settings, SettingsError
+
+DRAIN_SECONDS: Final = 0.5
+"""How long a connection without a request stays open when the service ends, so that a request on its way is still answered."""
 
 VITALS_SECONDS: Final = 1.0
 """Greatest age of a worker's figures in ``/metrics``."""
+
+
+logger = logging.getLogger("gpumemnet.service")
 
 
 def serve(
     settings: Settings, listener: socket.socket, on_ready: Callable[[], None], lifeline: socket.socket | None = None
 ) -> int:
     """Serve requests at ``listener`` until SIGTERM or SIGINT; returns the exit code.
+
+    SIGHUP reads the file of keys again.  Without one it ends the service as SIGTERM does, unless a supervisor decides that.
 
     Args:
         settings: of the service.
@@ -39,9 +48,20 @@ def serve(
         os.environ.setdefault(variable, "1")  # before numpy is loaded: more threads slow down such small matrix products
     use_one_heap()
     signal.signal(signal.SIGTERM, _leave)
+    reloads_keys = settings.api_keys_file is not None
+    hangups: list[int] = []
+    if reloads_keys:
+        signal.signal(signal.SIGHUP, lambda number, frame: hangups.append(number))
+    elif lifeline is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _leave)
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is _leave:
+        ending.append(signal.SIGHUP)
     import uvicorn
 
-    from .app import create_app
+    from .app import create_app, read_keys
     from .connections import ConnectionLimits, connection_type
     from .middleware.load import LOAD
     from .middleware.logs import current_log
@@ -57,12 +77,40 @@ def serve(
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, self.handle_exit) for number in ending}
             try:
                 yield
             finally:
                 for number in before:
                     signal.signal(number, signal.SIG_IGN)  # already shutting down
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            LOAD.is_ending = True
+            await self._accept_waiting()
+            loop = asyncio.get_running_loop()
+            deadline_seconds = loop.time() + DRAIN_SECONDS
+            while self.server_state.connections and loop.time() < deadline_seconds and not self.force_exit:
+                await asyncio.sleep(0.02)
+            await super().shutdown(sockets)
+
+        async def _accept_waiting(self) -> None:
+            """Stop listening, but accept the connections that the system has: closing the socket would reset them."""
+            loop = asyncio.get_running_loop()
+            with listener.dup() as queue:
+                queue.setblocking(False)
+                for each in self.servers:
+                    each.close()
+                while True:
+                    try:
+                        connection, _ = queue.accept()
+                    except OSError:  # none waits; or another error, and then nothing can be done for it
+                        return
+                    await loop.connect_accepted_socket(self._protocol, connection)
+
+        def _protocol(self) -> asyncio.Protocol:
+            protocol: type = config.http_protocol_class  # type: ignore[assignment]
+            made: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            return made
 
     app = create_app(settings)
     config = uvicorn.Config(
@@ -95,6 +143,15 @@ def serve(
         asyncio.get_running_loop().remove_reader(lifeline)
         server.should_exit = True
 
+    def reload_keys() -> None:
+        try:
+            keys = read_keys(settings)
+        except SettingsError as error:
+            logger.error("the keys stay as they were: %s", error)
+            return
+        app.state.keys.replace(keys)
+        logger.info("the keys were read again: %d", len(app.state.keys))
+
     async def follow() -> None:
         vitals, log = Vitals(), current_log()
         kept_bytes: int | None = None
@@ -110,6 +167,10 @@ def serve(
             asyncio.get_running_loop().add_reader(lifeline, end, lifeline)
         if (log := current_log()) is not None:
             log.sink.start()
+        if reloads_keys:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_keys)
+            if hangups:
+                reload_keys()
         following = asyncio.create_task(follow())
         async with app.router.lifespan_context(app):
             gc.collect()

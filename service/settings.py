@@ -110,6 +110,11 @@ class Settings(BaseSettings):
         None, description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty"
     )
     registry: Path | None = Field(None, description="folder of the model registry; the shipped release answers without one")
+    require_champion: Switch = Field(
+        False,
+        description="whether the service is ready only while it serves the registry's champion; otherwise it answers from the "
+        "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
+    )
     reload_seconds: Annotated[float, _number(0.05, 3600, whole=False)] = Field(
         1.0, description="how often each worker looks whether the registry has another champion"
     )

@@ -35,7 +35,7 @@ KILL_SECONDS: Final = 5
 
 _READY: Final = b"ready"
 _USER_ERROR: Final = 2
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP)
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -92,7 +92,7 @@ class Supervisor:
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
         folder = make_metrics_folder(self._settings.metrics_dir)
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._note) for number in self._handled_signals()}
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
             while not self._received:
@@ -110,8 +110,17 @@ class Supervisor:
             os.close(wake_write)
             remove_metrics_folder(folder)
 
+    def _handled_signals(self) -> list[signal.Signals]:
+        """All but a SIGHUP that is ignored, as under nohup, and would end the service."""
+        ignores_hangup = self._settings.api_keys_file is None and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        return [number for number in _SIGNALS if number != signal.SIGHUP or not ignores_hangup]
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGCHLD:
+        if number == signal.SIGHUP and self._settings.api_keys_file is not None:
+            for pid in list(self._workers):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGHUP)
+        elif number != signal.SIGCHLD:
             self._received.append(number)
 
     def _start_due(self, folder: Path) -> None:
@@ -140,6 +149,7 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 signal.signal(each, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the worker has read its keys
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the supervisor stops the workers
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             for other in self._workers.values():
@@ -198,10 +208,13 @@ class Supervisor:
             code = os.waitstatus_to_exitcode(status)
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             if not worker.is_ready:
+                is_last = not any(other.is_ready for other in self._workers.values())
                 if code == _USER_ERROR and worker.received:
+                    how += f": {worker.received.decode('utf-8', 'replace')}"
+                if code == _USER_ERROR and worker.received and is_last:
                     raise SettingsError(worker.received.decode("utf-8", "replace"))
                 self._failed_starts += 1
-                if self._failed_starts >= MAX_FAILED_STARTS:
+                if self._failed_starts >= MAX_FAILED_STARTS and is_last:
                     raise SettingsError(
                         f"{MAX_FAILED_STARTS} workers in a row died before they were ready (the last one {how}): "
                         "see the log above, and whether there is memory for so many"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import FieldError
@@ -160,6 +161,8 @@ def _models(serving: ServedRelease) -> Document:
 
 def _readiness(serving: ServedRelease) -> Document:
     """Runs no model: a release is served only after its self-test, and a probe must not delay predictions."""
+    if not serving.is_ready:
+        raise HTTPException(503, f"the registry's champion cannot be served, only {serving.release}; the cause is in the log")
     return {"status": "ready", "families": list(serving.api.families)}
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import secrets
+from collections.abc import Callable
 from itertools import count
 from math import ceil
 from time import monotonic, perf_counter
@@ -52,7 +53,10 @@ _REASON_OF_KIND: Final = {
     OVERLOADED: "overload",
 }
 _REASON_OF_STATUS: Final = {408: "slow_body", 413: "large_body"}
+_FALLBACK: Final = b"gpumemnet-fallback"
+"""Header of every response while another release answers in place of the registry's champion; its value is that release."""
 _NAMES_OF_HOSTS: Final = (b"host", b"origin")
+_CLOSE: Final = (b"connection", b"close")
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 logger = logging.getLogger("gpumemnet.service")
@@ -68,6 +72,7 @@ class Gate:
         app: the application.
         keys: the API keys; ``None`` when no key is required.
         hosts: the hosts that requests may be addressed to; ``None`` for any.
+        fallback: the release that answers in place of the registry's champion; ``None`` while the champion answers.
         max_concurrency: most requests in progress at once.
         rate_limit_per_second: most requests per second from one client; 0 for no limit.
         rate_burst: most requests that a client may send at once.
@@ -81,6 +86,7 @@ class Gate:
         *,
         keys: KeyRing | None = None,
         hosts: AllowedHosts | None = None,
+        fallback: Callable[[], str | None] = lambda: None,
         max_concurrency: int = 256,
         rate_limit_per_second: float = 0.0,
         rate_burst: int = 100,
@@ -91,6 +97,7 @@ class Gate:
         self._log = log or current_log()
         self._keys = keys
         self._hosts = hosts
+        self._fallback = fallback
         self._rate = RateLimit(rate_limit_per_second, rate_burst) if rate_limit_per_second else None
         self._max_concurrency = max_concurrency
         self._load = load or LOAD
@@ -125,6 +132,7 @@ class Gate:
         REQUEST_ID.set(request_id)
         id_header = (b"x-request-id", request_id.encode("ascii"))
         status = sent_bytes = 0
+        load = self._load
 
         async def send_on(message: Message) -> None:
             nonlocal status, sent_bytes
@@ -133,13 +141,16 @@ class Gate:
                 headers = [*message.get("headers", ()), id_header]  # a new list: an application may send its own again
                 if _NOSNIFF not in headers:
                     headers.append(_NOSNIFF)
+                if load.is_ending:  # or the client would send its next request into a connection that closes
+                    headers.append(_CLOSE)
+                if (release := self._fallback()) is not None:
+                    headers.append((_FALLBACK, release.encode()))
                 message = {"type": "http.response.start", "status": status, "headers": headers}
             else:
                 sent_bytes += len(message.get("body", b""))
             await send(message)
 
         key = self._keys.find(presented) if self._keys is not None and presented is not None else None
-        load = self._load
         is_counted = rule.is_limited
         if is_counted:
             load.in_work += 1

@@ -52,6 +52,10 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    def replace(self, other: KeyRing) -> None:
+        """Hold the keys of ``other`` from now on."""
+        self._keys = other._keys
+
     def find(self, presented: bytes) -> ApiKey | None:
         """The key that was presented, or ``None``; its run time reveals nothing about the keys."""
         if len(presented) > _MAX_KEY_BYTES:

@@ -81,6 +81,11 @@ class ServedRelease(Protocol):
         """The current api; a model swap replaces it."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent here."""
+        ...
+
 
 class _WholePath(PathConvertor):
     """The rest of a path, line breaks included: Starlette's converter stops at them, and the error would have another format."""
@@ -230,6 +235,8 @@ class OipApplication:
         return _json({"live": True})
 
     async def _ready(self, request: Request) -> Response:
+        if not self._serving.is_ready:
+            raise HTTPException(503, "the registry's champion cannot be served; the cause is in the log of the service")
         return _json({"ready": True})
 
     async def _index(self, request: Request) -> Response:

@@ -23,6 +23,9 @@ from .metrics import FAILED_LOADS, MODEL_INFO, STALE, SWAPS
 from .self_test import check_golden
 from .shadow import Shadow
 
+RETRY_ROUNDS: Final = 30
+"""So many looks at the registry after a failure, the champion is tried again: a folder in the network may have come back."""
+
 CONFIGURED: Final = "configured"
 """The release's name when the settings name bundle folders."""
 
@@ -49,6 +52,7 @@ class ServedRelease:
         bundles: folders of bundles to serve instead of a registry.
         shadow: runs the challenger; without one, challengers are ignored.
         predictor_settings: keyword arguments of every predictor: default GPU and CUDA context.
+        is_champion_required: whether the service is ready only while it serves the registry's champion.
 
     Attributes:
         api: the current api; read it once for each request.
@@ -74,6 +78,7 @@ class ServedRelease:
         bundles: Sequence[Path] = (),
         shadow: Shadow | None = None,
         predictor_settings: Mapping[str, Any] | None = None,
+        is_champion_required: bool = False,
     ) -> None:
         if registry is not None and bundles:
             raise BundleError("both bundles and a registry are set: set only one of GPUMEMNET_BUNDLES and GPUMEMNET_REGISTRY")
@@ -82,6 +87,8 @@ class ServedRelease:
         self.aliases = Aliases()
         self.failure: str | None = None
         self.challenger_failure: str | None = None
+        self.is_champion_required = is_champion_required
+        self._rounds = 0
         self._build = build
         self._predictor_settings = dict(predictor_settings or {})
         self._shadow = shadow
@@ -99,14 +106,29 @@ class ServedRelease:
         """The challenger's release in this process."""
         return None if self._shadow is None else self._shadow.release
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests may be sent here: not while another release answers in place of a champion that is required."""
+        return self.failure is None or not self.is_champion_required
+
+    @property
+    def fallback(self) -> str | None:
+        """The release that answers in place of the registry's champion; ``None`` while the champion answers."""
+        return None if self.failure is None else self.release
+
     def follow(self) -> None:
         """Serve the release that the registry's aliases name; checks only the file's date when it has not changed.
 
         A champion that cannot be loaded or fails its self-test is reported, and the current release stays.  It is tried again
-        when the aliases change.
+        when the aliases change, and every :data:`RETRY_ROUNDS` calls.
         """
-        if self.registry is None or _signature(self.registry.aliases_file) == self._seen:
+        if self.registry is None:
             return
+        self._rounds = self._rounds + 1 if self.failure is not None else 0
+        is_due = self._rounds >= RETRY_ROUNDS
+        if not is_due and _signature(self.registry.aliases_file) == self._seen:
+            return
+        self._rounds = 0
         with self._lock:
             self._follow(self.registry)
 
@@ -168,6 +190,8 @@ class ServedRelease:
     def _begin(self, registry: Registry) -> None:
         """Serve the champion; if it fails, the previous champion; if that fails, the shipped bundles."""
         self._seen = _signature(registry.aliases_file)
+        if not registry.folder.is_dir():
+            logger.warning("the registry %s does not exist yet: %s is served until it names a champion", registry.folder, SHIPPED)
         candidates = [SHIPPED]
         try:
             self.aliases = registry.aliases()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
+from service.middleware.keys import new_key
 
 MAX_RESIDENT_MIB = 200
 HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
@@ -110,6 +112,74 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after" in answer
         assert running.process.wait(timeout=300) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_clients_see_no_reset_when_it_ends(start_service, job, number, workers):
+    """Clients that go on asking, over kept and over new connections, are answered until they are told to go elsewhere."""
+    answers = []
+
+    def ask(is_kept):
+        with httpx.Client(timeout=300, limits=httpx.Limits(max_keepalive_connections=1 if is_kept else 0)) as client:
+            while True:
+                try:
+                    response = client.post(f"{running.url}/v1/predict", json={"job": job})
+                except httpx.ConnectError as error:
+                    return "refused" if "refused" in str(error) else str(error)  # nobody listens any more
+                except httpx.HTTPError as error:
+                    return f"{type(error).__name__}: {error}"
+                answers.append(response.status_code)
+
+    with start_service("--workers", workers) as running:
+        with ThreadPoolExecutor(8) as pool:
+            clients = [pool.submit(ask, place % 2 == 0) for place in range(8)]
+            while len(answers) < 100:
+                time.sleep(0.01)
+            running.process.send_signal(number)
+            assert [client.result() for client in clients] == ["refused"] * 8
+        assert set(answers) == {200}
+        assert running.process.wait(timeout=300) == 0
+        assert "Traceback" not in running.log.read_text()
+
+
+def test_an_answer_says_that_the_connection_closes(start_service, job):
+    with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
+        assert "connection" not in client.post("/v1/predict", json={"job": job}).headers
+        running.process.terminate()
+        address = urlsplit(running.url)
+        wait_until_refused(address.hostname, address.port)
+        assert client.post("/v1/predict", json={"job": job}).headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sighup_reads_the_keys_again(start_service, tmp_path, workers):
+    (old, old_entry), (new, new_entry) = new_key("old", "predict"), new_key("new", "predict")
+    file = tmp_path / "keys"
+    file.write_text(old_entry)
+
+    def statuses(key):
+        """Of several connections, so that every worker answers some."""
+        return {httpx.get(f"{running.url}/v1/models", headers={"X-API-Key": key}).status_code for _ in range(12)}
+
+    def change(text, said):
+        count = running.log.read_text().count(said)
+        file.write_text(text)
+        running.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 300
+        while running.log.read_text().count(said) < count + int(workers):
+            assert running.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with start_service("--workers", workers, GPUMEMNET_API_KEYS_FILE=str(file)) as running:
+        assert (statuses(old), statuses(new)) == ({200}, {401})
+        change(new_entry, "the keys were read again: 1")
+        assert (statuses(old), statuses(new)) == ({401}, {200})
+        change("nonsense", "the keys stay as they were")
+        assert (statuses(old), statuses(new)) == ({401}, {200})
+        assert running.process.poll() is None
+    assert running.process.returncode == 0
 
 
 def test_a_taken_port_is_said_in_one_sentence():

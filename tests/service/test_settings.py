@@ -32,6 +32,7 @@ def test_every_setting_has_a_variable(monkeypatch):
         "context_mib": ("700", 700),
         "bundles": (os.pathsep.join(["/a", "b/c"]), (Path("/a"), Path("b/c"))),
         "registry": ("/r", Path("/r")),
+        "require_champion": ("yes", True),
         "reload_seconds": ("0.5", 0.5),
         "shadow_share": ("1", 1.0),
         "max_body_bytes": ("2048", 2048),

@@ -14,6 +14,8 @@ import httpx
 import psutil
 import pytest
 
+from gpumemnet.registry.registry import Registry
+from tests.registries import add_release
 from tests.service.middleware.test_metrics import scrape, value
 
 
@@ -148,3 +150,31 @@ def test_the_process_that_watches_loads_nothing_heavy(start_service):
         assert len(list((process / "task").iterdir())) == 1
         with contextlib.suppress(psutil.NoSuchProcess):
             assert psutil.Process(running.process.pid).memory_info().rss < 80 * 2**20
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_workers_that_cannot_read_the_champion_say_so(start_service, job, tmp_path, is_required):
+    registry = Registry(tmp_path / "registry")
+    add_release(registry, tmp_path, "r1")
+    registry.set_champion("r1", by="", reason="")
+    hidden = registry.folder / "bundles"
+    hidden.rename(tmp_path / "bundles")
+    settings = {"GPUMEMNET_RELOAD_SECONDS": "0.05", "GPUMEMNET_REQUIRE_CHAMPION": str(is_required)}
+
+    def seen(path):
+        """Of several connections, so that both workers answer some: status and fallback."""
+        answers = [httpx.get(f"{running.url}{path}", timeout=300) for _ in range(12)]
+        return {(answer.status_code, answer.headers.get("gpumemnet-fallback")) for answer in answers}
+
+    with start_service("--workers", "2", GPUMEMNET_REGISTRY=str(registry.folder), **settings) as running:
+        for path in ("/readyz", "/v2/health/ready"):
+            answer = httpx.get(f"{running.url}{path}", timeout=300)
+            assert (answer.status_code, answer.headers["gpumemnet-fallback"]) == (503 if is_required else 200, "shipped")
+        assert seen("/v1/models") == {(200, "shipped")}
+        answer = httpx.post(f"{running.url}/v1/predict", json={"job": job}, headers={"Accept": "text/plain"}, timeout=300)
+        assert (answer.status_code, answer.headers["gpumemnet-fallback"]) == (200, "shipped")
+        assert "the registry's champion cannot be served, shipped is served instead" in running.log.read_text()
+        (tmp_path / "bundles").rename(hidden)  # no alias changes: the workers try again by themselves
+        wait_until(lambda: seen("/v1/models") == {(200, None)})
+        assert httpx.get(f"{running.url}/readyz", timeout=300).status_code == 200
+        assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300).json()["release"] == "r1"

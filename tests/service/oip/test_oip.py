@@ -186,7 +186,7 @@ def test_what_fails_in_the_service_is_told_without_its_cause(predictor):
         def record(self, jobs, predictions):
             raise RuntimeError("secret")
 
-    client = Local(SimpleNamespace(api=Broken(predictor, 10)))
+    client = Local(SimpleNamespace(api=Broken(predictor, 10), is_ready=True))
     error = refused(client.post(INFER, json={"inputs": [tensor(EXAMPLE_JOBS["mlp"])]}), 500)
     assert "secret" not in error
 
