@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 from types import FrameType
 from typing import Final, NoReturn
@@ -95,17 +95,15 @@ def serve(
 
         async def _accept_waiting(self) -> None:
             """Stop listening, but accept the connections that the system has: closing the socket would reset them."""
-            loop = asyncio.get_running_loop()
-            with listener.dup() as queue:
+            waiting: list[socket.socket] = []
+            with listener.dup() as queue, suppress(OSError):  # none waits any more
                 queue.setblocking(False)
                 for each in self.servers:
                     each.close()
-                while True:
-                    try:
-                        connection, _ = queue.accept()
-                    except OSError:  # none waits; or another error, and then nothing can be done for it
-                        return
-                    await loop.connect_accepted_socket(self._protocol, connection)
+                while True:  # without a pause, in which clients that are answered could connect again and again
+                    waiting.append(queue.accept()[0])
+            for connection in waiting:
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
         def _protocol(self) -> asyncio.Protocol:
             protocol: type = config.http_protocol_class  # type: ignore[assignment]
