@@ -106,7 +106,7 @@ def serve(
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
         def _protocol(self) -> asyncio.Protocol:
-            protocol: type = config.http_protocol_class  # type: ignore[assignment]
+            protocol: type = config.http_protocol_class
             made: asyncio.Protocol = protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
             return made
 
