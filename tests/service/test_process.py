@@ -118,7 +118,7 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_clients_see_no_reset_when_it_ends(start_service, job, number, workers):
     """Clients that go on asking, over kept and over new connections, are answered until they are told to go elsewhere."""
-    answers = []
+    answers: list[int] = []
 
     def ask(is_kept):
         with httpx.Client(timeout=300, limits=httpx.Limits(max_keepalive_connections=1 if is_kept else 0)) as client:

@@ -90,9 +90,9 @@ def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path, wanted):
 def test_why_there_is_no_limit_is_counted(start_service):
     """By the option or feature that the model does not know, so that an operator sees what to measure next."""
     jobs = [
-        EXAMPLE_JOBS["mlp"] | {"batch_size": 10_000_000},
-        EXAMPLE_JOBS["mlp"] | {"cudnn_benchmark": True, "optimizer": "adafactor", "batch_size": 10_000_000},
-        EXAMPLE_JOBS["mlp"],
+        {**EXAMPLE_JOBS["mlp"], "batch_size": 10_000_000},
+        {**EXAMPLE_JOBS["mlp"], "cudnn_benchmark": True, "optimizer": "adafactor", "batch_size": 10_000_000},
+        dict(EXAMPLE_JOBS["mlp"]),
     ]
     with start_service() as running:
         answers = httpx.post(f"{running.url}/v1/predict/batch", json={"jobs": jobs}).json()["results"]
