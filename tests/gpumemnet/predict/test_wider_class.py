@@ -36,7 +36,6 @@ def test_layers_that_training_never_saw_get_a_limit_when_their_memory_is_known()
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"cudnn_benchmark": True}, "cudnn_benchmark"),
         ({"checkpointing": "every_block", "channels_last": True}, "channels_last"),
         ({"gradient_accumulation": 64}, "gradient_accumulation"),
         ({"layers": (*LAYERS, Layer("my_kernel", 100))}, "my_kernel"),
@@ -52,8 +51,7 @@ def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str
     assert any(reason in words for words in answer.reasons)
 
 
-def test_a_coverage_beyond_the_calibration_has_no_limit() -> None:
-    assert PREDICTOR.predict(JOB, coverage=0.995).safe_bytes is not None
-    answer = PREDICTOR.predict(JOB, coverage=0.999)
-    assert answer.safe_bytes is None
-    assert answer.reasons
+def test_more_coverage_is_a_higher_limit() -> None:
+    limits = [PREDICTOR.predict(JOB, coverage=coverage).safe_bytes for coverage in (0.5, 0.9, 0.99, 0.999)]
+    assert None not in limits
+    assert sorted(set(limits), key=limits.index) == sorted(limits)  # type: ignore[type-var]
