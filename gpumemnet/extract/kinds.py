@@ -106,7 +106,6 @@ _ACTIVATION_CLASSES: Final = _inverted(
 )
 """The same for activations that show no function of PyTorch inside: those with a backward pass of their own."""
 
-_KEEP_RESULT_IN_PLACE: Final = frozenset({"leaky_relu", "elu", "selu", "celu"})
 
 _CLASS_ENDINGS: Final = {"rmsnorm": "rms_norm", "layernorm": "layer_norm", "groupnorm": "group_norm", "droppath": "drop_path"}
 """Ends of such names, as in ``LlamaRMSNorm``."""
@@ -195,15 +194,6 @@ def kind_of_module(module: nn.Module) -> str | None:
         name = type(module).__name__.replace("_", "").lower()
         return _OTHER_CLASSES.get(name) or next((kind for end, kind in _CLASS_ENDINGS.items() if name.endswith(end)), None)
     return None
-
-
-def kept_in_place(kind: str) -> str:
-    """Return the kind that keeps the same tensors as ``kind`` where it overwrites its input.
-
-    Out of place, these activations keep their input.  In place they keep their result, as a ReLU does
-    (``tools/autograd/derivatives.yaml``); others clone their input first.
-    """
-    return "relu" if kind in _KEEP_RESULT_IN_PLACE else kind
 
 
 def kind_with_number(kind: str, follows_product: bool) -> str:

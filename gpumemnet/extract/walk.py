@@ -31,7 +31,6 @@ from gpumemnet.extract.attention import (
 from gpumemnet.extract.kinds import (
     LOSS,
     NOT_A_LAYER,
-    kept_in_place,
     kind_of_activation,
     kind_of_function,
     kind_of_module,
@@ -42,6 +41,7 @@ from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.extract.placement import MissingValues, parameters_on_meta, placement
 from gpumemnet.physics.attention_kernels import MATH
 from gpumemnet.physics.recurrent import RESERVED_PER_UNIT, reserve_elements
+from gpumemnet.physics.saved_tensors import kept_in_place
 from gpumemnet.torch_private.modules import CHECKPOINT_FILE
 from gpumemnet.torch_private.tensors import storage_id
 

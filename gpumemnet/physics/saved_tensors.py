@@ -105,3 +105,15 @@ def alike(kinds: Set[str]) -> frozenset[str]:
     """Activations that keep the same tensors, in the same types, as one of ``kinds``; no estimator here distinguishes them."""
     known = {KIND_RULES[kind] for kind in PLAIN_ACTIVATIONS & kinds}
     return frozenset(kind for kind in PLAIN_ACTIVATIONS if KIND_RULES[kind] in known)
+
+
+_KEEP_RESULT_IN_PLACE: Final = frozenset({"leaky_relu", "elu", "selu", "celu"})
+
+
+def kept_in_place(kind: str) -> str:
+    """Return the kind that keeps the same tensors as ``kind`` where it overwrites its input.
+
+    Out of place, these activations keep their input.  In place they keep their result, as a ReLU does
+    (``tools/autograd/derivatives.yaml``); others clone their input first.
+    """
+    return "relu" if kind in _KEEP_RESULT_IN_PLACE else kind

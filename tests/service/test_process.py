@@ -61,6 +61,14 @@ def test_memory_stays_small_under_large_batches(start_service, job):
         assert resident_mib(running.process.pid) < MAX_RESIDENT_MIB
 
 
+@pytest.fixture(autouse=True)
+def hangups_are_not_ignored():
+    """Under nohup the service would ignore SIGHUP, as it should."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def wait_until_refused(host, port):
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gpumemnet.job.layers import Layer
+from gpumemnet.physics.saved_tensors import kept_in_place
 
 from .plan import (
     Activation,
@@ -33,6 +34,10 @@ NORM_KINDS: Final = {"batch_norm": "batch_norm2d", "group_norm": "group_norm", "
 
 class ShapeError(ValueError):
     """A part cannot process its input map; the message states why."""
+
+
+def _activation_kind(part: Activation) -> str:
+    return kept_in_place(part.name) if part.in_place else part.name
 
 
 class Survey:
@@ -92,7 +97,7 @@ class Survey:
         self.layers.append(Layer(NORM_KINDS[part.kind], self._elements, 2 * part.channels))
 
     def _activation(self, part: Activation) -> None:
-        self.layers.append(Layer(part.name, self._elements))
+        self.layers.append(Layer(_activation_kind(part), self._elements))
 
     def _pool(self, part: Pool) -> None:
         if self._side < 2:
@@ -127,7 +132,7 @@ class Survey:
         self.layers += (
             Layer("adaptive_avg_pool", channels),
             Layer("conv2d", squeezed, weights + squeezed),
-            Layer(part.activation.name, squeezed),
+            Layer(_activation_kind(part.activation), squeezed),
             Layer("conv2d", channels, weights + channels),
             Layer("sigmoid", channels),
             Layer("multiply", self._elements),
@@ -140,7 +145,7 @@ class Survey:
         self.layers += (
             Layer("layer_norm", self._elements, 2 * part.channels),
             Layer("linear", hidden, weights + part.hidden),
-            Layer(part.activation.name, hidden),
+            Layer(_activation_kind(part.activation), hidden),
             Layer("linear", self._elements, weights + part.channels),
         )
 

@@ -4,18 +4,19 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.middleware.keys import new_key
 from service.middleware.log_sink import MAX_BLOCK_BYTES, LogSink
 from service.middleware.logs import LogWriter
 
@@ -95,14 +96,14 @@ def test_a_wrong_setting_is_said_before_there_is_a_log(start_service):
     assert done.stderr.startswith("gpumemnet service: --port must be")
 
 
-def test_what_the_server_says_has_the_same_form(start_service):
-    with start_service() as running:
-        address = urlsplit(running.url)
-        with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
-            connection.sendall(b"no HTTP at all\r\n\r\n")
-            connection.recv(1000)
-        lines = [json.loads(line) for line in wait_for(running.log, "Invalid HTTP").splitlines()]
-    assert (lines[-1]["level"], lines[-1]["logger"]) == ("warning", "uvicorn.error")
+def test_what_the_server_says_has_the_same_form(start_service, tmp_path):
+    (_, entry), keys = new_key("one", "predict"), tmp_path / "keys"
+    keys.write_text(entry)
+    with start_service(GPUMEMNET_API_KEYS_FILE=str(keys)) as running:
+        keys.write_text("nonsense")
+        running.process.send_signal(signal.SIGHUP)
+        lines = [json.loads(line) for line in wait_for(running.log, "stay as they were").splitlines()]
+    assert (lines[-1]["level"], lines[-1]["logger"]) == ("error", "gpumemnet.service")
 
 
 def written(tmp_path_factory, log_format, log):

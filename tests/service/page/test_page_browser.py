@@ -188,7 +188,7 @@ def test_a_fault_deep_in_the_job_is_named_by_its_path(page, example):
 
 
 def test_outside_the_support_no_number_is_offered(page, example, asked):
-    job = example("r3d18") | {"cudnn_benchmark": True}
+    job = example("r3d18") | {"gradient_accumulation": 64}
     answer = asked(job=job)
     page.run("document.getElementById('job').value = arguments[0];", json.dumps(job))
     page.find("#job-form button[type=submit]").click()
