@@ -11,8 +11,9 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
+from time import monotonic
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 from .heap import GROWTH_BYTES, give_memory_back, use_one_heap
 from .listening import BACKLOG
@@ -20,6 +21,8 @@ from .settings import Settings, SettingsError
 
 DRAIN_SECONDS: Final = 0.5
 """How long a connection without a request stays open when the service ends, so that a request on its way is still answered."""
+FIRST_REQUEST_SECONDS: Final = 3.0
+"""The same for a connection on which no byte has arrived: its client has just connected, and is busy if its request is late."""
 
 VITALS_SECONDS: Final = 1.0
 """Greatest age of a worker's figures in ``/metrics``."""
@@ -62,7 +65,7 @@ def serve(
     import uvicorn
 
     from .app import create_app, read_keys
-    from .connections import ConnectionLimits, connection_type
+    from .connections import Connection, ConnectionLimits, Waiting, connection_type
     from .middleware.load import LOAD
     from .middleware.logs import current_log
     from .middleware.metrics import Vitals, resident_memory_bytes
@@ -87,11 +90,18 @@ def serve(
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             LOAD.is_ending = True
             await self._accept_waiting()
-            loop = asyncio.get_running_loop()
-            deadline_seconds = loop.time() + DRAIN_SECONDS
-            while self.server_state.connections and loop.time() < deadline_seconds and not self.force_exit:
+            begun_seconds = monotonic()
+            while self._waits_for_requests(monotonic() - begun_seconds) and not self.force_exit:
                 await asyncio.sleep(0.02)
             await super().shutdown(sockets)
+
+        def _waits_for_requests(self, passed_seconds: float) -> bool:
+            """Whether a request may still be on its way, this long after the service began to end."""
+            connections = cast("set[Connection]", self.server_state.connections)
+            if passed_seconds < DRAIN_SECONDS:
+                return bool(connections)
+            is_new = any(each.waits_for is Waiting.FIRST_BYTE for each in connections)
+            return is_new and passed_seconds < min(FIRST_REQUEST_SECONDS, settings.shutdown_seconds)
 
         async def _accept_waiting(self) -> None:
             """Stop listening, but accept the connections that the system has: closing the socket would reset them."""

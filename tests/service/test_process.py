@@ -107,6 +107,22 @@ def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number
         assert "Traceback" not in running.log.read_text()
 
 
+def test_a_client_that_has_just_connected_is_still_answered(start_service, job):
+    """Its request is late, because its machine is busy."""
+    body = json.dumps({"job": job}).encode()
+    head = (
+        f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with start_service() as running:
+        address = urlsplit(running.url)
+        with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+            running.process.terminate()
+            time.sleep(1)
+            connection.sendall(head.encode() + body)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
 def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
