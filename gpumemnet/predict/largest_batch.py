@@ -238,10 +238,20 @@ def _steps(job: TrainingJob) -> int:
     return steps
 
 
-def layers_of_search(job: TrainingJob, max_batch: int) -> int:
-    """About how many layers a search up to ``max_batch`` computes: what it costs."""
-    rounds = max(1, math.ceil(math.log(max_batch, _FINE_STEPS)))
-    return max(1, len(job.layers)) * (len(batch_grid(max_batch, _steps(job))) + 2 * _FINE_STEPS * rounds)
+def layers_of_batch_sizes(job: TrainingJob, max_batch: int) -> int:
+    """About how many layers :func:`batch_sizes` computes: what it costs."""
+    steps = _steps(job)
+    widest_gap = max(1.0, max_batch / (2 * steps))
+    rounds = math.ceil(math.log(widest_gap, _FINE_STEPS))
+    return max(1, len(job.layers)) * (len(batch_grid(max_batch, steps)) + 2 * _FINE_STEPS * rounds)
+
+
+def layers_of_smallest_gpu(predictor: Predictor, job: TrainingJob, targets: Iterable[Target] | None = None) -> int:
+    """About how many layers :func:`smallest_gpu` computes: it searches once for each group of targets with the same memory."""
+    groups = len(alike(predictor, catalogue_targets() if targets is None else tuple(targets)))
+    has_grid = job.traced_peak_bytes is None
+    points = len(batch_grid(job.batch_size, _steps(job), is_rounded_up=True)) if has_grid else 0
+    return max(1, len(job.layers)) * (groups * (points + 1) + 1)
 
 
 class _MemoryOfBatches:

@@ -19,7 +19,7 @@ from gpumemnet.errors import BundleError, InvalidRequestError, RegistryBusyError
 from gpumemnet.registry.registry import SHIPPED, Registry, Release
 
 from ..api.endpoint import read_json_body, send_response
-from ..api.operations import JSON, Answer, Operation
+from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation
 from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from ..api.requests import read_request
 from ..api.schemas import Schema
@@ -35,10 +35,9 @@ S = TypeVar("S", bound=Schema)
 _REFUSALS: Final = {
     404: "No release has this name.",
     409: "There is no registry, or it refuses the change; nothing has changed.",
-    413: "The body is too large.",
-    415: "The `Content-Type` is not `application/json`.",
+    **BODY_REFUSALS,
     422: "A field is invalid, or the release is damaged or fails its self-test; nothing has changed.",
-    503: "Another process is writing to the registry.",
+    503: "The service is busy, or another process is writing to the registry.",
 }
 _ANSWERS: Final = {200: Answer(shape=AdminModels, meaning="The registry after the request.")}
 

@@ -15,19 +15,25 @@ from pydantic.json_schema import models_json_schema
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from ..middleware.paths import rule_of
 from .job_schema import JsonSchema, job_schema, layer_schema
 from .problems import MEDIA_TYPE
 from .schemas import Problem
 
 JSON: Final = "application/json"
-ACCESS_REFUSALS: Final = {
+KEY_REFUSALS: Final = {
     401: "The API key is missing or unknown.",
     403: "The API key lacks the scope of this operation.",
+}
+"""The errors of every operation that needs a key, where keys are set."""
+LIMIT_REFUSALS: Final = {
+    421: "The `Host` or `Origin` is not allowed.",
     429: "The client sends too many requests; `Retry-After` says when to try again.",
     503: "The service is busy; `Retry-After` says when to try again.",
 }
-"""The errors of any operation where keys and limits are set."""
+"""The errors of every operation but health and metrics."""
 BODY_REFUSALS: Final = {
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The `Content-Type` is not `application/json`.",
     422: "The body is not valid JSON, or one of its fields is invalid.",
@@ -72,7 +78,7 @@ class Operation:
         is_body_required: whether the body is required.
         request_examples: makes examples of the body.
         answers: status → successful response.
-        refusals: status → when this error is sent.
+        refusals: status → when this error is sent, beside those of keys and limits.
         refusal_examples: status → makes an example of the error.
         refusal_schema, refusal_type: model and media type of the errors.
         parameters: as OpenAPI has them.
@@ -95,6 +101,14 @@ class Operation:
     description: str = ""
     parameters: Sequence[JsonSchema] = ()
 
+    @property
+    def all_refusals(self) -> Mapping[int, str]:
+        """Status → when this error is sent: those of the operation, and those of keys and limits where its path has them."""
+        rule = rule_of(self.path)
+        keys = KEY_REFUSALS if rule.scope is not None else {}
+        limits = LIMIT_REFUSALS if rule.is_limited else {}
+        return dict(sorted({**keys, **limits, **self.refusals}.items()))
+
     def described(self) -> JsonSchema:
         """The OpenAPI description of the operation."""
         operation: JsonSchema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
@@ -109,7 +123,7 @@ class Operation:
         for status, answer in self.answers.items():
             content = {JSON: _content(answer.shape, answer.examples), **(answer.others() if answer.others else {})}
             responses[str(status)] = {"description": answer.meaning, "content": content}
-        for status, meaning in self.refusals.items():
+        for status, meaning in self.all_refusals.items():
             refused: JsonSchema = {"schema": _schema(self.refusal_schema)}
             if status in self.refusal_examples:
                 refused["example"] = self.refusal_examples[status]()
@@ -139,7 +153,7 @@ def openapi_document(
         paths.setdefault(one.path, {})[one.method.lower()] = one.described()
         shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
         answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
-        refused = (one.refusal_schema,) if one.refusals else ()
+        refused = (one.refusal_schema,) if one.all_refusals else ()
         shapes |= dict.fromkeys((shape, "serialization") for shape in (*answered, *refused))
     _, found = models_json_schema(list(shapes), ref_template=_REFERENCE)  # type: ignore[arg-type]
     schemas = found["$defs"] | {"TrainingJob": job_schema(max_layers), "Layer": layer_schema()}

@@ -24,7 +24,8 @@ from gpumemnet.predict.largest_batch import (
     BatchSizes,
     SmallestGpu,
     batch_sizes,
-    layers_of_search,
+    layers_of_batch_sizes,
+    layers_of_smallest_gpu,
     smallest_gpu,
 )
 from gpumemnet.predict.prediction import DEFAULT_COVERAGE
@@ -236,7 +237,7 @@ class PredictionApi:
             encoder=request.encoder,
             max_batch=max_batch,
         )
-        return Search(layers_of_search(job, max_batch), lambda: self._batch_sizes_document(found_for()))
+        return Search(layers_of_batch_sizes(job, max_batch), lambda: self._batch_sizes_document(found_for()))
 
     def _batch_sizes_document(self, found: BatchSizes) -> Document:
         curve = [
@@ -268,7 +269,8 @@ class PredictionApi:
         found_for = partial(
             smallest_gpu, self._predictor, job, options.targets, coverage=options.coverage, encoder=options.encoder
         )
-        return Search(layers_of_search(job, job.batch_size), lambda: self._smallest_gpu_document(found_for()))
+        layers = layers_of_smallest_gpu(self._predictor, job, options.targets)
+        return Search(layers, lambda: self._smallest_gpu_document(found_for()))
 
     def _smallest_gpu_document(self, found: SmallestGpu) -> Document:
         return {

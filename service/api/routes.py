@@ -18,13 +18,16 @@ from ..serving.served_release import ServedRelease
 from . import examples, requests, schemas
 from .endpoint import JsonEndpoint, PredictEndpoint, SearchEndpoint, SearchQueue, send_response
 from .listings import gpus_document
-from .operations import ACCESS_REFUSALS, BODY_REFUSALS, JSON, Answer, Operation, Schemas
+from .operations import BODY_REFUSALS, JSON, Answer, Operation, Schemas
 from .predictions import Document, PredictionApi
 from .problems import field_problem
 from .text_response import TEXT, TEXT_FIELDS, text_of
 
 EXAMPLE_ID: Final = "01910c5e-8a40-7c3b-9f12-5d7e80a4b6c1"
 """The prediction id in all examples; real ids are never the same twice."""
+
+NOT_READY: Final = "The registry's champion cannot be served, and `GPUMEMNET_REQUIRE_CHAMPION` is set."
+"""When readiness is refused; at every other time a tested release is served."""
 
 _ALIVE: Final = {"status": "ok"}
 _TEXT_DESCRIPTION: Final = (
@@ -72,7 +75,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
                     others=others,
                 )
             },
-            refusals={**ACCESS_REFUSALS, **BODY_REFUSALS},
+            refusals=BODY_REFUSALS,
             **more,
         )
 
@@ -124,21 +127,26 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
         operation(
             *("/v1/models", "models", "models", "The loaded models and their cards", schemas.Models, "The models."),
             lambda: _models(serving),
-            refusals=ACCESS_REFUSALS,
         ),
         operation(
             *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", schemas.Gpus, "The GPUs."),
             gpus_document,
-            refusals=ACCESS_REFUSALS,
         ),
         operation(
             *("/healthz", "healthz", "health", "Liveness: is the process alive?", schemas.Health, "The process is alive."),
             lambda: _ALIVE,
         ),
         operation(
-            *("/readyz", "readyz", "health", "Readiness: does every model predict?", schemas.Readiness, "Every model predicts."),
+            *(
+                "/readyz",
+                "readyz",
+                "health",
+                "Readiness: may requests be sent here?",
+                schemas.Readiness,
+                "Requests are answered.",
+            ),
             lambda: _readiness(serving),
-            refusals={503: "A model does not predict."},
+            refusals={503: NOT_READY},
         ),
     ]
 

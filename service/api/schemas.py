@@ -277,7 +277,7 @@ class Health(Schema):
 
 
 class Readiness(Schema):
-    """Every loaded model predicts."""
+    """A tested release is served."""
 
     status: Literal["ready"]
     families: list[str] = Field(description="the families of jobs that a model is loaded for")

@@ -83,7 +83,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
                 404: "The prediction is unknown, or this service stores no observations.",
                 409: "The idempotency key was used for another observation.",
                 **BODY_REFUSALS,
-                503: "Too many observations wait, or the database is unavailable: send it again later.",
+                503: "The service is busy, too many observations wait, or the database is unavailable: send it again later.",
             },
         ),
         Operation(
@@ -106,7 +106,7 @@ def observation_operations(store: ObservationStore | None) -> list[Operation]:
             refusals={
                 404: "This service stores no observations.",
                 422: "A parameter is invalid.",
-                503: "The database is unavailable.",
+                503: "The service is busy, or the database is unavailable.",
             },
         ),
     ]

@@ -25,8 +25,9 @@ from gpumemnet.units import MIB
 
 from ..api.endpoint import read_body
 from ..api.examples import EXAMPLE_JOBS
-from ..api.operations import JSON, Answer, Operation, Schemas, routes
+from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation, Schemas, routes
 from ..api.predictions import PredictionApi
+from ..api.routes import NOT_READY
 from ..middleware.limits import INLINE_BODY_BYTES
 from . import schemas
 from .models import OipModel, oip_models
@@ -54,9 +55,10 @@ _VERSION: Final = {"name": "version", "in": "path", "required": True, "schema": 
 _REFUSALS: Final = {
     400: "The request or one of its jobs is invalid; no job is predicted then.",
     404: "The model or version is unknown.",
-    413: "The body is too large.",
+    408: BODY_REFUSALS[408],
+    413: BODY_REFUSALS[413],
     415: "The body is neither JSON nor JSON followed by raw tensors, or it is compressed.",
-    503: "A model does not predict.",
+    503: NOT_READY,
 }
 _OUTPUT_LIST: Final = "".join(f"\n* `{output.name}` ({output.datatype}): {output.meaning}" for output in OUTPUTS)
 
@@ -154,7 +156,7 @@ class OipApplication:
                 "GET",
                 "/v2/health/ready",
                 "oip_ready",
-                "Readiness: does every model predict?",
+                "Readiness: may requests be sent here?",
                 self._ready,
                 schemas.OipReady,
                 [503],
@@ -172,11 +174,11 @@ class OipApplication:
                 ),
                 operation(
                     *("GET", f"{path}/ready", f"oip_model{suffix}_ready", "Model readiness", self._model_ready),
-                    *(schemas.OipModelReady, [404, 503]),
+                    *(schemas.OipModelReady, [404]),
                 ),
                 operation(
                     *("POST", f"{path}/infer", f"oip_infer{suffix}", "Predict jobs", self._infer),
-                    *(schemas.OipAnswer, [400, 404, 413, 415]),
+                    *(schemas.OipAnswer, [400, 404, 408, 413, 415]),
                     description=f"The Open Inference Protocol, version 2 ({SPECIFICATION}). Outputs:{_OUTPUT_LIST}",
                     request=schemas.OipRequest,
                     request_examples=_infer_examples,

@@ -46,7 +46,7 @@ class OipLive(Schema):
 
 
 class OipReady(Schema):
-    """Every model predicts."""
+    """A tested release is served."""
 
     ready: Literal[True]
 

@@ -95,6 +95,20 @@ def test_every_operation_is_documented(description):
     assert [name for name, shape in shapes.items() if not shape.get("description")] == []
 
 
+def test_it_names_the_refusals_of_keys_and_limits(description):
+    """Health is never refused for a key or a limit, so probes need to know readiness alone."""
+    refusals = {
+        path: {int(status) for method in METHODS & methods.keys() for status in methods[method]["responses"] if status >= "400"}
+        for path, methods in description["paths"].items()
+    }
+    assert refusals["/healthz"] == refusals["/v2/health/live"] == set()
+    assert refusals["/readyz"] == refusals["/v2/health/ready"] == {503}
+    assert "GPUMEMNET_REQUIRE_CHAMPION" in description["paths"]["/readyz"]["get"]["responses"]["503"]["description"]
+    assert refusals["/v1/models"] == {401, 403, 421, 429, 503}
+    assert refusals["/v2"] == {421, 429, 503}
+    assert all({401, 403, 429, 503} <= found for path, found in refusals.items() if path.startswith("/v1/"))
+
+
 def test_every_reference_leads_somewhere(description):
     names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(description)))
     assert names <= description["components"]["schemas"].keys()

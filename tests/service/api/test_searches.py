@@ -7,6 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from gpumemnet.job.job_table import JobTable
+from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
 from service.api.endpoint import SearchQueue
 from service.api.predictions import PredictionApi, Search
@@ -44,10 +46,24 @@ def test_searches_wait_for_each_other_and_too_many_are_refused() -> None:
     assert b"alone" in asyncio.run(ask())
 
 
-def test_the_price_of_a_search_is_layers_times_points(predictor: Predictor, job: dict[str, Any]) -> None:
-    api = PredictionApi(predictor, 10)
-    few, many = (
-        api.batch_sizes_search(orjson.dumps({"job": {**job, "layers": job["layers"] * factor}, "max_batch": largest})).layers
-        for factor, largest in ((1, 1024), (10, 2**20))
-    )
-    assert 10 * few < many
+@pytest.mark.parametrize(("repeats", "largest"), [(1, 1), (1, 2**20), (1000, 1024)])
+def test_the_price_of_a_search_is_what_it_computes(job: dict[str, Any], repeats: int, largest: int) -> None:
+    """A search that is charged too little lets others wait behind it; one that is charged too much is refused for nothing."""
+    counting = Counting(Predictor.default().bundles)
+    api = PredictionApi(counting, 10)
+    batches = api.batch_sizes_search(orjson.dumps({"job": {**job, "layers": job["layers"] * repeats}, "max_batch": largest}))
+    gpus = api.smallest_gpu_search(orjson.dumps({"job": {**job, "layers": job["layers"] * repeats, "batch_size": largest}}))
+    for search in (batches, gpus):
+        counting.layers = 0
+        search.answer()
+        assert 0.05 * search.layers <= counting.layers <= search.layers
+
+
+class Counting(Predictor):
+    """Counts the layers that it predicts for."""
+
+    layers = 0
+
+    def predict_table(self, jobs: JobTable, *arguments: Any, **options: Any) -> PredictionTable:
+        self.layers += max(len(jobs), int(jobs.layer_counts.sum()))
+        return super().predict_table(jobs, *arguments, **options)
