@@ -32,6 +32,8 @@ from gpumemnet.tracing.workspaces.rules import Scratch, blas_workspace, scratch,
 
 _UNKNOWN: Final = "temporary"
 _COMMUNICATION: Final = "communication"
+_GUESSED: Final = frozenset({_UNKNOWN, _COMMUNICATION, "saved_activation", "input", "buffer"})
+"""Classes that follow from when and how a storage arrived; what a model or an optimizer refers to later is known better."""
 _HOST: Final = torch.device("cpu")
 _FUSED: Final = frozenset({"_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"})
 """Optimizer steps in one kernel, in place: they allocate nothing, and not all of them run on meta tensors."""
@@ -141,10 +143,10 @@ class Recorder(DispatchMode):
             self._classes[index] = memory_class
 
     def classify(self, tensors: Iterable[Tensor], memory_class: str, module: str) -> None:
-        """Set class and module of those ``tensors`` that are on the GPU and have no class yet."""
+        """Set class and module of those ``tensors`` that are on the GPU and whose class is unknown or guessed."""
         for tensor in tensors:
             index = self._live.get(storage_id(tensor))
-            if index is not None and self._classes[index] in (_UNKNOWN, _COMMUNICATION):
+            if index is not None and self._classes[index] in _GUESSED and self._classes[index] != memory_class:
                 self._classes[index] = memory_class
                 self._storages[index] = self._storages[index]._replace(module=module)
 
@@ -186,6 +188,10 @@ class Recorder(DispatchMode):
     def emptied(self) -> None:
         """Record that the allocator's cache is emptied."""
         self._events.append(EMPTY_CACHE)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is on the GPU."""
+        return storage_id(tensor) in self._live
 
     @property
     def has_live_storages(self) -> bool:
@@ -247,8 +253,10 @@ class Recorder(DispatchMode):
         fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if storage_id(tensor) not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
-        made_there = self._communicates and (kwargs.get("device") or _HOST).type == "meta"
-        if made_there or self._any_live(args) or self._any_live(kwargs.values()):
+        device = kwargs.get("device")
+        made_there = self._communicates and device is not None and device.type == "meta"
+        goes_to_host = device is not None and device.type == _HOST.type
+        if not goes_to_host and (made_there or self._any_live(args) or self._any_live(kwargs.values())):
             start = len(self._events)
             with without_function_modes():
                 self.called(func, fresh, scratch(func, args, kwargs, outputs, self._platform))

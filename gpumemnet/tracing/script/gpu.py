@@ -1,7 +1,8 @@
 """A simulated GPU for scripts: ``torch.cuda`` answers for it, and tensors on it are meta tensors.
 
 Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the exception: PyTorch's own
-layers allocate them as meta tensors from the start, so that a model of any size can be built.
+layers allocate them as meta tensors from the start, so that a model of any size can be built.  A meta tensor is on the GPU if the
+watcher knows its storage there, and on the host otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gpumemnet.errors import ExtractError
 from gpumemnet.extract.placement import MissingValues, is_meta
 from gpumemnet.gpu.catalogue import context
 from gpumemnet.gpu.mig import available_mib
+from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.sandbox.faults import UnknownValueError, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
@@ -32,6 +34,7 @@ from gpumemnet.units import MIB
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
 _GPU: Final = torch.device("cuda", 0)
+_HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 _MAX_VALUES: Final = 2**26
@@ -43,8 +46,12 @@ class Watcher(Protocol):
 
     streams: Streams
 
-    def arrived(self, tensor: Tensor, operator: str) -> None:
-        """A tensor has arrived on the GPU."""
+    def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
+        """A tensor has arrived on the GPU: made there, or a copy from the host, which may be one of weights."""
+        ...
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """The device of ``tensor`` as the script sees it: GPU, host, or the meta device if the script asked for that."""
         ...
 
     def deferred(self, tensor: Tensor) -> None:
@@ -147,7 +154,9 @@ class GpuRequests(TorchFunctionMode):
                 if func in _HOST_ARRAYS:
                     return func(self._zeros.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
-                    return f"tensor(..., device='cuda:0', size={tuple(given.shape)}, dtype={given.dtype})"
+                    return (
+                        f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
+                    )
         device = named.get("device")
         if func is torch.empty and (device is None or is_meta(device)) and _called_from(names.LAYERS_FOLDER):
             named["device"] = _META  # weights: they arrive on the GPU with their module
@@ -168,74 +177,87 @@ class GpuRequests(TorchFunctionMode):
     def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta device."""
         value = func(*args, **named)
-        if _called_from(names.TORCH_FOLDER):
-            return value
-        if isinstance(value, torch.device):
-            return _GPU
         name = getattr(getattr(func, "__self__", None), "__name__", "")
-        return {"is_cuda": True, "is_meta": False}.get(name, value)
+        kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
+        if (name != "device" and name not in kinds) or _called_from(names.TORCH_FOLDER):
+            return value
+        device = self._watcher.device_of(args[0])
+        return device if name == "device" else device.type == kinds[name]
 
     def _moved(self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
+        is_on_gpu = given.is_meta and self._watcher.device_of(given) == _GPU
         if func is Tensor.cpu:
-            return self._zeros.on_host("Tensor.cpu", given) if given.is_meta else given
-        device, dtype, copies = (_GPU, None, False) if func is Tensor.cuda else _parsed(args, named)
+            return self._to_host("Tensor.cpu", given) if is_on_gpu else given
+        device, dtype, copies = (_GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
         converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
-        if device is None:
+        if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
                 return given.to(given.dtype, copy=copies, memory_format=named.get("memory_format", torch.preserve_format))
             return converted
         if _stands_for_gpu(device):
-            if given.is_meta:
-                return converted
             return self._to_gpu(converted)
-        return self._zeros.on_host("Tensor.to", converted) if converted.is_meta else converted
+        return self._to_host("Tensor.to", converted) if is_on_gpu else converted
+
+    def _to_host(self, function: str, tensor: Tensor) -> Tensor:
+        """A copy on the host: zeros, or a meta tensor that is not on the GPU where those would take too much memory."""
+        if tensor.numel() > _MAX_VALUES:
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        return self._zeros.on_host(function, tensor)
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         if tensor.requires_grad:
             arrived.requires_grad_()
-        self._watcher.arrived(arrived, "to")
+        self._watcher.arrived(arrived, "to", is_weight=tensor.is_meta)
         return arrived
 
 
-def move_module(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
+def move_module(module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher) -> None:
     """Move parameters and buffers of ``module`` to the GPU, in the order of ``Module._apply``; each keeps its identity.
 
     Args:
         module: the module.
         dtype: floating-point type to convert to, if any.
-        moved: called with each tensor that has arrived, its module, and whether it is a parameter.
+        layout: memory format of tensors with as many dimensions as images.
+        watcher: is told of each tensor that has arrived.
     """
     for child in module.children():
-        move_module(child, dtype, moved)
+        move_module(child, dtype, layout, watcher)
     with without_function_modes():  # the script sees a CUDA tensor
-        _move_own(module, dtype, moved)
+        _move_own(module, dtype, layout, watcher)
 
 
-def _move_own(module: nn.Module, dtype: torch.dtype | None, moved: Callable[[Tensor, nn.Module, bool], None]) -> None:
+def _move_own(module: nn.Module, dtype: torch.dtype | None, layout: torch.memory_format, watcher: Watcher) -> None:
+    def converted(tensor: Tensor) -> Tensor | None:
+        """A new meta tensor in the place of ``tensor``, ``None`` where that may stay."""
+        target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        target_layout = layout if tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
+        in_layout = target_layout is torch.preserve_format or tensor.is_contiguous(memory_format=target_layout)
+        if tensor.is_meta and target_dtype == tensor.dtype and in_layout and watcher.device_of(tensor) == _GPU:
+            return None
+        return torch.empty_like(tensor, dtype=target_dtype, device="meta", memory_format=target_layout)
+
     for parameter in own_parameters(module).values():
         if parameter is None:
             continue
-        target_dtype = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
-        if not parameter.is_meta:
-            swap_for_meta(parameter, target_dtype)
-        elif target_dtype != parameter.dtype:
-            parameter.data = torch.empty_like(parameter, dtype=target_dtype)
-        moved(parameter, module, True)
+        fresh = converted(parameter)
+        if fresh is not None and parameter.is_meta:
+            parameter.data = fresh
+        elif fresh is not None:
+            swap_for_meta(parameter, fresh)
+        watcher.module_tensor(parameter, module, True)
     buffers = own_buffers(module)
     for name, buffer in buffers.items():
         if buffer is None:
             continue
-        target_dtype = dtype if dtype is not None and buffer.is_floating_point() else buffer.dtype
-        if not buffer.is_meta or target_dtype != buffer.dtype:
-            buffers[name] = torch.empty_strided(buffer.size(), buffer.stride(), dtype=target_dtype, device="meta")
-        moved(buffers[name], module, False)  # type: ignore[arg-type]
+        fresh = converted(buffer)
+        buffers[name] = arrived = buffer if fresh is None else fresh
+        watcher.module_tensor(arrived, module, False)
 
 
-def swap_for_meta(tensor: Tensor, dtype: torch.dtype) -> None:
-    """Turn ``tensor`` into a meta tensor of that type; references to it stay valid."""
-    fresh = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device="meta")
+def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
+    """Turn ``tensor`` into the meta tensor ``fresh``; references to it stay valid."""
     put = nn.Parameter(fresh, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fresh
     torch.utils.swap_tensors(tensor, put)  # type: ignore[no-untyped-call]
 
@@ -268,12 +290,10 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
         return same
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        target, dtype, _ = _parsed(args, kwargs)
+        target, dtype, _ = _parsed(args, kwargs, watcher)
         if target is not None and _stands_for_gpu(target):
             watcher.module_arrived(module)
-            move_module(module, dtype, watcher.module_tensor)
-            if kwargs.get("memory_format") is torch.channels_last:
-                zeros.note("Module.to(memory_format=torch.channels_last) was left out")
+            move_module(module, dtype, kwargs.get("memory_format") or torch.preserve_format, watcher)
             return module
         if target is not None:
             zeros.note("Module.to moved a module to the host; it was left on the GPU")
@@ -345,13 +365,15 @@ def not_traced(what: str, successor: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _parsed(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[torch.device | None, torch.dtype | None, bool]:
+def _parsed(
+    args: tuple[Any, ...], named: Mapping[str, Any], watcher: Watcher
+) -> tuple[torch.device | None, torch.dtype | None, bool]:
     """Return device, type and copy of a call of ``to``."""
     device: Any = named.get("device")
     dtype: torch.dtype | None = named.get("dtype")
     for value in (*args, named.get("other")):
         if isinstance(value, Tensor):
-            device, dtype = (_GPU if value.is_meta else torch.device("cpu")), value.dtype
+            device, dtype = watcher.device_of(value), value.dtype
         elif isinstance(value, torch.dtype):
             dtype = value
         elif isinstance(value, str | torch.device) or (type(value) is int):

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -68,7 +69,7 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
     def arrived(tensor: Tensor, is_parameter: bool) -> None:
         with without_function_modes():  # the script sees a CUDA tensor
             if not tensor.is_meta:
-                swap_for_meta(tensor, tensor.dtype)
+                swap_for_meta(tensor, torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"))
             watch.sharded_tensor(tensor, is_parameter)
 
     def ended(*args: object, **kwargs: object) -> None:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.script import BACKWARD
 from gpumemnet.torch_private.tensors import id_of_storage, part_on_rank, storage_id
@@ -24,6 +25,10 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams
 
 _STEPS: Final = 2
+_SEQUENCE_DIMENSIONS: Final = 3
+_GPU: Final = torch.device("cuda", 0)
+_HOST: Final = torch.device("cpu")
+_META: Final = torch.device("meta")
 
 
 class EnoughSteps(BaseException):
@@ -74,6 +79,7 @@ class Watch:
         self.recorder = Recorder(self.modules, platform)
         self.streams = Streams(self.recorder.use_stream)
         self.batch_size: int | None = None
+        self._second_dimension: int | None = None
         self.loss = "the script's own"
         self._platform = platform
         self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
@@ -82,6 +88,7 @@ class Watch:
         self._stepped: Counter[int] = Counter()
         self._deferred: dict[int, torch.UntypedStorage] = {}
         self._started = False
+        self._stepping = False
 
     # Called by the simulated GPU; see ``gpu.Watcher``.
 
@@ -90,13 +97,22 @@ class Watch:
         """The outermost modules with parameters that ran or were moved to the GPU."""
         return [model for model in self.modules.models if next(model.parameters(), None) is not None]
 
-    def arrived(self, tensor: Tensor, operator: str) -> None:
-        """An input has arrived from the host, or a tensor was allocated on the GPU."""
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """The device of a tensor: meta tensors that are not on the GPU stand for weights on the host."""
+        if not tensor.is_meta:
+            return tensor.device
+        held = part_on_rank(tensor)
+        if held.layout != torch.strided or self.recorder.holds(held):
+            return _GPU
+        return _META if storage_id(held) in self._deferred else _HOST
+
+    def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
+        """An input or a copy of a weight has arrived from the host, or a tensor was allocated on the GPU."""
         tensor = part_on_rank(tensor)
-        if operator == "to" and self.modules.running is None:
+        if is_weight:
+            self.recorder.arrived(tensor, "buffer")
+        elif operator == "to" and self.modules.running is None:
             self.recorder.arrived(tensor, "input", "")
-            if self.batch_size is None and tensor.ndim and self._parameters:
-                self.batch_size = tensor.shape[0]
         else:
             self.recorder.requested(tensor, operator)
 
@@ -140,7 +156,7 @@ class Watch:
             self._begin("backward")
             backward(*args, **kwargs)
             self._classify_gradients()
-            self._begin("forward")
+            self._begin("optimizer" if self._stepping else "forward")
 
         handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
         try:
@@ -155,14 +171,27 @@ class Watch:
             self._started = True
             self.recorder.begin_step()
             self._begin("forward")
+        elif self._stepping:  # in the optimizer's closure
+            self._begin("forward")
 
     def _entered(self, module: nn.Module) -> None:
         self.recorder.entered_module(module)
 
     def _left(self, module: nn.Module, arguments: object, output: object) -> None:
         self.recorder.left_module(module, arguments, output)
-        if self.batch_size is None and not self.modules.depth:  # the batch was allocated on the GPU
-            self.batch_size = next((tensor.shape[0] for tensor in tensors_in(arguments) if tensor.ndim), None)
+        if self.batch_size is None and self._started:
+            self._learn_batch_size(module, [tensor for tensor in tensors_in(arguments) if tensor.ndim])
+
+    def _learn_batch_size(self, module: nn.Module, given: list[Tensor]) -> None:
+        """Learn the number of samples from what a module was called with: the second dimension of ``[time, batch, …]``."""
+        if not given:
+            return
+        shape = given[0].shape
+        if getattr(module, "batch_first", None) is False and len(shape) == _SEQUENCE_DIMENSIONS:
+            self._second_dimension = shape[1]
+        if not self.modules.depth and next(module.parameters(), None) is not None:
+            is_time_first = len(shape) > 1 and shape[1] == self._second_dimension != shape[0]
+            self.batch_size = shape[1] if is_time_first else shape[0]
 
     def _begin(self, phase: str) -> None:
         benchmark = torch.backends.cudnn.benchmark
@@ -171,10 +200,13 @@ class Watch:
             self.recorder.begin(phase)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping = True
         self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping = False
         self._learn_shards(optimizer)
+        self._classify_models()
         self._classify_gradients()
         for parameter, state in optimizer.state.items():
             owner = self._parameters.get(id(parameter), (None, ""))[1]
@@ -195,6 +227,18 @@ class Watch:
             for parameter in group["params"]:
                 if self._know(parameter, ""):
                     self.recorder.classify((part_on_rank(parameter),), "parameter", "")
+
+    def _classify_models(self) -> None:
+        """Classify the models' tensors: the script may have converted them, or put others in their place."""
+        for model in self.modules.models:
+            for module in model.modules():
+                owner = self.modules.path_of(module)
+                for parameter in own_parameters(module).values():
+                    if parameter is not None:
+                        self._know(parameter, owner)
+                        self.recorder.classify((part_on_rank(parameter),), "parameter", owner)
+                buffers = (part_on_rank(buffer) for buffer in own_buffers(module).values() if buffer is not None)
+                self.recorder.classify(buffers, "buffer", owner)
 
     def _know(self, parameter: nn.Parameter, owner: str) -> bool:
         """Record that ``parameter`` is on the GPU; return whether it was unknown.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch.utils.data", "gpumemnet.tracing.script.run"])
@@ -13,17 +15,26 @@ _FORKS.set_forkserver_preload(["torch", "torch.utils.data", "gpumemnet.tracing.s
 
 def traced(script: Path, arguments: tuple[str, ...], ranks: int) -> Any:
     """The answer as a JSON object, or the sentence with which the script is refused."""
+    return _ask([script], arguments, ranks)[script.stem]
+
+
+def traced_all(scripts: list[Path]) -> dict[str, Any]:
+    """The same for several scripts by their names, one after the other in one process."""
+    return _ask(scripts, (), 1)
+
+
+def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> dict[str, Any]:
     here, there = _FORKS.Pipe(duplex=False)
-    child = _FORKS.Process(target=_trace, args=(there, script, arguments, ranks))
+    child = _FORKS.Process(target=_trace, args=(there, scripts, arguments, ranks))
     child.start()
     there.close()
     try:
-        return here.recv()
+        return dict(here.recv())
     finally:
         child.join()
 
 
-def _trace(answers: Connection, script: Path, arguments: tuple[str, ...], ranks: int) -> None:
+def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> None:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.errors import ExtractError
     from gpumemnet.gpu.catalogue import device_profile
@@ -32,8 +43,13 @@ def _trace(answers: Connection, script: Path, arguments: tuple[str, ...], ranks:
     from gpumemnet.tracing.script.run import trace_script
 
     multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's, for the script's data loaders
-    try:
-        platform = Platform(device=device_profile("A100"))
-        answers.send(answer_to_dict(trace_script(script, arguments, platform, AllocatorSettings(), ranks=ranks)))
-    except ExtractError as error:
-        answers.send(str(error))
+    platform = Platform(device=device_profile("A100"))
+    found: dict[str, Any] = {}
+    for script in scripts:
+        try:
+            with patch.dict(os.environ):
+                answer = trace_script(script, arguments, platform, AllocatorSettings(), ranks=ranks)
+            found[script.stem] = answer_to_dict(answer)
+        except ExtractError as error:
+            found[script.stem] = str(error)
+    answers.send(found)

@@ -1,0 +1,66 @@
+"""What people write in training scripts: one idiom a file, with figures that follow from its sizes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.gpumemnet.tracing import script_child
+
+HERE = Path(__file__).parent
+
+
+def linear(*widths: int) -> int:
+    """Bytes of a chain of layers in fp32, biases included."""
+    return 4 * sum(before * after + after for before, after in pairwise(widths))
+
+
+class Case(NamedTuple):
+    """What the answer must say.
+
+    Attributes:
+        parts: bytes at the peak by class, by hand count.
+        batch_size: samples.
+        note: a part of one of the notes.
+    """
+
+    parts: Mapping[str, int]
+    batch_size: int
+    note: str = ""
+
+
+COPIES = linear(512, 512, 512)
+HALF = 2 * (256 * 16 * 9 + 256 + 2 * 256 + 256 * 256 * 9 + 256)
+MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
+
+CASES = {
+    "ema_copies": Case({"parameter": COPIES, "buffer": COPIES, "optimizer_state": 2 * COPIES}, 16),
+    "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
+    "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
+    "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
+    "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
+    "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
+}
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """The answer to each script, or the sentence with which it is refused."""
+    return script_child.traced_all([HERE / f"{name}.py" for name in CASES])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_real_script(name: str, answers: dict[str, Any]) -> None:
+    answer, case = answers[name], CASES[name]
+    assert isinstance(answer, dict), answer
+    assert {part: answer["parts"][part] for part in case.parts} == case.parts
+    assert answer["batch_size"] == case.batch_size
+    assert case.note in " ".join(answer["notes"])
+
+
+def test_every_script_is_run() -> None:
+    assert {path.stem for path in HERE.glob("*.py")} == {*CASES, Path(__file__).stem}
