@@ -12,14 +12,16 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from gpumemnet.errors import FieldError, first_line
+from gpumemnet.job.job_table import JobTable
 from gpumemnet.site.observation import Observation, content_hash
 
 from ..api.prediction_id import prediction_id
@@ -27,6 +29,7 @@ from ..api.problems import CONFLICT, OVERLOADED, UNKNOWN, Refusal
 from ..api.records import RecordBatch
 from ..middleware.load import LOAD
 from .database import DatabaseError, database_url, ensure_schema, make_engine, reading, shown
+from .job_documents import job_documents
 from .metrics import ALARM, COVERAGE, DATABASE_UP, ERROR, OBSERVED, PREDICTIONS, PROMISED, QUEUE, REFUSED
 from .summary import SECONDS_PER_DAY, read_alarms, read_summary
 from .tables import (
@@ -63,7 +66,7 @@ SWEEP_SECONDS: Final = 60.0
 
 _SLICE: Final = 8
 _PAUSE_SECONDS: Final = 0.0005
-"""The thread pauses after every slice of records; otherwise it would hold the interpreter's lock for many milliseconds."""
+"""The thread pauses after every :data:`_SLICE` records; otherwise it would hold the interpreter's lock for many milliseconds."""
 _PAUSES_WHEN_BUSY: Final = 4
 """Length of the pause while requests are in progress, as a multiple of the slice's time: responses have priority."""
 
@@ -387,16 +390,16 @@ class ObservationStore:
         now = time.time()
         jobs: dict[str, Row] = {}
         rows: list[Row] = []
-        since_rest, began = 0, time.thread_time()
-        for batch in held:
-            for start in range(0, batch.kept, _SLICE):
-                part = slice(start, min(start + _SLICE, batch.kept))
-                rows += prediction_rows(batch.records, part, self._known, jobs, now)
-                since_rest += part.stop - part.start
-                if since_rest >= _SLICE and not hurried:
-                    took = time.thread_time() - began
-                    time.sleep(max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took) if LOAD.in_work else _PAUSE_SECONDS)
-                    since_rest, began = 0, time.thread_time()
+        for slices in _groups(held):
+            began = time.thread_time()
+            documents = iter(
+                job_documents(JobTable.concatenate([records.jobs[part.start : part.stop] for records, part in slices]))
+            )
+            for records, part in slices:
+                rows += prediction_rows(records, part, list(islice(documents, len(part))), self._known, jobs, now)
+            if not hurried:
+                took = time.thread_time() - began
+                time.sleep(max(_PAUSE_SECONDS, _PAUSES_WHEN_BUSY * took) if LOAD.in_work else _PAUSE_SECONDS)
         return jobs, rows
 
     def _put_back(self, held: list[_Held], challenges: list[ChallengeRecord]) -> None:
@@ -498,6 +501,23 @@ class ObservationStore:
         _resolve([(entry, _busy(reason)) for entry in waiting])
         for query in queries:
             _tell(query.loop, [(query.future, _busy(reason))])
+
+
+def _groups(held: Sequence[_Held]) -> Iterator[list[tuple[RecordBatch, range]]]:
+    """The queued predictions, in order, in groups of at most :data:`_SLICE` rows; a batch may be in several groups."""
+    group: list[tuple[RecordBatch, range]] = []
+    room = _SLICE
+    for batch in held:
+        start = 0
+        while start < batch.kept:
+            part = range(start, min(batch.kept, start + room))
+            group.append((batch.records, part))
+            start, room = part.stop, room - len(part)
+            if not room:
+                yield group
+                group, room = [], _SLICE
+    if group:
+        yield group
 
 
 def _resolve(replies: Sequence[tuple[_Waiting, Reply]]) -> None:

@@ -139,30 +139,36 @@ def job_content(job: TrainingJob) -> tuple[str, bytes]:
     return hashlib.sha256(document).hexdigest(), document
 
 
-def prediction_rows(records: RecordBatch, rows: slice, known: KnownJobs, jobs: dict[str, Row], now: float) -> list[Row]:
-    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as :meth:`KnownJobs.add_missing` does."""
-    hashes = []
-    families, codes = records.jobs.options("family"), records.jobs.option_codes[rows].tolist()
-    for document, code in zip(job_documents(records.jobs[rows]), codes, strict=True):
+def prediction_rows(
+    records: RecordBatch, rows: range, documents: Sequence[bytes], known: KnownJobs, jobs: dict[str, Row], now: float
+) -> list[Row]:
+    """The rows of some predictions; adds the rows of their jobs to ``jobs`` as :meth:`KnownJobs.add_missing` does.
+
+    Args:
+        records: the predictions.
+        rows: which of them.
+        documents: the JSON document of each one's job.
+        known: the jobs that are in the database.
+        jobs: the rows of the jobs to write, by hash.
+        now: seconds since the epoch.
+    """
+    families, codes = records.jobs.options("family"), records.jobs.option_codes
+    made: list[Row] = []
+    for row, document in zip(rows, documents, strict=True):
         digest = hashlib.sha256(document).hexdigest()
-        known.add_missing(jobs, digest, families[code], document, now)
-        hashes.append(digest)
-    estimates = records.estimates
-    models, model_index = estimates.models, estimates.model_index[rows].tolist()
-    expected, safe = (amounts[rows].tolist() for amounts in (estimates.expected_bytes, estimates.safe_bytes))
-    return [
-        (
-            *(identity, records.made_at_seconds, digest, sha256, models[model].name[:200], records.release[:200]),
-            *(models[model].gpu[:100], float(estimates.coverage), min(expected_bytes, _LARGEST)),
-            *(None if safe_bytes is None else min(safe_bytes, _LARGEST), safe_bytes is not None),
-            _reason_codes(estimates.reasons(row)),
+        known.add_missing(jobs, digest, families[codes[row]], document, now)
+        estimate = records.estimates[row]
+        made.append(
+            (
+                *(records.prediction_ids[row], records.made_at_seconds, digest, records.model_sha256s[row]),
+                *(estimate.estimator[:200], records.release[:200], estimate.gpu[:100], float(estimate.coverage)),
+                min(estimate.expected_bytes, _LARGEST),
+                None if estimate.safe_bytes is None else min(estimate.safe_bytes, _LARGEST),
+                estimate.in_support,
+                _reason_codes(estimate.reasons),
+            )
         )
-        for row, identity, sha256, digest, model, expected_bytes, safe_bytes in zip(
-            range(len(records))[rows],
-            *(records.prediction_ids[rows], records.model_sha256s[rows], hashes, model_index, expected, safe),
-            strict=True,
-        )
-    ]
+    return made
 
 
 def _reason_codes(reasons: Sequence[str]) -> str | None:
