@@ -1,9 +1,9 @@
 """Workspaces of convolutions by FFT and Winograd transforms, which earlier versions of cuDNN tried when they searched.
 
-cuDNN 9.8 and 9.28 list none of them; readings made with torch of mid 2024 (cuDNN 9.1) need them: the start-up peaks of published
-timm runs are met within 5 % in the median (``docs/evaluation/real_runs.md``).  The formulas reproduce workspaces that were
-reported for cuDNN 7.5 (``out_example.txt`` of github.com/Slimakanzer/cudnn-benchmark) within 0.3 %, most of them to the byte;
-for the filter's gradient by FFT only an upper bound is known.
+cuDNN 9.8 and 9.28 list none of them; readings made with torch of mid 2024 (cuDNN 9.1) need them.  With them, the start-up peaks
+of 97 published timm runs are met within 14.4 % in the median (``python benchmarks/real_runs.py``).  The formulas reproduce
+workspaces that were reported for cuDNN 7.5 (``out_example.txt`` of github.com/Slimakanzer/cudnn-benchmark) within 0.3 %, most of
+them to the byte; for the filter's gradient by FFT only an upper bound is known.
 """
 
 from __future__ import annotations
