@@ -26,8 +26,8 @@ from .text_response import TEXT_FIELDS, TEXT_UTF8, text_fields, text_of, wants_t
 if TYPE_CHECKING:
     from .predictions import PredictionApi, Search
 
-Q = TypeVar("Q")
-A = TypeVar("A")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 
 _NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
 
@@ -145,14 +145,14 @@ class PredictEndpoint:
         if len(body) > INLINE_BODY_BYTES:
             document = await run_in_threadpool(self._current().predict, body)
         else:
-            document = await self._microbatch.ask(read_job_request(body))
+            document = await self._microbatch.predict(read_job_request(body))
         if wants_text(scope):
             await send_response(send, 200, TEXT_UTF8, text_of(document, names))
         else:
             await send_response(send, 200, JSON, orjson.dumps(document))
 
 
-class Microbatch(Generic[Q, A]):
+class Microbatch(Generic[Request, Result]):
     """Microbatching: requests that arrive in one iteration of the event loop are predicted together at the next.
 
     A model takes little longer for twenty jobs than for one.  A lone request is never delayed.
@@ -161,18 +161,18 @@ class Microbatch(Generic[Q, A]):
         predict: takes several requests; returns a prediction or an exception for each.
     """
 
-    def __init__(self, predict: Callable[[Sequence[Q]], Sequence[A | Exception]]) -> None:
+    def __init__(self, predict: Callable[[Sequence[Request]], Sequence[Result | Exception]]) -> None:
         self._predict = predict
-        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+        self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
 
-    async def ask(self, request: Q) -> A:
+    async def predict(self, request: Request) -> Result:
         """The prediction for one request.
 
         Raises:
             Exception: the exception that ``predict`` returned for it.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[A] = loop.create_future()
+        future: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((request, future))
         if len(self._waiting) == 1:
             loop.call_soon(self._predict_waiting)
@@ -188,7 +188,7 @@ class Microbatch(Generic[Q, A]):
             else:
                 future.set_result(result)
 
-    def _results(self, requests: Sequence[Q]) -> Sequence[Any]:
+    def _results(self, requests: Sequence[Request]) -> Sequence[Any]:
         try:
             return self._predict(requests)
         except Exception as error:
