@@ -123,6 +123,21 @@ def parse_settings(text: str) -> AllocatorSettings:
     return AllocatorSettings(**values)
 
 
+def settings_text(settings: AllocatorSettings) -> str:
+    """Return the text that :func:`parse_settings` reads as ``settings``; empty for the defaults."""
+    parts = []
+    for option, (attribute, read) in _READERS.items():
+        value = getattr(settings, attribute)
+        if value == getattr(DEFAULT_SETTINGS, attribute):
+            continue
+        if read is _mebibytes:
+            value = -(-value // MIB)
+        elif read is _divisions:
+            value = "[" + ",".join(f"{2**interval}:{number}" for interval, number in enumerate(value)) + "]"
+        parts.append(f"{option}:{value}")
+    return ",".join(parts)
+
+
 def _flag(option: str, value: str) -> bool:
     if value not in ("True", "False"):
         raise InvalidRequestError(f"must be True or False, not {describe(value)}", option)

@@ -27,7 +27,7 @@ CUDA_CONSTANTS: Final = (
 """Functions of ``torch.cuda`` that answer the same throughout a trace."""
 CUDA_WITHOUT_EFFECT: Final = (
     *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats"),
-    *("reset_max_memory_allocated", "set_per_process_memory_fraction"),
+    "reset_max_memory_allocated",
 )
 CUDA_AMOUNTS: Final = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 CUDA_STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
@@ -52,6 +52,8 @@ MODULE_CUDA: Final = _declare("torch.nn:Module.cuda", "move modules to the simul
 COMPILE: Final = _declare("torch:compile", "trace what is not compiled")
 SAVE: Final = _declare("torch:save", "write no file of weights without values")
 SET_DEFAULT_DEVICE: Final = _declare("torch:set_default_device", "keep a script from choosing a device for everything")
+ALLOCATOR_SETTINGS: Final = _declare("torch._C:_accelerator_setAllocatorSettings", "know the settings that a script chooses")
+MEMORY_FRACTION: Final = _declare("torch.cuda:set_per_process_memory_fraction", "know the share of the GPU that a script chooses")
 BACKWARD: Final = _declare("torch.autograd:backward", "know when a backward pass begins")
 
 _declare("torch.__future__:set_overwrite_module_params_on_conversion", "give parameters a new identity in Module.to_empty")

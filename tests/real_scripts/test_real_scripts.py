@@ -38,6 +38,10 @@ HALF = 2 * (256 * 16 * 9 + 256 + 2 * 256 + 256 * 256 * 9 + 256)
 MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 
 CASES = {
+    "allocator_in_script": Case(  # fragmentation as with --allocator-conf and without the line
+        {"parameter": linear(256, 256, 256), "fragmentation": 25_389_048},
+        *(4000, "the script sets PYTORCH_ALLOC_CONF to expandable_segments:True"),
+    ),
     "ema_copies": Case({"parameter": COPIES, "buffer": COPIES, "optimizer_state": 2 * COPIES}, 16),
     "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),

@@ -25,6 +25,7 @@ from gpumemnet.tracing.corrections.overrides import overriding
 from gpumemnet.tracing.model_tracer import answer_for
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.script.allocator_choice import AllocatorChoice
 from gpumemnet.tracing.script.gpu import GpuRequests, ZeroValues, present_gpu
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.watch import EnoughSteps, Watch
@@ -50,7 +51,7 @@ def trace_script(
         script: a file with a training loop.
         arguments: command-line arguments of the script.
         platform: the GPU that the script sees.
-        settings: settings of the caching allocator.
+        settings: settings of the caching allocator, unless the script chooses its own.
         ranks: number of GPUs that the script is started on; it is traced as the first rank.
         with_curve: whether to include the memory over one step.
 
@@ -58,10 +59,13 @@ def trace_script(
         ExtractError: names what cannot be traced and the line of the script.
     """
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if ranks > 1 else ()))
-    watch, zeros = Watch(platform), ZeroValues()
+    zeros = ZeroValues()
+    allocator = AllocatorChoice(settings, zeros.note_once)
+    watch = Watch(platform, allocator.first_used)
     watch.recorder.begin("build")
     try:
-        _run(script, arguments, platform, ranks, watch, zeros)
+        with allocator.choosing():
+            _run(script, arguments, platform, ranks, watch, zeros)
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -87,7 +91,7 @@ def trace_script(
         repeated(timeline),
         timeline,
         platform,
-        settings,
+        allocator.settings,
         model=f"{script.name} ({names})",
         batch_size=watch.batch_size or 1,
         loss=watch.loss,

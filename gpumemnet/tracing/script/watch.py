@@ -72,9 +72,11 @@ class Watch:
 
     Args:
         platform: the simulated GPU.
+        used: called before anything arrives on the GPU.
     """
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, used: Callable[[], None] = lambda: None) -> None:
+        self._used = used
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
         self.recorder = Recorder(self.modules, platform)
         self.streams = Streams(self.recorder.use_stream)
@@ -108,6 +110,7 @@ class Watch:
 
     def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
         """An input or a copy of a weight has arrived from the host, or a tensor was allocated on the GPU."""
+        self._used()
         tensor = part_on_rank(tensor)
         if is_weight:
             self.recorder.arrived(tensor, "buffer")
@@ -118,6 +121,7 @@ class Watch:
 
     def module_arrived(self, module: nn.Module) -> None:
         """A model, or a part of one, is moved to the GPU."""
+        self._used()
         self.modules.learn(module)
 
     def module_tensor(self, tensor: Tensor, owner: nn.Module, is_parameter: bool) -> None:
@@ -134,6 +138,7 @@ class Watch:
 
     def sharded_tensor(self, tensor: Tensor, is_parameter: bool) -> None:
         """An unsharded parameter or buffer has arrived, to be split among the ranks at once."""
+        self._used()
         if storage_id(tensor) not in self._deferred:
             self.recorder.arrived(tensor, "parameter" if is_parameter else "buffer", "")
 

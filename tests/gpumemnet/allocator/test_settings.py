@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumemnet.allocator import DEFAULT_SETTINGS, AllocatorSettings, parse_settings
+from gpumemnet.allocator.settings import settings_text
 from gpumemnet.errors import InvalidRequestError
 from tests.gpumemnet.allocator.streams import MIB
 
@@ -30,6 +31,21 @@ def test_every_option() -> None:
         throw_on_cudamalloc_oom=True,
         roundup_power2_divisions=(8,) * 16,
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4]",
+        "roundup_power2_divisions:8",
+    ],
+)
+def test_settings_are_written_as_they_are_read(text: str) -> None:
+    settings = parse_settings(text)
+    assert parse_settings(settings_text(settings)) == settings
+    assert settings_text(DEFAULT_SETTINGS) == ""
 
 
 def test_options_that_change_no_size_are_accepted() -> None:
