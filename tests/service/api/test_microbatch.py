@@ -28,7 +28,7 @@ def ask(answers: Answers, questions: Sequence[str]) -> list[Any]:
     microbatch = Microbatch(answers)
 
     async def ask_all() -> list[Any]:
-        return await asyncio.gather(*(microbatch.ask(question) for question in questions), return_exceptions=True)
+        return await asyncio.gather(*(microbatch.predict(question) for question in questions), return_exceptions=True)
 
     return asyncio.run(ask_all())
 
@@ -52,7 +52,7 @@ def test_one_question_that_cannot_be_answered_takes_no_other_with_it(caplog: pyt
 
 def test_a_lone_question_is_answered_in_the_next_round_of_the_event_loop() -> None:
     async def rounds() -> int:
-        task = asyncio.ensure_future(Microbatch(Answers()).ask("a"))
+        task = asyncio.ensure_future(Microbatch(Answers()).predict("a"))
         count = 0
         while not task.done():
             await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def test_a_client_that_left_takes_no_other_with_it() -> None:
     microbatch = Microbatch(answers)
 
     async def ask_all() -> list[Any]:
-        tasks = [asyncio.create_task(microbatch.ask(str(number))) for number in range(10)]
+        tasks = [asyncio.create_task(microbatch.predict(str(number))) for number in range(10)]
         await asyncio.sleep(0)
         tasks[3].cancel()
         return await asyncio.gather(*tasks, return_exceptions=True)
