@@ -41,12 +41,24 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+KSERVE = OUT / "kserve"
+MAKE_KSERVE = f"""
+import subprocess, venv
+venv.create({str(KSERVE)!r}, with_pip=True)
+subprocess.run([{str(KSERVE / "bin" / "python")!r}, "-m", "pip", "install", "kserve==0.21.0"], check=True)
+"""
+
 STEPS = (
+    Step("kserve", ("-c", MAKE_KSERVE), "KServe's client in an environment of its own, for the next step"),
     Step(
         "properties",
         ("-m", "pytest", "-n", "2", "--dist", "loadgroup", "--examples", "10"),
         "all tests, with ten times the examples of each property",
-        {"GPUMEMNET_FUZZ_CASES": "500", "GPUMEMNET_SCHEMATHESIS_CASES": "200"},
+        {
+            "GPUMEMNET_FUZZ_CASES": "500",
+            "GPUMEMNET_SCHEMATHESIS_CASES": "200",
+            "KSERVE_PYTHON": str(KSERVE / "bin" / "python"),
+        },
     ),
     Step(
         "documents",

@@ -104,6 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
                 described,
                 max_jobs=settings.max_jobs,
                 max_layers=settings.max_layers,
+                has_keys=app.state.keys is not None,
             )
         return app.openapi_schema
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 
 from ..middleware.paths import rule_of
 from .job_schema import JsonSchema, job_schema, layer_schema
+from .links import LINKS
 from .problems import MEDIA_TYPE
 from .schemas import Problem
 
@@ -40,6 +42,11 @@ BODY_REFUSALS: Final = {
 }
 """The further errors of an operation with a body."""
 
+_KEY_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer KEY`"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "the same key in a header of its own"},
+}
+"""Both ways to send a key."""
 _REFERENCE: Final = "#/components/schemas/{model}"
 
 Schemas = type[BaseModel] | tuple[type[BaseModel], ...] | list[type[BaseModel]]
@@ -109,9 +116,11 @@ class Operation:
         limits = LIMIT_REFUSALS if rule.is_limited else {}
         return dict(sorted({**keys, **limits, **self.refusals}.items()))
 
-    def described(self) -> JsonSchema:
-        """The OpenAPI description of the operation."""
+    def described(self, *, has_keys: bool = False) -> JsonSchema:
+        """The OpenAPI description of the operation; ``has_keys`` says whether keys are set."""
         operation: JsonSchema = {"tags": [self.tag], "summary": self.summary, "operationId": self.name}
+        if has_keys and rule_of(self.path).scope is not None:
+            operation["security"] = [{name: []} for name in _KEY_SCHEMES]
         if self.description:
             operation["description"] = self.description
         if self.parameters:
@@ -123,6 +132,8 @@ class Operation:
         for status, answer in self.answers.items():
             content = {JSON: _content(answer.shape, answer.examples), **(answer.others() if answer.others else {})}
             responses[str(status)] = {"description": answer.meaning, "content": content}
+            if status == HTTPStatus.OK and self.name in LINKS:
+                responses[str(status)]["links"] = dict(LINKS[self.name])
         for status, meaning in self.all_refusals.items():
             refused: JsonSchema = {"schema": _schema(self.refusal_schema)}
             if status in self.refusal_examples:
@@ -137,7 +148,13 @@ def routes(operations: Iterable[Operation]) -> list[BaseRoute]:
 
 
 def openapi_document(
-    info: JsonSchema, operations: Iterable[Operation], others: Sequence[type[BaseModel]] = (), *, max_jobs: int, max_layers: int
+    info: JsonSchema,
+    operations: Iterable[Operation],
+    others: Sequence[type[BaseModel]] = (),
+    *,
+    max_jobs: int,
+    max_layers: int,
+    has_keys: bool = False,
 ) -> JsonSchema:
     """The OpenAPI document.
 
@@ -146,11 +163,12 @@ def openapi_document(
         operations: all operations.
         others: models that no operation names.
         max_jobs, max_layers: most jobs of a request, and most layers of a job.
+        has_keys: whether keys are set.
     """
     paths: dict[str, JsonSchema] = {}
     shapes: dict[tuple[type[BaseModel], str], None] = {(shape, "serialization"): None for shape in others}
     for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = one.described()
+        paths.setdefault(one.path, {})[one.method.lower()] = one.described(has_keys=has_keys)
         shapes |= dict.fromkeys((shape, "validation") for shape in _each(one.request))
         answered = (shape for answer in one.answers.values() for shape in _each(answer.shape))
         refused = (one.refusal_schema,) if one.all_refusals else ()
@@ -159,7 +177,8 @@ def openapi_document(
     schemas = found["$defs"] | {"TrainingJob": job_schema(max_layers), "Layer": layer_schema()}
     if "BatchRequest" in schemas:
         schemas["BatchRequest"]["properties"]["jobs"]["maxItems"] = max_jobs
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+    components = {"schemas": schemas} | ({"securitySchemes": dict(_KEY_SCHEMES)} if has_keys else {})
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
 def _each(shapes: Schemas | None) -> Sequence[type[BaseModel]]:

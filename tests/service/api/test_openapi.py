@@ -132,6 +132,30 @@ def outline(part):
     return [outline(one) for one in part] if isinstance(part, list) else part
 
 
+def test_a_link_finds_what_the_next_operation_takes(http, description):
+    followed = set()
+    for (path, method), operation in operations(description).items():
+        links = operation["responses"]["200"].get("links", {})
+        if not links or path.startswith("/v1/admin/"):  # this service has no registry, and no release to take
+            continue
+        examples = json_content(operation["requestBody"]).get("examples") if "requestBody" in operation else None
+        body = {"json": next(iter(examples.values()))["value"]} if examples else {}
+        answer = http.request(method, path.format(model="gpumemnet"), **body).json()
+        for link in links.values():
+            taken = {**link.get("parameters", {}), **link.get("requestBody", {})}
+            values = [at_pointer(answer, text.removeprefix("$response.body#")) for text in taken.values()]
+            assert values
+            assert all(isinstance(value, str) and value for value in values), (path, link)
+            followed.add(link["operationId"])
+    assert {"observe", "predict", "batch_sizes", "oip_infer", "oip_infer_version"} <= followed
+
+
+def at_pointer(document, pointer):
+    for step in pointer.split("/")[1:]:
+        document = document[int(step) if isinstance(document, list) else step]
+    return document
+
+
 def test_every_field_of_a_job_is_documented(description):
     properties = description["components"]["schemas"]["TrainingJob"]["properties"]
     assert tuple(properties) == JOB_FIELDS
