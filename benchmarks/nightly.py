@@ -52,8 +52,8 @@ STEPS = (
     Step("kserve", ("-c", MAKE_KSERVE), "KServe's client in an environment of its own, for the next step"),
     Step(
         "properties",
-        ("-m", "pytest", "-n", "2", "--dist", "loadgroup", "--examples", "10"),
-        "all tests, with ten times the examples of each property",
+        ("-m", "pytest", "-m", "", "-n", "2", "--dist", "loadgroup", "--examples", "10"),
+        "all tests, those that only this run takes too, with ten times the examples of each property",
         {
             "GPUMEMNET_FUZZ_CASES": "500",
             "GPUMEMNET_SCHEMATHESIS_CASES": "200",
@@ -62,9 +62,8 @@ STEPS = (
     ),
     Step(
         "documents",
-        ("-m", "pytest", "tests/docs"),
+        ("-m", "pytest", "-m", "", "tests/docs"),
         "the figures in the documents, including those whose commands take minutes",
-        {"GPUMEMNET_NIGHTLY": "1"},
     ),
     Step("chaos", ("benchmarks/chaos.py", "--seconds", "1800"), "half an hour of load while models and workers change"),
     Step("report", ("-m", "models", "report", "--out", "nightly/report"), "every classifier on every dataset (12 minutes)"),

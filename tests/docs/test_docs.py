@@ -16,9 +16,9 @@ import pytest
 import gpumemnet
 from gpumemnet.cli.commands import application
 from tests.docs.documents import PAGES, ROOT, Marked, marked, shell_commands, text_of, without_frame
+from tests.nightly import nightly
 
 BIN = Path(sys.executable).parent
-NIGHTLY = os.environ.get("GPUMEMNET_NIGHTLY") == "1"
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def printed(command: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     "shown",
-    [*marked("output"), *(marked("nightly output") if NIGHTLY else ())],
+    [*marked("output"), *nightly(marked("nightly output"))],
     ids=lambda shown: f"{shown.page}: {shown.argument}",
 )
 def test_the_command_prints_what_the_page_shows(shown: Marked) -> None:

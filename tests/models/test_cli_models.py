@@ -42,7 +42,7 @@ def test_a_family_without_rows_is_refused(published: Path, tmp_path: Path) -> No
     assert "has no measured cnn job" in said
 
 
-one_evaluation = pytest.mark.xdist_group("evaluation")  # half a minute: made by one of the processes that run tests
+one_evaluation = pytest.mark.xdist_group("evaluation")  # made by one of the processes that run tests
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,7 @@ def evaluated(published: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 @one_evaluation
+@pytest.mark.nightly
 def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evaluated: tuple[Path, str]) -> None:
     folder, printed = evaluated
     document = json.loads((folder / "evaluation.json").read_text())
@@ -79,6 +80,7 @@ def test_the_table_holds_every_candidate_and_the_classifier_beats_physics(evalua
 
 
 @one_evaluation
+@pytest.mark.nightly
 def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
     metrics = evaluated[0] / "evaluation.json"
     done = models("train", "--dataset", published, "--out", tmp_path / "mine", "--epochs", "12", "--metrics", metrics, "--json")
@@ -93,6 +95,7 @@ def test_training_gives_a_bundle_that_predicts(published: Path, evaluated: tuple
 
 
 @one_evaluation
+@pytest.mark.nightly
 def test_metrics_of_another_dataset_do_not_enter_a_card(published: Path, evaluated: tuple[Path, str], tmp_path: Path) -> None:
     document = json.loads((evaluated[0] / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").write_text(json.dumps({**document, "data_sha256": "0" * 64}))

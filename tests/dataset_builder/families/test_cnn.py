@@ -32,6 +32,7 @@ from gpumemnet.extract import extract_job
 from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.units import GIB
+from tests.nightly import every_pair
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -235,8 +236,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("precision", RUNS)
-@pytest.mark.parametrize("style", space.STYLES)
+@pytest.mark.parametrize(("style", "precision"), every_pair(space.STYLES, tuple(RUNS)))
 def test_every_style_trains_without_a_warning(style: str, precision: str) -> None:
     features, options = RUNS[precision]
     planned = PlannedJob("cnn", tiny(style=style, **features), Options(batch_size=2, precision=precision, **options))  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ from gpumemnet.extract.options import ExtractOptions
 from gpumemnet.job.layers import GROUP_OF_KIND, LAYER_GROUPS
 from gpumemnet.job.training_options import PRECISIONS
 from gpumemnet.units import GIB
+from tests.nightly import every_pair
 
 CAPACITY_BYTES = 141 * GIB
 JOBS = 2_000
@@ -176,8 +177,7 @@ def test_published_networks_are_in_the_space(values: dict[str, Any], parameters:
     assert job.total_parameters == parameters
 
 
-@pytest.mark.parametrize("style", space.STYLES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("style", "precision"), every_pair(space.STYLES, PRECISIONS))
 def test_every_style_trains_in_every_precision_with_and_without_recomputation(style: str, precision: str) -> None:
     plain = Options(batch_size=2, precision=precision, optimizer="adamw")
     recomputed = replace(plain, checkpointing="every_block", frozen_share=0.4, gradient_accumulation=2)

@@ -19,6 +19,7 @@ from dataset_builder.recipe.recipe import Choices, load_recipe
 from dataset_builder.recipe.sampling import sample_jobs
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB
+from tests.nightly import nightly
 
 CPU = torch.device("cpu")
 SMALL = {"image_size": 32, "sequence_length": 8}
@@ -62,10 +63,14 @@ def test_a_library_that_is_not_installed_is_named(library: str, monkeypatch: pyt
     [
         ("unet", "cnn"),
         ("torchvision/resnet18", "cnn"),
-        ("torchvision/fcn_resnet50", "cnn"),
-        ("timm/vit_small_patch16_224", "transformer"),
         ("transformers/distilbert", "transformer"),
-        ("transformers/t5-small", "transformer"),
+        *nightly(
+            [
+                ("torchvision/fcn_resnet50", "cnn"),
+                ("timm/vit_small_patch16_224", "transformer"),
+                ("transformers/t5-small", "transformer"),
+            ]
+        ),
     ],
 )
 def test_a_real_network_trains_as_it_is_described(name: str, family: str) -> None:

@@ -50,6 +50,7 @@ def keys_in(folder: Path) -> list[str]:
     return [json.loads(line)["key"] for line in (folder / "journal.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 @needs_ray
 def test_every_job_is_measured_once_on_one_of_two_gpus(campaign: tuple[Path, list[str]]) -> None:
     folder, keys = campaign

@@ -15,6 +15,7 @@ from tests.gpumemnet.batch.batch_files import refused, rejected, run, totals, wr
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'gpumemnet[ray]'")
 def test_ray_answers_as_this_machine_does(tmp_path: Path) -> None:
     write(tmp_path / "jobs.parquet", totals(30_000), row_group_size=7000)

@@ -11,10 +11,11 @@ from gpumemnet.cli import main
 from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.job.json_codec import job_from_json
 from tests.gpumemnet.extract.examples import ordinary
+from tests.nightly import nightly
 
 FACTORIES = (
-    *("residual_cnn", "mixer", "vision_transformer", "language_model", "language_model_written_out", "masked"),
-    *("lstm", "gru", "sound", "perceptron"),
+    *("residual_cnn", "language_model", "lstm"),
+    *nightly(("mixer", "vision_transformer", "language_model_written_out", "masked", "gru", "sound", "perceptron")),
 )
 
 
