@@ -5,7 +5,7 @@ A model swap replaces ``serving.api``; every request reads it once and keeps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -18,7 +18,7 @@ from ..serving.served_release import ServedRelease
 from . import examples, requests, schemas
 from .endpoint import JsonEndpoint, PredictEndpoint, SearchEndpoint, SearchQueue, send_response
 from .listings import gpus_document
-from .operations import BODY_REFUSALS, JSON, Answer, Operation, Schemas
+from .operations import BODY_REFUSALS, JSON, Answer, Examples, Operation, Schemas
 from .predictions import Document, PredictionApi
 from .problems import field_problem
 from .text_response import TEXT, TEXT_FIELDS, text_of
@@ -48,15 +48,35 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
     """The operations that predict."""
     searches = SearchQueue()
 
-    def questions(bodies: Callable[[str], Mapping[str, Any]]) -> Callable[[], Mapping[str, Any]]:
-        return lambda: bodies(serving.api.families[0])
-
-    def operation(
-        path: str, name: str, summary: str, request: Schemas, answer: Schemas, endpoint: ASGIApp, **more: Any
+    def predicting(
+        path: str,
+        *,
+        name: str,
+        summary: str,
+        endpoint: ASGIApp,
+        request: Schemas,
+        response: Schemas,
+        bodies: Callable[[str], Examples],
+        respond: Callable[[PredictionApi, bytes], Document],
+        **more: Any,
     ) -> Operation:
-        bodies: Callable[[str], Mapping[str, Any]] = more.pop("bodies")
-        make: Callable[[PredictionApi], Callable[[bytes], Document]] = more.pop("make")
-        others: Callable[[], Mapping[str, Any]] | None = more.pop("others", None)
+        """An operation with a job in its body.
+
+        Args:
+            path, name, summary, endpoint, request: of the operation.
+            response: model of the response.
+            bodies: makes examples of the body, for a family.
+            respond: makes the response to an example.
+            more: what only this operation has; ``others`` is that of its :class:`Answer`.
+        """
+
+        def requests_now() -> Examples:
+            return bodies(serving.api.families[0])
+
+        def responses_now() -> Examples:
+            api = serving.api.unrecorded()
+            return {example: _with_example_id(respond(api, orjson.dumps(body))) for example, body in requests_now().items()}
+
         return Operation(
             method="POST",
             path=path,
@@ -65,49 +85,56 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             summary=summary,
             endpoint=endpoint,
             request=request,
-            request_examples=questions(bodies),
-            answers={
-                200: Answer(
-                    shape=answer,
-                    examples=lambda: {
-                        name: _answered(make(serving.api.unrecorded()), body) for name, body in questions(bodies)().items()
-                    },
-                    others=others,
-                )
-            },
+            request_examples=requests_now,
+            answers={200: Answer(shape=response, examples=responses_now, others=more.pop("others", None))},
             refusals=BODY_REFUSALS,
             **more,
         )
 
     return [
-        operation(
-            *("/v1/predict", "predict", "Predict one job", requests.PredictRequest, schemas.Prediction),
-            PredictEndpoint(lambda: serving.api),
+        predicting(
+            "/v1/predict",
+            name="predict",
+            summary="Predict one job",
+            endpoint=PredictEndpoint(lambda: serving.api),
+            request=requests.PredictRequest,
+            response=schemas.Prediction,
             bodies=examples.predict_examples,
-            make=lambda api: api.predict,
+            respond=PredictionApi.predict,
             others=lambda: {TEXT: {"schema": {"type": "string"}, "example": _text_example(serving.api.unrecorded())}},
             refusal_examples={422: lambda: _refusal_example(serving.api.unrecorded())},
             description=_TEXT_DESCRIPTION,
             parameters=[_TEXT_PARAMETER],
         ),
-        operation(
-            *("/v1/predict/batch", "predict_batch", "Predict many jobs", requests.BatchRequest, schemas.BatchPrediction),
-            JsonEndpoint(lambda body: serving.api.predict_batch(body)),
+        predicting(
+            "/v1/predict/batch",
+            name="predict_batch",
+            summary="Predict many jobs",
+            endpoint=JsonEndpoint(lambda body: serving.api.predict_batch(body)),
+            request=requests.BatchRequest,
+            response=schemas.BatchPrediction,
             bodies=examples.batch_examples,
-            make=lambda api: api.predict_batch,
+            respond=PredictionApi.predict_batch,
         ),
-        operation(
-            *("/v1/batch-sizes", "batch_sizes", "The largest batch that fits", requests.BatchSizesRequest, schemas.BatchSizes),
-            SearchEndpoint(lambda body: serving.api.batch_sizes_search(body), searches),
+        predicting(
+            "/v1/batch-sizes",
+            name="batch_sizes",
+            summary="The largest batch that fits",
+            endpoint=SearchEndpoint(lambda body: serving.api.batch_sizes_search(body), searches),
+            request=requests.BatchSizesRequest,
+            response=schemas.BatchSizes,
             bodies=examples.batch_sizes_examples,
-            make=lambda api: api.batch_sizes,
+            respond=PredictionApi.batch_sizes,
         ),
-        operation(
-            *("/v1/smallest-gpu", "smallest_gpu", "The smallest GPU that holds a job", requests.SmallestGpuRequest),
-            schemas.SmallestGpu,
-            SearchEndpoint(lambda body: serving.api.smallest_gpu_search(body), searches),
+        predicting(
+            "/v1/smallest-gpu",
+            name="smallest_gpu",
+            summary="The smallest GPU that holds a job",
+            endpoint=SearchEndpoint(lambda body: serving.api.smallest_gpu_search(body), searches),
+            request=requests.SmallestGpuRequest,
+            response=schemas.SmallestGpu,
             bodies=examples.smallest_gpu_examples,
-            make=lambda api: api.smallest_gpu,
+            respond=PredictionApi.smallest_gpu,
         ),
     ]
 
@@ -115,37 +142,52 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
 def other_operations(serving: ServedRelease) -> list[Operation]:
     """The operations for models, GPUs and health."""
 
-    def operation(
-        path: str, name: str, tag: str, summary: str, shape: Schemas, meaning: str, answer: Callable[[], Document], **more: Any
+    def reading(
+        path: str, *, tag: str, summary: str, shape: Schemas, meaning: str, read: Callable[[], Document], **more: Any
     ) -> Operation:
-        found = Answer(shape=shape, meaning=meaning, examples=lambda: {"now": answer()})
         return Operation(
-            method="GET", path=path, name=name, tag=tag, summary=summary, endpoint=_Reading(answer), answers={200: found}, **more
+            method="GET",
+            path=path,
+            name=path.rpartition("/")[2],
+            tag=tag,
+            summary=summary,
+            endpoint=_Reading(read),
+            answers={200: Answer(shape=shape, meaning=meaning, examples=lambda: {"now": read()})},
+            **more,
         )
 
     return [
-        operation(
-            *("/v1/models", "models", "models", "The loaded models and their cards", schemas.Models, "The models."),
-            lambda: _models(serving),
+        reading(
+            "/v1/models",
+            tag="models",
+            summary="The loaded models and their cards",
+            shape=schemas.Models,
+            meaning="The models.",
+            read=lambda: _models(serving),
         ),
-        operation(
-            *("/v1/gpus", "gpus", "models", "The known GPUs and their MIG profiles", schemas.Gpus, "The GPUs."),
-            gpus_document,
+        reading(
+            "/v1/gpus",
+            tag="models",
+            summary="The known GPUs and their MIG profiles",
+            shape=schemas.Gpus,
+            meaning="The GPUs.",
+            read=gpus_document,
         ),
-        operation(
-            *("/healthz", "healthz", "health", "Liveness: is the process alive?", schemas.Health, "The process is alive."),
-            lambda: _ALIVE,
+        reading(
+            "/healthz",
+            tag="health",
+            summary="Liveness: is the process alive?",
+            shape=schemas.Health,
+            meaning="The process is alive.",
+            read=lambda: _ALIVE,
         ),
-        operation(
-            *(
-                "/readyz",
-                "readyz",
-                "health",
-                "Readiness: may requests be sent here?",
-                schemas.Readiness,
-                "Requests are answered.",
-            ),
-            lambda: _readiness(serving),
+        reading(
+            "/readyz",
+            tag="health",
+            summary="Readiness: may requests be sent here?",
+            shape=schemas.Readiness,
+            meaning="Requests are answered.",
+            read=lambda: _readiness(serving),
             refusals={503: NOT_READY},
         ),
     ]
@@ -154,12 +196,12 @@ def other_operations(serving: ServedRelease) -> list[Operation]:
 class _Reading:
     """ASGI application for requests without a body."""
 
-    def __init__(self, answer: Callable[[], Document]) -> None:
-        self._answer = answer
+    def __init__(self, read: Callable[[], Document]) -> None:
+        self._read = read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request."""
-        await send_response(send, 200, JSON, orjson.dumps(self._answer()))
+        await send_response(send, 200, JSON, orjson.dumps(self._read()))
 
 
 def _models(serving: ServedRelease) -> Document:
@@ -174,11 +216,6 @@ def _readiness(serving: ServedRelease) -> Document:
     return {"status": "ready", "families": list(serving.api.families)}
 
 
-def _answered(answer: Callable[[bytes], Document], body: Any) -> Document:
-    document: Document = _with_example_id(answer(orjson.dumps(body)))
-    return document
-
-
 def _with_example_id(part: Any) -> Any:
     if isinstance(part, dict):
         return {name: EXAMPLE_ID if name == "prediction_id" else _with_example_id(value) for name, value in part.items()}
@@ -188,7 +225,7 @@ def _with_example_id(part: Any) -> Any:
 def _text_example(api: PredictionApi) -> str:
     """The plain-text response to the first example; ``request_mib`` where it has no limit."""
     body = next(iter(examples.predict_examples(api.families[0]).values()))
-    prediction = _answered(api.predict, body)
+    prediction = _with_example_id(api.predict(orjson.dumps(body)))
     has_limit = prediction["limit_mib"] is not None
     return text_of(prediction, TEXT_FIELDS[:1] if has_limit else TEXT_FIELDS[1:2]).decode()
 
