@@ -56,7 +56,7 @@ STEPS = (
         "all tests, those that only this run takes too, with ten times the examples of each property",
         {
             "GPUMEMNET_FUZZ_CASES": "500",
-            "GPUMEMNET_SCHEMATHESIS_CASES": "200",
+            "GPUMEMNET_SCHEMATHESIS_CASES": "400",
             "KSERVE_PYTHON": str(KSERVE / "bin" / "python"),
         },
     ),

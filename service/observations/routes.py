@@ -212,7 +212,7 @@ def _problem(error: FieldError | Refusal) -> dict[str, Any]:
 
 
 def _days(query: bytes) -> int:
-    given = parse_qs(query.decode("latin-1"), keep_blank_values=True, max_num_fields=20)
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
     for name in given:
         if name != "days":
             raise InvalidRequestError("is not a parameter: the summary takes days", name[:64])

@@ -1,6 +1,7 @@
 """Observations over HTTP, in a process of their own, against SQLite and against a real PostgreSQL."""
 
 import concurrent.futures
+import itertools
 import os
 import re
 import signal
@@ -241,7 +242,7 @@ def test_the_summary_says_why_there_was_no_limit(http):
     assert list(group["without_limit"].values()) == sorted(expected.values(), reverse=True)
 
 
-@pytest.mark.parametrize("query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00"])
+@pytest.mark.parametrize("query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00", "days=x&" * 30])
 def test_a_parameter_of_the_summary_is_checked(http, query):
     assert http.get(f"/v1/observations/summary?{query}").status_code == 422
 
@@ -271,20 +272,26 @@ def test_what_was_accepted_survives_a_kill(database, tmp_path):
     before = database.count()
     accepted = []
 
-    def report(client: httpx.Client, number: int) -> None:
-        answer = observe(client, **by_job(idempotency_key=f"kill-{number}"))
-        if answer.status_code == 201:
-            accepted.append(f"kill-{number}")
+    def report_until_killed(client: httpx.Client, sender: int) -> None:
+        for number in itertools.count():
+            key = f"kill-{sender}-{number}"
+            try:
+                answer = observe(client, **by_job(idempotency_key=key))
+            except httpx.TransportError:
+                return
+            if answer.status_code == 201:
+                accepted.append(key)
 
     with running_app(database, tmp_path / "log") as (client, process), concurrent.futures.ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(report, client, number) for number in range(2000)]
+        senders = [pool.submit(report_until_killed, client, sender) for sender in range(8)]
         while len(accepted) < 100:
+            assert process.poll() is None
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
-        for future in futures:
-            future.exception()
+        for sender in senders:
+            sender.result()
     assert process.wait() == -signal.SIGKILL
-    assert 100 <= len(accepted) < 2000
+    assert len(accepted) >= 100
     with database.connect() as connection:
         there = {row[0] for row in connection.execute("SELECT idempotency_key FROM observations").fetchall()}
     assert set(accepted) <= there
@@ -344,7 +351,6 @@ def test_the_store_finds_its_way_back(postgresql, tmp_path):
         assert answer.status_code == 201, "the prediction made while the database was away is known"
     said = log.read_text()
     assert said.count("cannot be used") == 1
-    assert said.count("is back") <= 1
     assert "Traceback" not in said
 
 
