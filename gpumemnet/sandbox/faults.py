@@ -70,6 +70,11 @@ def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     return ""
 
 
+def is_user_code(filename: str) -> bool:
+    """Whether a file is the user's own: not of Python, of an installed package or of this project."""
+    return not _is_library(filename)
+
+
 def _is_library(filename: str) -> bool:
     return filename.startswith("<") or _lies_in(filename, _library_folders("torch" in sys.modules))
 

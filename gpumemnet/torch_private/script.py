@@ -5,6 +5,7 @@ Most of these names are public; they are listed here because the trace puts func
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,7 @@ from gpumemnet.torch_private.names import SCRIPT, TorchName, declare, has_parame
 
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
+LBFGS_FILE: Final = inspect.getfile(torch.optim.LBFGS)
 WRAPPER_FILES: Final = frozenset({f"{TORCH_FOLDER}/overrides.py", f"{TORCH_FOLDER}/utils/_device.py"})
 """Files of PyTorch that stand between a caller and a function mode; the last is ``with torch.device(…)``."""
 

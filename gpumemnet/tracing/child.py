@@ -32,6 +32,7 @@ def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswe
     answer = trace_script(
         *(Path(document["script"]), document["arguments"], platform, request.allocator),
         ranks=document["ranks"],
+        other_way=document["other_way"],
         with_curve=request.extras.curve,
     )
     return replace(answer, notes=(*answer.notes, *notes))

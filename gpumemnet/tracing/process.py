@@ -23,6 +23,7 @@ from gpumemnet.tracing.options import (
     checked_request,
 )
 from gpumemnet.tracing.report.answer import TraceAnswer, answer_from_dict
+from gpumemnet.tracing.script.both_ways import larger_way
 
 _CHILD: Final = Child(module="gpumemnet.tracing.child", result="an answer", purpose="tracing a model")
 
@@ -93,7 +94,7 @@ def trace_script(
 ) -> TraceAnswer:
     """Predict the memory of an unmodified training script.
 
-    The script really runs, on a simulated GPU, up to its second optimizer step.
+    The script really runs, on a simulated GPU, up to its second optimizer step; twice if it branches on values of the GPU.
 
     Args:
         script: the file.
@@ -122,5 +123,10 @@ def trace_script(
             )
         ),
     }
-    answer = ask(_CHILD, str(script), request, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
-    return answer_from_dict(answer)
+
+    def trace(other_way: bool) -> TraceAnswer:
+        asked = {**request, "other_way": other_way}
+        answer = ask(_CHILD, str(script), asked, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+        return answer_from_dict(answer)
+
+    return larger_way(trace)

@@ -33,7 +33,7 @@ class Case(NamedTuple):
     note: str = ""
 
 
-COPIES = linear(512, 512, 512)
+COPIES, SMALL = linear(512, 512, 512), linear(256, 256, 256)
 HALF = 2 * (256 * 16 * 9 + 256 + 2 * 256 + 256 * 256 * 9 + 256)
 MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 
@@ -42,8 +42,15 @@ CASES = {
         {"parameter": linear(256, 256, 256), "fragmentation": 25_389_048},
         *(4000, "the script sets PYTORCH_ALLOC_CONF to expandable_segments:True"),
     ),
+    "branch_on_loss": Case(
+        {"parameter": linear(256, 256)},
+        *(64, "both ways were traced, and this is the larger one"),
+    ),
     "ema_copies": Case({"parameter": COPIES, "buffer": COPIES, "optimizer_state": 2 * COPIES}, 16),
     "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
+    "lbfgs": Case(  # eleven updates of two vectors, the direction, the last gradient
+        {"parameter": SMALL, "optimizer_state": 23 * SMALL + 21 * 4}, 8, "LBFGS: its history is counted in full"
+    ),
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),

@@ -121,6 +121,7 @@ class TraceAnswer:
         ranks: number of GPUs that the job runs on; all amounts are for one of them.
         convolution_workspaces: where the workspaces of convolutions come from, ``rules`` or a version of cuDNN; ``None`` without
             convolutions.
+        branches: lines of a script that branch on values of the GPU; both ways were traced, and this is the larger answer.
     """
 
     model: str
@@ -149,6 +150,7 @@ class TraceAnswer:
     job: dict[str, Any] | None = None
     ranks: int = 1
     convolution_workspaces: str | None = None
+    branches: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -188,6 +190,7 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
             "peak": Peak(**{**peak, "modules": tuple((name, size) for name, size in peak["modules"])}),
             "notes": tuple(values["notes"]),
             "not_included": tuple(values["not_included"]),
+            "branches": tuple(values["branches"]),
             "batches": tuple(BatchPoint(**point) for point in values["batches"]),
             "gpus": tuple(GpuFit(**fit) for fit in values["gpus"]),
             "curve": None

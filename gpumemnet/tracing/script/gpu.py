@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
-from gpumemnet.extract.placement import MissingValues, is_meta
+from gpumemnet.extract.placement import is_meta
 from gpumemnet.gpu.catalogue import context
 from gpumemnet.gpu.mig import available_mib
 from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
-from gpumemnet.sandbox.faults import UnknownValueError, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
-from gpumemnet.torch_private.operators import operator_name, schema, without_function_modes
+from gpumemnet.torch_private.operators import without_function_modes
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
 from gpumemnet.tracing.streams import Streams
 from gpumemnet.units import MIB
 
@@ -37,8 +37,6 @@ _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
-_MAX_VALUES: Final = 2**26
-"""Largest number of elements of a copy to the host, where copies are real tensors."""
 
 
 class Watcher(Protocol):
@@ -75,64 +73,13 @@ class Watcher(Protocol):
         ...
 
 
-class ZeroValues(MissingValues):
-    """Values that a script reads from the GPU are zero, because scripts print and log them; each such line is noted."""
-
-    def __init__(self) -> None:
-        self._notes: dict[str, str] = {}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """One sentence for each operator and line."""
-        return tuple(self._notes.values())
-
-    def note(self, what: str) -> None:
-        """Note ``what`` with the running line of the script, once."""
-        where = running_line()
-        sentence = f"{where}: {what}." if where else f"{what}."
-        self._notes.setdefault(sentence, sentence)
-
-    def note_once(self, sentence: str) -> None:
-        """Note a sentence that does not belong to a line."""
-        self._notes.setdefault(sentence, f"{sentence}.")
-
-    def value(self, function: str, tensor: Tensor) -> Any:
-        """Return zeros."""
-        return self.on_host(function, tensor)
-
-    def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """Return zero for a value that is read.
-
-        Raises:
-            UnknownValueError: ``error``, for a shape that depends on values.
-        """
-        if schema(operator).name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
-            self.note("a value read from the GPU was taken to be 0")
-            dtype = args[0].dtype
-            return (
-                False
-                if operator_name(operator) != "_local_scalar_dense" or dtype == torch.bool
-                else 0.0
-                if dtype.is_floating_point
-                else 0
-            )
-        raise error
-
-    def on_host(self, function: str, tensor: Tensor) -> Tensor:
-        """Return a copy of ``tensor`` on the host, all zeros."""
-        if tensor.numel() > _MAX_VALUES:
-            raise UnknownValueError(function, f"copies {tensor.numel():,} elements to the host, but a trace computes no values")
-        self.note(f"{function}: values read from the GPU were taken to be 0")
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
 class GpuRequests(TorchFunctionMode):
-    """Allocates on the simulated GPU what the script requests there, and returns zeros where it reads values back."""
+    """Allocates on the simulated GPU what the script requests there, and gives it values where it reads them back."""
 
-    def __init__(self, watcher: Watcher, zeros: ZeroValues) -> None:
+    def __init__(self, watcher: Watcher, values: ReadValues) -> None:
         super().__init__()
         self._watcher = watcher
-        self._zeros = zeros
+        self._values = values
 
     def __torch_function__(
         self,
@@ -151,8 +98,12 @@ class GpuRequests(TorchFunctionMode):
             if given.is_meta:
                 if getattr(func, "__name__", "") == "__get__":
                     return self._attribute(func, args, named)
+                if func is Tensor.__bool__:
+                    return self._values.condition(given)
+                if func is Tensor.item:
+                    return self._values.item(given)
                 if func in _HOST_ARRAYS:
-                    return func(self._zeros.on_host(_name_of(func), given), *args[1:], **named)
+                    return func(self._values.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
                     return (
                         f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
@@ -172,7 +123,10 @@ class GpuRequests(TorchFunctionMode):
                 self._watcher.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
-        return func(*args, **named)
+        result = func(*args, **named)
+        if args:
+            self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
+        return result
 
     def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta device."""
@@ -201,9 +155,9 @@ class GpuRequests(TorchFunctionMode):
 
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
         """A copy on the host: zeros, or a meta tensor that is not on the GPU where those would take too much memory."""
-        if tensor.numel() > _MAX_VALUES:
+        if tensor.numel() > MAX_VALUES:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-        return self._zeros.on_host(function, tensor)
+        return self._values.on_host(function, tensor)
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
         arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -263,7 +217,7 @@ def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
 
 
 @contextmanager
-def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: int = 1) -> Iterator[None]:
+def present_gpu(platform: Platform, watcher: Watcher, values: ReadValues, count: int = 1) -> Iterator[None]:
     """Context in which ``torch.cuda`` answers for ``count`` GPUs of the platform, and modules move to the first.
 
     The GPU's total memory is the capacity without what the driver reserves, as the driver reports it: 39.50 GiB on an A100 of
@@ -284,7 +238,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
 
     def unchanged(value: Any) -> Callable[..., Any]:
         def same(first: Any = None, *args: object, **kwargs: object) -> Any:
-            zeros.note(f"{value} was left out")
+            values.note(f"{value} was left out")
             return first
 
         return same
@@ -296,7 +250,7 @@ def present_gpu(platform: Platform, watcher: Watcher, zeros: ZeroValues, count: 
             move_module(module, dtype, kwargs.get("memory_format") or torch.preserve_format, watcher)
             return module
         if target is not None:
-            zeros.note("Module.to moved a module to the host; it was left on the GPU")
+            values.note("Module.to moved a module to the host; it was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)
             if not args and not kwargs:

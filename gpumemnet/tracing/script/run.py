@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -26,8 +27,9 @@ from gpumemnet.tracing.model_tracer import answer_for
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.script.allocator_choice import AllocatorChoice
-from gpumemnet.tracing.script.gpu import GpuRequests, ZeroValues, present_gpu
+from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
+from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.watch import EnoughSteps, Watch
 from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.units import MIB
@@ -41,6 +43,7 @@ def trace_script(
     *,
     ranks: int = 1,
     with_curve: bool = False,
+    other_way: bool = False,
 ) -> TraceAnswer:
     """Return the memory that ``script`` takes on the platform's GPU.
 
@@ -54,18 +57,19 @@ def trace_script(
         settings: settings of the caching allocator, unless the script chooses its own.
         ranks: number of GPUs that the script is started on; it is traced as the first rank.
         with_curve: whether to include the memory over one step.
+        other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
 
     Raises:
         ExtractError: names what cannot be traced and the line of the script.
     """
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if ranks > 1 else ()))
-    zeros = ZeroValues()
-    allocator = AllocatorChoice(settings, zeros.note_once)
+    values = ReadValues(other_way=other_way)
+    allocator = AllocatorChoice(settings, values.note_once)
     watch = Watch(platform, allocator.first_used)
     watch.recorder.begin("build")
     try:
         with allocator.choosing():
-            _run(script, arguments, platform, ranks, watch, zeros)
+            _run(script, arguments, platform, ranks, watch, values)
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -80,14 +84,16 @@ def trace_script(
         raise ExtractError(
             "the script ended before its second optimizer step; give it arguments with which it trains for two steps on the GPU"
         )
+    for sentence in watch.notes.values():
+        values.note_once(sentence)
     timeline = watch.recorder.timeline()
     growth = grown_bytes(timeline)
     if growth >= MIB:
-        zeros.note_once(
+        values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
     names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
-    return answer_for(
+    answer = answer_for(
         repeated(timeline),
         timeline,
         platform,
@@ -95,9 +101,10 @@ def trace_script(
         model=f"{script.name} ({names})",
         batch_size=watch.batch_size or 1,
         loss=watch.loss,
-        notes=(*torch_notes, *zeros.notes),
+        notes=(*torch_notes, *values.notes),
         with_curve=with_curve,
     )
+    return replace(answer, branches=tuple(values.branches))
 
 
 def _name(model: nn.Module) -> str:
@@ -115,7 +122,7 @@ def grown_bytes(timeline: Timeline) -> int:
     return grown
 
 
-def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, zeros: ZeroValues) -> None:
+def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, values: ReadValues) -> None:
     code = compile_file(script)
     module = ModuleType("__main__")
     module.__file__ = str(script)
@@ -124,13 +131,13 @@ def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int,
     sys.path.insert(0, str(script.parent))
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())
-        stack.enter_context(KnownValues(zeros, largest_real=None))
-        stack.enter_context(GpuRequests(watch, zeros))
+        stack.enter_context(KnownValues(values, largest_real=None))
+        stack.enter_context(GpuRequests(watch, values))
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, zeros, local_ranks(ranks)))
+        stack.enter_context(present_gpu(platform, watch, values, local_ranks(ranks)))
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
-        stack.enter_context(one_of(ranks, watch, zeros.note_once))
+        stack.enter_context(one_of(ranks, watch, values.note_once))
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

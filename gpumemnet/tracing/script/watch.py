@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.optimizers import fill_history
 from gpumemnet.torch_private.script import BACKWARD
 from gpumemnet.torch_private.tensors import id_of_storage, part_on_rank, storage_id
 from gpumemnet.tracing.platform import Platform
@@ -83,6 +84,7 @@ class Watch:
         self.batch_size: int | None = None
         self._second_dimension: int | None = None
         self.loss = "the script's own"
+        self.notes: dict[str, str] = {}
         self._platform = platform
         self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
         self._boundary: Optimizer | None = None
@@ -210,6 +212,9 @@ class Watch:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping = False
+        if isinstance(optimizer, LBFGS):
+            fill_history(optimizer)
+            self.notes["LBFGS"] = "LBFGS: its history is counted in full, with as many updates as history_size allows"
         self._learn_shards(optimizer)
         self._classify_models()
         self._classify_gradients()

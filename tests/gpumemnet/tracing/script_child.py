@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,27 @@ def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> dict[st
 
 
 def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> None:
-    from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.errors import ExtractError
-    from gpumemnet.gpu.catalogue import device_profile
-    from gpumemnet.tracing.platform import Platform
     from gpumemnet.tracing.report.answer import answer_to_dict
-    from gpumemnet.tracing.script.run import trace_script
+    from gpumemnet.tracing.script.both_ways import larger_way
 
     multiprocessing.set_start_method("fork", force=True)  # as in a process of the user's, for the script's data loaders
-    platform = Platform(device=device_profile("A100"))
     found: dict[str, Any] = {}
     for script in scripts:
         try:
             with patch.dict(os.environ):
-                answer = trace_script(script, arguments, platform, AllocatorSettings(), ranks=ranks)
+                answer = larger_way(partial(_one_way, script, arguments, ranks))
             found[script.stem] = answer_to_dict(answer)
         except ExtractError as error:
             found[script.stem] = str(error)
     answers.send(found)
+
+
+def _one_way(script: Path, arguments: tuple[str, ...], ranks: int, other_way: bool) -> Any:
+    from gpumemnet.allocator import AllocatorSettings
+    from gpumemnet.gpu.catalogue import device_profile
+    from gpumemnet.tracing.platform import Platform
+    from gpumemnet.tracing.script.run import trace_script
+
+    platform = Platform(device=device_profile("A100"))
+    return trace_script(script, arguments, platform, AllocatorSettings(), ranks=ranks, other_way=other_way)
