@@ -30,8 +30,8 @@ from gpumemnet.cudnn.libraries import find_library
 from gpumemnet.cudnn.plans import BACKWARD_DATA, OPERATIONS, ConvolutionQuestion
 from gpumemnet.cudnn.session import CudnnSession
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.tracing.workspaces.copied_tensors import FEATURES, IMAGE, RESULT, features, tensor_bytes, tree_name
-from gpumemnet.tracing.workspaces.cudnn import Convolution
+from gpumemnet.tracing.workspaces.copied_tensors import FEATURES, IMAGE, RESULT, features, tree_name
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 from gpumemnet.units import MIB
 
 TREES = Path(__file__).parents[1] / "gpumemnet/tracing/workspaces/copied_tensors.json"
@@ -173,7 +173,7 @@ class Row:
         )
         self.tree = tree_name(self.capability, self.operation, self.convolution.dtype.itemsize, channels_last)
         self.features = features(self.convolution)
-        first, second, self.weight_bytes = tensor_bytes(self.convolution)
+        first, second, self.weight_bytes = self.convolution.tensor_bytes
         self.copies_bytes = {0: 0, IMAGE: first, RESULT: second, IMAGE | RESULT: first + second}
         fitting = [copies for copies, size in self.copies_bytes.items() if size <= self.bytes]
         self.copies = max(fitting, key=lambda copies: self.copies_bytes[copies])

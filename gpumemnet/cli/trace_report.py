@@ -12,13 +12,12 @@ from rich.text import Text
 
 from gpumemnet.cli.output import print_facts
 from gpumemnet.gpu.verdict import NO, UNSURE, VERDICT_TEXTS, YES
-from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
+from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
 
 if TYPE_CHECKING:
     from gpumemnet.tracing.report.answer import TraceAnswer
 
-_TOP_MODULES: Final = 10
 _COLOURS: Final = {YES: "green", UNSURE: "yellow", NO: "red"}
 _WIDE: Final = 110
 """Terminal width from which the report describes each part."""
@@ -89,10 +88,10 @@ def _show_peak(answer: TraceAnswer, console: Console) -> None:
     ]
     print_facts(console, "", facts)
     table = _table("modules that hold most at the peak", "MiB", "share", "")
-    top = peak.modules[:_TOP_MODULES]
+    top = peak.modules[:TOP_MODULES]
     for name, size in top:
         table.add_row(name or "(the model itself, loss)", f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))
-    rest = peak.modules[_TOP_MODULES:]
+    rest = peak.modules[TOP_MODULES:]
     if rest:
         size = sum(amount for _, amount in rest)
         table.add_row(Text(f"{len(rest):,} others", style="dim"), f"{size / MIB:,.1f}", *_share(size, answer.expected_bytes))

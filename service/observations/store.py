@@ -55,8 +55,6 @@ MAX_GROUP: Final = 500
 MAX_PENDING_PREDICTIONS: Final = 4000
 MAX_PENDING_LAYERS: Final = 200_000
 """Most predictions, and layers of their jobs, in the queue: some 30 MB."""
-ANSWER_SECONDS: Final = 15.0
-"""How long a request waits for its observation to be stored."""
 YOUNG_SECONDS: Final = 2.0
 """A younger prediction may still be in another worker's queue, so an observation of it is tried again."""
 RETRY_SECONDS: Final = 1.0
@@ -115,6 +113,7 @@ class ObservationStore:
         prediction_retention_days: how long a prediction without an observation is kept.
         alarm_window: observations of a family that the alarm tests.
         busy_seconds: how long a write waits for a write of another process.
+        answer_seconds: how long a request waits for its observation to be stored.
 
     Raises:
         DatabaseError: when the URL cannot be used.
@@ -129,6 +128,7 @@ class ObservationStore:
         prediction_retention_days: float = 30,
         alarm_window: int = 200,
         busy_seconds: float = 5.0,
+        answer_seconds: float = 15.0,
     ) -> None:
         self._url = database_url(address)
         self._queue_size = queue_size
@@ -136,6 +136,7 @@ class ObservationStore:
         self._retention_seconds = prediction_retention_days * SECONDS_PER_DAY
         self._window = alarm_window
         self._busy_seconds = busy_seconds
+        self._answer_seconds = answer_seconds
         self._known = KnownJobs(min(3600.0, self._retention_seconds / 4))
         self._lock = threading.Lock()
         self._predictions: list[_Held] = []
@@ -222,7 +223,7 @@ class ObservationStore:
         self._wake.set()
         futures = [entry for entry in waiting if isinstance(entry, asyncio.Future)]
         if futures:
-            await asyncio.wait(futures, timeout=ANSWER_SECONDS)
+            await asyncio.wait(futures, timeout=self._answer_seconds)
         return [self._answer(entry) for entry in waiting]
 
     async def summary(self, days: float = 30) -> dict[str, Any]:
@@ -244,7 +245,7 @@ class ObservationStore:
                 raise _busy("too many summaries are being made")
             self._queries.append(query)
         self._wake.set()
-        await asyncio.wait([query.future], timeout=ANSWER_SECONDS)
+        await asyncio.wait([query.future], timeout=self._answer_seconds)
         if not query.future.done():
             raise _busy("the database did not answer in time")
         answer = query.future.result()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
-from gpumemnet.gpu.verdict import YES, verdict
+from gpumemnet.gpu.verdict import VERDICT_TEXTS, YES, verdict
+from gpumemnet.tracing.report.notebook import notebook_html
+from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.units import GIB, MIB, ceil_mib
-
-TOP_MODULES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +167,25 @@ class TraceAnswer:
         return f"<TraceAnswer: {self.model}, batch size {self.batch_size}: {amounts} on {self.gpu}>"
 
     def _repr_html_(self) -> str:
-        """The answer as a compact table, for notebooks."""
-        from gpumemnet.tracing.report.notebook import table
+        """The answer as compact tables for notebooks: expected and safe bytes, parts, peak and notes."""
+        gpu = self.gpu if self.ranks == 1 else f"one of {self.ranks:,} x {self.gpu}"
+        held = {part: size for part, size in self.parts.items() if size}
+        parts = zip(held, shown_mib(list(held.values())), strict=True)
+        module = f" in {self.peak.module}" if self.peak.module else ""
+        facts = [
+            ("expected", _gib(self.expected_bytes)),
+            ("safe", _gib(self.safe_bytes)),
+            ("available", f"{_gib(self.available_bytes)}: {VERDICT_TEXTS[self.verdict]}"),
+            *((PART_NAMES[part][0], f"{amount:,} MiB") for part, amount in parts),
+            ("peak", f"{self.peak.phase}, {self.peak.operator}{module}"),
+        ]
+        modules = [(name or "(model)", f"{ceil_mib(size):,} MiB") for name, size in self.peak.modules[:TOP_MODULES]]
+        caption = f"{self.model}, batch size {self.batch_size:,}, on {gpu}"
+        return notebook_html(caption, facts, "Largest modules at the peak", modules, self.notes)
 
-        return table(self)
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:,.2f} GiB"
 
 
 def answer_to_dict(answer: TraceAnswer) -> dict[str, Any]:

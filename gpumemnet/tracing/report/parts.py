@@ -23,6 +23,9 @@ PART_NAMES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Part of :attr:`gpumemnet.tracing.report.answer.TraceAnswer.parts` → its name and its meaning."""
 
+TOP_MODULES: Final = 10
+"""How many of the modules that hold most at the peak a report names."""
+
 
 def shown_mib(amounts: Sequence[int]) -> list[int]:
     """Round ``amounts`` in bytes to whole MiB that add up to the rounded-up total: the largest remainders are rounded up."""

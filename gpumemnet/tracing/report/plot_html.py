@@ -14,8 +14,8 @@ from itertools import groupby
 from typing import Final
 
 from gpumemnet.gpu.verdict import VERDICT_TEXTS
-from gpumemnet.tracing.report.answer import TOP_MODULES, TraceAnswer
-from gpumemnet.tracing.report.parts import PART_NAMES, shown_mib
+from gpumemnet.tracing.report.answer import TraceAnswer
+from gpumemnet.tracing.report.parts import PART_NAMES, TOP_MODULES, shown_mib
 from gpumemnet.tracing.report.picture import COLOURS, Picture, peak_lines, title_of
 from gpumemnet.units import GIB, ceil_mib
 

@@ -13,15 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.cudnn import (
-    BACKWARD_DATA,
-    BACKWARD_FILTER,
-    FORWARD,
-    Convolution,
-    workspace,
-)
+from gpumemnet.tracing.workspaces.cudnn import workspace
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 from gpumemnet.tracing.workspaces.cudnn_plans import planned_workspace
 from gpumemnet.tracing.workspaces.layout_copies import CHANNELS_LAST, copy_bytes, is_channels_last, laid_out, memory_format
 from gpumemnet.tracing.workspaces.reduction import accumulator_bytes, reduction_scratch

@@ -11,10 +11,9 @@ import json
 import math
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from gpumemnet.tracing.workspaces.cudnn import Convolution
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 
 IMAGE, RESULT = 1, 2
 """Bits of a leaf's number: what is copied."""
@@ -42,17 +41,9 @@ def copied_bytes(convolution: Convolution, operation: str, capability: tuple[int
     values = features(convolution)
     while "feature" in node:
         node = node["below" if values[node["feature"]] <= node["limit"] else "above"]
-    image, result, weight = tensor_bytes(convolution)
+    image, result, weight = convolution.tensor_bytes
     copies = (image if node["copies"] & IMAGE else 0) + (result if node["copies"] & RESULT else 0)
     return copies + round(float(node["weights"]) * weight)
-
-
-def tensor_bytes(convolution: Convolution) -> tuple[int, int, int]:
-    """Return the bytes of image, result and weight."""
-    size = convolution.dtype.itemsize
-    image = convolution.batch * convolution.channels * math.prod(convolution.image)
-    result = convolution.batch * convolution.outputs * math.prod(convolution.result)
-    return image * size, result * size, convolution.weight_elements * size
 
 
 def tree_name(capability: str, operation: str, itemsize: int, channels_last: bool) -> str:

@@ -1,4 +1,4 @@
-"""A convolution as cuDNN sees it, and the expected workspace of its operations.
+"""The expected workspace of a convolution's operations.
 
 PyTorch allocates the workspace of the plan that cuDNN's heuristics rank first (``aten/src/ATen/native/cudnn/Conv_v8.cpp``), and
 frees it after the call.  With ``torch.backends.cudnn.benchmark`` it first allocates the largest workspace of all plans, halved
@@ -11,18 +11,16 @@ and after a search, from published readings.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
+from gpumemnet.cudnn.plans import BACKWARD_FILTER
 from gpumemnet.physics.memory_layouts import TF32_SMALLEST_CHANNELS
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.copied_tensors import copied_bytes, tensor_bytes
-
-__all__ = ["BACKWARD_DATA", "BACKWARD_FILTER", "FORWARD", "Convolution", "Workspace", "workspace"]
+from gpumemnet.tracing.workspaces.copied_tensors import copied_bytes
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 
 WITHOUT_FORWARD_COPIES: Final = (8, 0)
 """Compute capability on which fp32 convolutions are expected to copy tensors only for the gradient of filters larger than 1 x 1,
@@ -32,46 +30,6 @@ so elsewhere this holds after a search only."""
 SEARCH_COPIES: Final = 1.5
 """Largest workspace that a search tries, by the bytes of image, result and weight.  Of 4,400 convolutions of real networks, the
 median is 1.0 (H100) to 1.5 (A100, Ada) in fp32 and 1.0 to 2.1 in fp16; the 95th percentile is 2.2 to 5."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Convolution:
-    """A convolution of images ``[batch, channels, *image]`` to ``[batch, outputs, *result]``.
-
-    A transposed convolution exchanges image and result: its forward pass is the backward pass of the data.
-
-    Attributes:
-        batch: samples.
-        channels, outputs: channels of the image and of the result, summed over the groups.
-        image, result, filter: sizes of the spatial dimensions, one to three.
-        stride, padding, dilation: by spatial dimension.
-        groups: number of independent convolutions into which the channels are split.
-        dtype: type of the tensors.
-        channels_last: whether the memory layout of the tensors is channels last.
-    """
-
-    batch: int
-    channels: int
-    outputs: int
-    image: tuple[int, ...]
-    result: tuple[int, ...]
-    filter: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    dtype: torch.dtype
-    channels_last: bool
-
-    @property
-    def weight_elements(self) -> int:
-        """Number of elements of the weight."""
-        return self.channels // self.groups * self.outputs * math.prod(self.filter)
-
-    @property
-    def is_depthwise(self) -> bool:
-        """Whether every group has one channel."""
-        return self.groups > 1 and self.groups == self.channels
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +49,7 @@ class Workspace:
 
 def workspace(convolution: Convolution, operation: str, platform: Platform) -> Workspace:
     """Return the workspace of one operation by rules."""
-    all_bytes = sum(tensor_bytes(convolution))
+    all_bytes = sum(convolution.tensor_bytes)
     expected = _expected_bytes(convolution, operation, platform)
     bound = max(expected, all_bytes)
     return Workspace(expected, bound, max(bound, round(SEARCH_COPIES * all_bytes)))
@@ -106,7 +64,7 @@ def _expected_bytes(convolution: Convolution, operation: str, platform: Platform
     if not keeps_workspace(convolution, operation):
         return 0
     copies_all = _is_wide(convolution) and not convolution.channels_last
-    return sum(tensor_bytes(convolution)) if copies_all else learnt
+    return sum(convolution.tensor_bytes) if copies_all else learnt
 
 
 def _copies_for_filters_only(convolution: Convolution, platform: Platform) -> bool:

@@ -13,7 +13,8 @@ from typing import Final
 
 from gpumemnet.cudnn.plans import ConvolutionQuestion
 from gpumemnet.tracing.platform import Platform
-from gpumemnet.tracing.workspaces.cudnn import Convolution, Workspace, keeps_workspace
+from gpumemnet.tracing.workspaces.cudnn import Workspace, keeps_workspace
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 
 _CONTENDERS: Final = 3
 """Number of plans among which the bound is taken, and the plan after a search: versions of cuDNN order them differently."""

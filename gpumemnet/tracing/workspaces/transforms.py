@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from gpumemnet.tracing.workspaces.cudnn import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Convolution
+from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 from gpumemnet.tracing.workspaces.scratch import ceil_div, round_up
 
 _COMPLEX_BYTES: Final = 8

@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.convolution import result_layout
-from gpumemnet.tracing.workspaces.cudnn import (
-    BACKWARD_DATA,
-    BACKWARD_FILTER,
-    FORWARD,
-    Convolution,
-    workspace,
-)
+from gpumemnet.tracing.workspaces.cudnn import workspace
+from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 from gpumemnet.tracing.workspaces.rules import Scratch, scratch
 from gpumemnet.tracing.workspaces.transforms import largest_transform_bytes
 from gpumemnet.units import GIB, MIB

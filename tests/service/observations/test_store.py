@@ -47,19 +47,13 @@ def address(file) -> str:
     return f"sqlite:///{file}"
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """On a busy machine any step may take seconds: then the store must not refuse what the test expects to be stored."""
-    monkeypatch.setattr(store, "ANSWER_SECONDS", 300.0)
-
-
 @pytest.fixture
 def make_store(address):
-    """Stores on one database, stopped after the test."""
+    """Stores on one database, stopped after the test; patient, because on a busy machine any step may take seconds."""
     made = []
 
     def make(**settings) -> ObservationStore:
-        one = ObservationStore(address, **{"busy_seconds": 300.0, **settings})
+        one = ObservationStore(address, **{"busy_seconds": 300.0, "answer_seconds": 300.0, **settings})
         one.prepare()
         one.start()
         made.append(one)
