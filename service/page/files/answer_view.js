@@ -34,7 +34,7 @@ export function showAnswer(shown) {
     `Most probable: ${binName(answer.bins, answer.bin.index)} (${share(answer.bin.probability)}).${limitBesideBins(answer)}`;
   draw(byId("bins-chart"), binsChart(answer, usableMib));
   byId("bins-table").replaceChildren(binsTable(answer));
-  byId("fits-lead").textContent = fitsLead(shown.rows);
+  byId("fits-lead").textContent = fitsLead(shown.rows, answer.coverage);
   fits.show(shown.rows);
   byId("raw").textContent = JSON.stringify(answer, null, 2).replace(/\[[\d.,eE\s+-]+\]/g, (list) => list.replace(/\s+/g, " "));
 }

@@ -73,8 +73,14 @@ export function verdictPill(verdict) {
   return element("span", { class: `verdict ${verdict}` }, VERDICTS[verdict][0]);
 }
 
-// The smallest whole GPU and the smallest MIG profile that hold the job, in one sentence.
-export function fitsLead(rows) {
+// The smallest whole GPU and the smallest MIG profile that hold the job; and why a likely one may still not.
+export function fitsLead(rows, coverage) {
+  const isLikely = (row) => row.verdict === "unsure" && row.probability >= coverage;
+  const why = rows.some(isLikely) ? " The limit decides what fits; the chance is that of the bars, which may be too sure." : "";
+  return smallest(rows) + why;
+}
+
+function smallest(rows) {
   const bySize = rows.filter((row) => row.verdict === "yes").sort((one, other) => one.usableMib - other.usableMib);
   const named = [["gpu", "Smallest GPU"], ["mig", "smallest MIG profile"]].map(([kind, words]) => {
     const found = bySize.find((row) => row.kind === kind);

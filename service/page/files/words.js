@@ -25,7 +25,9 @@ export function percent(part) {
 
 export const coverageWords = (coverage) => `${+(coverage * 100).toFixed(3)} % of jobs`;
 
-export const capital = (sentence) => sentence.charAt(0).toUpperCase() + sentence.slice(1);
+// A sentence that begins with the name of a field keeps it as it is.
+export const capital = (sentence) =>
+  /^\w*_/.test(sentence) ? sentence : sentence.charAt(0).toUpperCase() + sentence.slice(1);
 
 // Product names without the maker's, which they all share.
 export const shortGpu = (name) => name.replace(/^NVIDIA (GeForce )?/, "");

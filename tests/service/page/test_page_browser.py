@@ -195,6 +195,7 @@ def test_outside_the_support_no_number_is_offered(page, example, asked):
     has_answer(page, answer)
     assert page.text("#limit") == "None"
     assert "conv3d" in page.text("#reasons")
+    assert "\ngradient_accumulation is 64" in page.text("#reasons")  # the name of a field begins with no capital
     assert "guess" in page.text(".eyebrow").lower()
     assert page.driver.find_elements(By.CSS_SELECTOR, "#bins-chart .limit-line") == []
     for name in ("hami", "volcano", "kai", "sbatch"):
@@ -223,6 +224,16 @@ def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page, examp
         cut += "return [...list.querySelectorAll('tbody tr')].filter((row) => {"
         cut += "const {top, bottom} = row.getBoundingClientRect(); return top < end - 1 && bottom > end + 1; }).length"
         assert page.run(cut, page.find("#fits-table")) == 0
+        assert page.run("return arguments[0].scrollWidth - arguments[0].clientWidth", page.find("#fits-table")) == 0
+        pick(page, "resnet50", asked(job=example("resnet50")))  # with other words in the table
+        assert page.run("return arguments[0].scrollWidth - arguments[0].clientWidth", page.find("#fits-table")) == 0
+
+
+def test_a_likely_card_that_may_not_fit_is_explained(page, example, asked):
+    answer = asked(job=example("resnet50"), fits=True)
+    pick(page, "resnet50", answer)
+    likely = [fit for fit in answer["fits"] if fit["verdict"] == "unsure" and fit["probability"] >= answer["coverage"]]
+    assert ("The limit decides" in page.text("#fits-lead")) == bool(likely)
 
 
 def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page, example, asked):
