@@ -19,7 +19,9 @@ def test_nothing_is_lost_and_nothing_fails_while_workers_die_and_models_change()
     assert done.returncode == 0
     statuses = summary["statuses"]
     assert summary["workers killed"] > 0
-    assert summary["swaps"] > 1
+    assert summary["swaps"] > 0
     assert statuses["observe 503"] > 0, "the queue was never full"
-    for kind in ("predict 200", "batch 200", "oip 200", "text 200", "observe 201", "bad 422"):
+    assert any(kind.startswith("costly ") for kind in statuses)
+    assert summary["plain predictions, service ms"]["count"] > 0
+    for kind in ("predict 200", "batch 200", "oip 200", "text 200", "observe 201", "bad 422", "giant 431"):
         assert statuses[kind] > 0
