@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from array import array
 from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -209,8 +210,8 @@ def test_both_forms_settle_counts_alike(rows: list[tuple[list[float], int]]) -> 
     amounts = [float(index % 4) for index in range(sum(counts))]
     plainly = [numbers.ravel().tolist(), [0] * len(rows)]
     broken = np.zeros(len(rows), dtype=np.int64)
-    parts = [np.array(amounts), np.array(amounts[::-1]), np.array(_LIMITS)]
-    settled_counts.settle_counts(numbers.reshape(-1), np.array(counts), *parts, broken)
+    activations, parameters, limits = np.array(amounts), np.array(amounts[::-1]), np.array(_LIMITS)
+    settled_counts.settle_counts(numbers.reshape(-1), array("q", counts), activations, parameters, limits, broken)
     uncompiled("job/settled_counts").settle_counts(plainly[0], counts, amounts, amounts[::-1], _LIMITS, plainly[1])
     assert [numbers.ravel().tolist(), broken.tolist()] == plainly
     assert not np.isnan(numbers).any()

@@ -1,9 +1,11 @@
 """Estimates in CARMA's task descriptions: one line changes, the file is never half-written, and nothing known leaves it alone."""
 
 import os
+import runpy
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,14 @@ from hypothesis import strategies as st
 from gpumemnet import Predictor, job_from_json
 from gpumemnet.predict.bundle import shipped_bundles
 from gpumemnet.units import ceil_mib
+from tests.conftest import RunningService, StartService
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "integrations/carma/write_estimate.py"
 JOB = ROOT / "examples/mlp_job.json"
-sys.path.insert(0, str(SCRIPT.parent))
-try:
-    import write_estimate
-finally:
-    sys.path.pop(0)
+DEFINED = runpy.run_path(str(SCRIPT))
+with_estimate: Callable[[bytes, int], bytes] = DEFINED["with_estimate"]
+DescriptionError: type[Exception] = DEFINED["DescriptionError"]
 
 TASK = b"""# a task of the test's own, of the shape of those that CARMA ships
 conda activate tf
@@ -38,7 +39,7 @@ exclusive
 
 
 @pytest.fixture
-def task(tmp_path) -> Path:
+def task(tmp_path: Path) -> Path:
     path = tmp_path / "task.rad"
     path.write_bytes(TASK)
     return path
@@ -52,7 +53,7 @@ def expected_task(amount: object) -> bytes:
     return TASK.removesuffix(b"8000") + str(amount).encode()
 
 
-def test_the_expected_amount_is_written_and_nothing_else_changes(task):
+def test_the_expected_amount_is_written_and_nothing_else_changes(task: Path) -> None:
     task.chmod(0o640)
     done = run(task, JOB)
     estimate = Predictor.default().predict(job_from_json(JOB.read_text()))
@@ -62,28 +63,29 @@ def test_the_expected_amount_is_written_and_nothing_else_changes(task):
     assert [path.name for path in task.parent.iterdir()] == ["task.rad"]
 
 
-def test_a_service_is_asked_where_one_is_named(task, service):
+def test_a_service_is_asked_where_one_is_named(task: Path, service: RunningService) -> None:
     for gpu in ("A100-40GB", "H100"):
         assert run(task, JOB, "--url", service.url, "--gpu", gpu).returncode == 0
         own = Predictor.default().predict(job_from_json(JOB.read_text()), gpu=gpu)
         assert task.read_bytes() == expected_task(ceil_mib(own.expected_bytes))
 
 
-def test_the_safe_amount_and_another_gpu(task):
+def test_the_safe_amount_and_another_gpu(task: Path) -> None:
     assert run(task, JOB, "--limit", "--gpu", "A100-80GB").returncode == 0
     estimate = Predictor.default().predict(job_from_json(JOB.read_text()), gpu="A100-80GB")
+    assert estimate.safe_bytes is not None
     assert task.read_bytes() == expected_task(ceil_mib(estimate.safe_bytes))
 
 
 @pytest.fixture(scope="module")
-def only_cnns(start_service):
+def only_cnns(start_service: StartService) -> Iterator[RunningService]:
     """A service that has no model for MLPs."""
     folders = [bundle.source for bundle in shipped_bundles() if bundle.card.families == ("cnn",)]
     with start_service(GPUMEMNET_BUNDLES=":".join(folders)) as running:
         yield running
 
 
-def test_where_nothing_is_known_no_older_number_stays(task, tmp_path, only_cnns):
+def test_where_nothing_is_known_no_older_number_stays(task: Path, tmp_path: Path, only_cnns: RunningService) -> None:
     job = tmp_path / "job.json"
     job.write_text(JOB.read_text().replace('"batch_size": 1000', '"batch_size": 1000000'))
     for arguments, reason in (((job,), "no safe amount is known"), ((JOB, "--url", only_cnns.url), "no model")):
@@ -95,7 +97,7 @@ def test_where_nothing_is_known_no_older_number_stays(task, tmp_path, only_cnns)
         assert task.read_bytes() == expected_task(24000)
 
 
-def test_it_fails_open(task, tmp_path):
+def test_it_fails_open(task: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
     for arguments in ((task, JOB, "--url", "http://127.0.0.1:1"), (task, bad), (task, JOB, "--gpu", "no such GPU")):
@@ -110,21 +112,21 @@ def test_it_fails_open(task, tmp_path):
     [(TASK.rpartition(b"\n")[0], "has 11 lines"), (TASK[:-4] + b"a lot", "where a number"), (b" " * (2**20 + 1), "too large")],
     ids=["a line short", "no number", "too large"],  # pytest gives children the name of the test
 )
-def test_a_file_of_another_shape_is_refused(task, content, said):
+def test_a_file_of_another_shape_is_refused(task: Path, content: bytes, said: str) -> None:
     task.write_bytes(content)
     done = run(task, JOB)
     assert (done.returncode, task.read_bytes()) == (2, content)
     assert said in done.stderr
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
     for arguments in ((tmp_path / "none.rad", JOB), (tmp_path, JOB)):
         done = run(*arguments)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
 
 
-def test_a_link_stays_a_link(task, tmp_path):
+def test_a_link_stays_a_link(task: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.rad"
     link.symlink_to(task)
     assert run(link, JOB).returncode == 0
@@ -133,7 +135,7 @@ def test_a_link_stays_a_link(task, tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere, so nothing can fail")
-def test_a_folder_that_cannot_be_written_leaves_the_file(task):
+def test_a_folder_that_cannot_be_written_leaves_the_file(task: Path) -> None:
     task.parent.chmod(0o500)
     try:
         run(task, JOB)
@@ -148,21 +150,21 @@ line = st.binary(max_size=20).filter(lambda text: b"\n" not in text)
 @given(
     st.lists(line, min_size=11, max_size=11), st.lists(line, max_size=4), st.sampled_from([b"8000", b"1.5", b"", b"7\r", b" 9 "])
 )
-def test_every_other_byte_stays(before, after, old):
+def test_every_other_byte_stays(before: list[bytes], after: list[bytes], old: bytes) -> None:
     content = b"\n".join([*before, old, *after])
-    changed = write_estimate.with_estimate(content, 1234).split(b"\n")
+    changed = with_estimate(content, 1234).split(b"\n")
     assert changed[:11] == before
     assert changed[12:] == after
     assert changed[11] == b"1234" + (b"\r" if old.endswith(b"\r") else b"")
 
 
 @given(line)
-def test_what_is_no_number_is_never_overwritten(old):
+def test_what_is_no_number_is_never_overwritten(old: bytes) -> None:
     try:
         float(old)
         is_number = True
     except ValueError:
         is_number = not old.strip()
     assume(not is_number)
-    with pytest.raises(write_estimate.DescriptionError):
-        write_estimate.with_estimate(b"\n" * 11 + old, 1234)
+    with pytest.raises(DescriptionError):
+        with_estimate(b"\n" * 11 + old, 1234)

@@ -20,6 +20,7 @@ import kubernetes_validate
 import pytest
 
 from service.api.examples import EXAMPLE_JOBS
+from tests.conftest import RunningService
 
 ROOT = Path(__file__).parents[2]
 WEBHOOK = ROOT / "integrations/kubernetes/webhook.py"
@@ -59,7 +60,7 @@ def patched(pod: Document, response: Document) -> Document:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory) -> Path:
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     subject = ["-subj", "/CN=webhook", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", "tls.key", "-out", "tls.crt"]
@@ -114,7 +115,7 @@ def admitting(client: httpx.Client) -> Admit:
 
 def fixture_of(mode: str, *arguments: str) -> Any:
     @pytest.fixture(scope="module")
-    def admit(service, certificate) -> Iterator[Admit]:
+    def admit(service: RunningService, certificate: Path) -> Iterator[Admit]:
         with running_webhook(certificate, "--mode", mode, "--url", service.url, *arguments) as client:
             yield admitting(client)
 
@@ -127,12 +128,12 @@ kai = fixture_of("kai")
 
 
 @pytest.fixture(scope="module")
-def prediction(service) -> Document:
+def prediction(service: RunningService) -> Document:
     answer = httpx.post(f"{service.url}/v1/predict", json={"job": EXAMPLE_JOBS["mlp"]}, timeout=300)
     return dict(answer.json())
 
 
-def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(hami, prediction):
+def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(hami: Admit, prediction: Document) -> None:
     document = review("deployment")
     pod = patched(document["request"]["object"], hami(document))
     shipper, train = pod["spec"]["containers"]
@@ -144,32 +145,32 @@ def test_hami_gets_the_limit_of_the_container_that_asks_for_a_gpu(hami, predicti
     assert pod["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"]
 
 
-def test_volcano_gets_the_limit_in_its_plugins_units(volcano, prediction):
+def test_volcano_gets_the_limit_in_its_plugins_units(volcano: Admit, prediction: Document) -> None:
     document = review("job")
     limits = patched(document["request"]["object"], volcano(document))["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": str(-(-prediction["limit_mib"] // 10))}
 
 
-def test_kai_gets_the_request_of_the_pod(kai, prediction):
+def test_kai_gets_the_request_of_the_pod(kai: Admit, prediction: Document) -> None:
     document = review("pod")
     pod = patched(document["request"]["object"], kai(document))
     assert pod["metadata"]["annotations"]["gpu-memory"] == str(prediction["request_mib"])
     assert pod["spec"] == document["request"]["object"]["spec"]
 
 
-def test_a_pod_is_patched_once(hami):
+def test_a_pod_is_patched_once(hami: Admit) -> None:
     document = review("deployment")
     document["request"]["object"] = patched(document["request"]["object"], hami(document))
     assert hami(document).keys() == {"uid", "allowed"}
 
 
-def test_the_gpu_that_the_pod_names_is_asked_for(hami, prediction):
+def test_the_gpu_that_the_pod_names_is_asked_for(hami: Admit, prediction: Document) -> None:
     document = review("deployment", **{"gpumemnet.io/gpu": "H100"})
     limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1]["resources"]["limits"]
     assert limits["nvidia.com/gpumem"] != str(prediction["limit_mib"])
 
 
-def test_a_container_that_asks_in_requests_alone_gets_limits(hami):
+def test_a_container_that_asks_in_requests_alone_gets_limits(hami: Admit) -> None:
     document = review("deployment")
     document["request"]["object"]["spec"]["containers"][1]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
     limits = patched(document["request"]["object"], hami(document))["spec"]["containers"][1]["resources"]["limits"]
@@ -177,18 +178,18 @@ def test_a_container_that_asks_in_requests_alone_gets_limits(hami):
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpumem", "nvidia.com/gpumem-percentage"])
-def test_an_amount_by_hand_stays(hami, resource):
+def test_an_amount_by_hand_stays(hami: Admit, resource: str) -> None:
     document = review("deployment")
     document["request"]["object"]["spec"]["containers"][1]["resources"]["limits"][resource] = "50"
     assert hami(document).keys() == {"uid", "allowed"}
 
 
 @pytest.mark.parametrize("annotation", ["gpu-memory", "gpu-fraction"])
-def test_a_share_by_hand_stays(kai, annotation):
+def test_a_share_by_hand_stays(kai: Admit, annotation: str) -> None:
     assert kai(review("pod", **{annotation: "0.5"})).keys() == {"uid", "allowed"}
 
 
-def test_of_two_gpu_containers_the_named_one_is_meant(hami):
+def test_of_two_gpu_containers_the_named_one_is_meant(hami: Admit) -> None:
     document = review("deployment")
     containers = document["request"]["object"]["spec"]["containers"]
     containers.append(copy.deepcopy(containers[1]) | {"name": "evaluate"})
@@ -209,7 +210,7 @@ def left_alone(response: Document) -> str:
     return str(warning)
 
 
-def test_pods_without_a_job_and_other_reviews_pass_in_silence(hami):
+def test_pods_without_a_job_and_other_reviews_pass_in_silence(hami: Admit) -> None:
     assert hami(review("deployment", job=None)).keys() == {"uid", "allowed"}
     document = review("deployment")
     del document["request"]["object"]["metadata"]["annotations"]
@@ -225,7 +226,7 @@ def test_pods_without_a_job_and_other_reviews_pass_in_silence(hami):
         assert hami(document).keys() == {"uid", "allowed"}
 
 
-def test_pods_that_cannot_be_meant_are_left_with_a_warning(hami, kai):
+def test_pods_that_cannot_be_meant_are_left_with_a_warning(hami: Admit, kai: Admit) -> None:
     assert "asks for nvidia.com/gpu" in left_alone(hami(review("pod")))
     assert "KAI refuses" in left_alone(kai(review("deployment")))
     assert "not JSON" in left_alone(hami(review("deployment", job="{")))
@@ -238,7 +239,7 @@ def test_pods_that_cannot_be_meant_are_left_with_a_warning(hami, kai):
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_json_does_not_have_is_the_annotations_fault(hami, number):
+def test_a_number_that_json_does_not_have_is_the_annotations_fault(hami: Admit, number: str) -> None:
     job = json.dumps(EXAMPLE_JOBS["mlp"]).replace('"batch_size": ', f'"batch_size": {number}, "was": ')
     response = hami(review("deployment", job))
     assert "patch" not in response
@@ -247,21 +248,22 @@ def test_a_number_that_json_does_not_have_is_the_annotations_fault(hami, number)
     assert "URL" not in warning
 
 
-def test_outside_the_support_nothing_is_set(hami, kai):
-    job = EXAMPLE_JOBS["mlp"] | {"batch_size": 10**6}
+def test_outside_the_support_nothing_is_set(hami: Admit, kai: Admit) -> None:
+    job = {**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}
     assert "no safe amount" in left_alone(hami(review("deployment", job=job)))
     assert "no safe amount" in left_alone(kai(review("pod", job=job)))
 
 
-def test_pods_of_odd_shape_are_left_alone(hami):
-    for spec in ({}, {"containers": None}, {"containers": ["x"]}, {"containers": [{"resources": {"limits": []}}]}):
+def test_pods_of_odd_shape_are_left_alone(hami: Admit) -> None:
+    specs: list[Document] = [{}, {"containers": None}, {"containers": ["x"]}, {"containers": [{"resources": {"limits": []}}]}]
+    for spec in specs:
         document = review("deployment")
         document["request"]["object"]["spec"] = spec
         response = hami(document)
         assert "patch" not in response
 
 
-def test_a_body_that_is_no_review_is_a_400(service, certificate):
+def test_a_body_that_is_no_review_is_a_400(service: RunningService, certificate: Path) -> None:
     with running_webhook(certificate, "--mode", "hami", "--url", service.url) as client:
         for body in (b"", b"{", b"[]", b"{}", b'{"request": {"uid": 1}}', b"[" * 100_000, b"\xff"):
             assert client.post("/mutate", content=body).status_code == 400
@@ -272,7 +274,7 @@ def test_a_body_that_is_no_review_is_a_400(service, certificate):
 FAILURES = {"hang": "0.5 s", "401": "(401)", "500": "URL", "html": "URL", "other": "URL", "deep": "URL", "list": "URL"}
 
 
-def test_a_service_that_fails_refuses_no_pod(canned, choose, certificate):
+def test_a_service_that_fails_refuses_no_pod(canned: str, choose: Callable[[str], None], certificate: Path) -> None:
     with running_webhook(certificate, "--mode", "hami", "--url", f"{canned}/chosen") as client:
         admit = admitting(client)
         for kind, said in FAILURES.items():
@@ -280,7 +282,7 @@ def test_a_service_that_fails_refuses_no_pod(canned, choose, certificate):
             assert said in left_alone(admit(review("deployment")))
 
 
-def test_a_service_that_is_down_refuses_no_pod(certificate, tmp_path):
+def test_a_service_that_is_down_refuses_no_pod(certificate: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     with running_webhook(certificate, "--mode", "kai", "--url", "http://127.0.0.1:1/", "--api-key-file", str(key)) as client:
         admit = admitting(client)
@@ -291,7 +293,7 @@ def test_a_service_that_is_down_refuses_no_pod(certificate, tmp_path):
         assert left_alone(admit(review("pod")))
 
 
-def test_wrong_arguments_end_with_a_sentence(certificate):
+def test_wrong_arguments_end_with_a_sentence(certificate: Path) -> None:
     for arguments, said in (
         (["--mode", "hami", "--url", "http://x", "--certificate", "/nowhere", "--key", "/nowhere"], "No such file"),
         (["--mode", "other"], "--mode"),

@@ -1,9 +1,12 @@
 """Shares of a GPU for Ray, and a local Ray that takes them."""
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 import gpumemnet
 from gpumemnet import job_from_dict, ray_resources
 from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.fits import target
+from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
-from gpumemnet.units import MIB
+from gpumemnet.units import MIB, ceil_mib
 from service.api.examples import EXAMPLE_JOBS
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +48,7 @@ ray.shutdown()
 """
 
 
-def test_the_share_is_the_safe_amount_over_what_the_gpu_has():
+def test_the_share_is_the_safe_amount_over_what_the_gpu_has() -> None:
     resources = ray_resources(JOB, "A100-40GB")
     safe_bytes = resources.estimate.safe_bytes
     assert safe_bytes is not None
@@ -55,28 +60,28 @@ def test_the_share_is_the_safe_amount_over_what_the_gpu_has():
     assert resources.reasons == ()
 
 
-def test_a_custom_resource_is_asked_for_beside_it():
+def test_a_custom_resource_is_asked_for_beside_it() -> None:
     resources = ray_resources(JOB, "A100-40GB", memory_resource="gpu_memory_mib")
-    assert resources["resources"] == {"gpu_memory_mib": -(-resources.estimate.safe_bytes // MIB)}
+    safe_bytes = resources.estimate.safe_bytes
+    assert safe_bytes is not None
+    assert resources["resources"] == {"gpu_memory_mib": ceil_mib(safe_bytes)}
 
 
-def test_another_gpu_has_another_share():
+def test_another_gpu_has_another_share() -> None:
     assert ray_resources(JOB, "H200")["num_gpus"] < ray_resources(JOB, "T4")["num_gpus"]
 
 
-def test_a_job_unlike_the_training_data_gets_a_whole_gpu_and_the_reason():
-    resources = ray_resources(job_from_dict(EXAMPLE_JOBS["mlp"] | {"batch_size": 10**6}), "A100", memory_resource="mib")
+def test_a_job_unlike_the_training_data_gets_a_whole_gpu_and_the_reason() -> None:
+    resources = ray_resources(job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}), "A100", memory_resource="mib")
     assert resources == {"num_gpus": 1, "resources": {"mib": target("A100").available_mib}}
     assert resources.reasons == resources.estimate.reasons != ()
 
 
-def test_a_job_larger_than_the_gpu_gets_a_whole_one_and_the_reason():
+def test_a_job_larger_than_the_gpu_gets_a_whole_one_and_the_reason() -> None:
     shipped = Predictor.default()
 
     class Large:
-        def predict(self, job, **options):
-            import dataclasses
-
+        def predict(self, job: TrainingJob, **options: Any) -> Prediction:
             return dataclasses.replace(shipped.predict(job, **options), safe_bytes=2**40)
 
     resources = ray_resources(JOB, "T4", predictor=Large())
@@ -84,24 +89,22 @@ def test_a_job_larger_than_the_gpu_gets_a_whole_one_and_the_reason():
     assert "1048576 MiB" in resources.reasons[0]
 
 
-def test_one_of_several_replicas_gets_a_gpu_of_its_own():
-    resources = ray_resources(job_from_dict(EXAMPLE_JOBS["mlp"] | {"ranks": 4}), "A100")
+def test_one_of_several_replicas_gets_a_gpu_of_its_own() -> None:
+    resources = ray_resources(job_from_dict({**EXAMPLE_JOBS["mlp"], "ranks": 4}), "A100")
     assert resources == {"num_gpus": 1}
     assert "one of 4 replicas" in resources.reasons[0]
 
 
-def test_an_unknown_gpu_is_refused():
+def test_an_unknown_gpu_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="gpu"):
         ray_resources(JOB, "no such GPU")
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 2**38))
-def test_shares_that_fit_one_gpu_hold_safe_amounts_that_do(safe_bytes):
+def test_shares_that_fit_one_gpu_hold_safe_amounts_that_do(safe_bytes: int) -> None:
     class Fixed:
-        def predict(self, job, **options):
-            import dataclasses
-
+        def predict(self, job: TrainingJob, **options: Any) -> Prediction:
             return dataclasses.replace(ESTIMATE, safe_bytes=safe_bytes)
 
     share = ray_resources(JOB, "A100", predictor=Fixed())["num_gpus"]
@@ -113,19 +116,18 @@ def test_shares_that_fit_one_gpu_hold_safe_amounts_that_do(safe_bytes):
 ESTIMATE = Predictor.default().predict(JOB)
 
 
-def test_it_is_a_public_name():
+def test_it_is_a_public_name() -> None:
     assert gpumemnet.ray_resources is ray_resources
 
 
-def test_a_local_ray_puts_so_many_jobs_on_one_gpu_and_no_more(tmp_path):
+def test_a_local_ray_puts_so_many_jobs_on_one_gpu_and_no_more(tmp_path: Path) -> None:
     """In the interpreter that GPUMEMNET_TEST_RAY_PYTHON names, or in this one: Ray needs a separate environment here."""
-    import json
-
     python = os.environ.get("GPUMEMNET_TEST_RAY_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import ray"], capture_output=True, timeout=300).returncode:
         pytest.skip("Ray is not installed: pip install 'gpumemnet[ray]', or name an interpreter in GPUMEMNET_TEST_RAY_PYTHON")
     # three to a GPU, so that a machine of two cores starts them all in time
-    job = EXAMPLE_JOBS["mlp"] | {
+    job = {
+        **EXAMPLE_JOBS["mlp"],
         "batch_size": 16000,
         "layers": None,
         "total_parameters": 200_000_000,

@@ -1,5 +1,6 @@
 """The Slurm plug-ins under real Luas, against a real service and against services that fail; Slurm itself is a stand-in."""
 
+import hashlib
 import json
 import os
 import re
@@ -11,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from service.api.examples import EXAMPLE_JOBS
+from tests.conftest import RunningService, StartService
 
 ROOT = Path(__file__).parents[2]
 FILTER = ROOT / "integrations/slurm/cli_filter.lua"
@@ -57,18 +60,18 @@ def run_lua(engine: str, script: Path, function: str, environment: Texts, option
 
 
 @pytest.fixture(scope="module", params=["lua5.4", "luajit21"])
-def engine(request) -> str:
+def engine(request: pytest.FixtureRequest) -> str:
     """Slurm links the Lua that the site has: a new one, and one that speaks 5.1 (the others of lupa are built without popen)."""
     if request.param == "lua5.4" and shutil.which("lua5.4") is None:
         pytest.skip("lua5.4 is not installed")
-    return request.param
+    return str(request.param)
 
 
 Submit = Callable[..., Outcome]
 
 
 @pytest.fixture
-def submit(engine, service, tmp_path) -> Submit:
+def submit(engine: str, service: RunningService, tmp_path: Path) -> Submit:
     """Submits a job with options as sbatch would, on a host whose environment asks the test's service."""
 
     def call(url: str | None = None, offset: int = 0, environment: dict[str, str] | None = None, **options: str) -> Outcome:
@@ -80,22 +83,20 @@ def submit(engine, service, tmp_path) -> Submit:
 
 
 @pytest.fixture
-def job_file(tmp_path) -> Path:
+def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(EXAMPLE_JOBS["mlp"]))
     return path
 
 
 @pytest.fixture(scope="module")
-def limit_mib(service) -> int:
-    import httpx
-
+def limit_mib(service: RunningService) -> int:
     answer = httpx.post(f"{service.url}/v1/predict", json={"job": EXAMPLE_JOBS["mlp"]}, timeout=300).json()
     return int(answer["limit_mib"])
 
 
 @needs_curl
-def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(submit, job_file, limit_mib):
+def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(submit: Submit, job_file: Path, limit_mib: int) -> None:
     outcome = submit(comment=f"night run gpumemnet:{job_file} of the group")
     assert outcome.returned == "0"
     assert outcome.options["gres"] == f"shard:{-(-limit_mib // 1024)}"
@@ -104,7 +105,7 @@ def test_a_job_named_in_the_comment_gets_shards_and_its_prediction_id(submit, jo
 
 
 @needs_curl
-def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(submit, job_file, limit_mib):
+def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(submit: Submit, job_file: Path, limit_mib: int) -> None:
     environment = {"GPUMEMNET_JOB": str(job_file), "GPUMEMNET_MIB_PER_SHARD": "100"}
     outcome = submit(environment=environment, comment="mine")
     assert outcome.options["gres"] == f"shard:{-(-limit_mib // 100)}"
@@ -113,15 +114,15 @@ def test_a_job_named_in_a_variable_is_found_and_its_comment_kept(submit, job_fil
 
 
 @needs_curl
-def test_the_packing_floor_is_used_where_the_site_says_so(submit, job_file, limit_mib):
+def test_the_packing_floor_is_used_where_the_site_says_so(submit: Submit, job_file: Path, limit_mib: int) -> None:
     environment = {"GPUMEMNET_SHARD_AMOUNT": "request", "GPUMEMNET_MIB_PER_SHARD": "1"}
     assert 0 < int(submit(environment=environment, comment=f"gpumemnet:{job_file}").options["gres"][6:]) < limit_mib
 
 
 @needs_curl
-def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(submit, tmp_path):
+def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(submit: Submit, tmp_path: Path) -> None:
     path = tmp_path / "replica.json"
-    path.write_text(json.dumps(EXAMPLE_JOBS["mlp"] | {"ranks": 8}, indent=2))
+    path.write_text(json.dumps({**EXAMPLE_JOBS["mlp"], "ranks": 8}, indent=2))
     outcome = submit(comment=f"gpumemnet:{path}")
     assert "gres" not in outcome.options
     assert re.fullmatch(f"gpumemnet:{UUID}", outcome.options["comment"])
@@ -139,7 +140,7 @@ def test_one_of_several_replicas_gets_no_shards_of_a_single_gpu(submit, tmp_path
         {"tres_per_task": "gres/gpu=1"},
     ],
 )
-def test_what_the_user_asked_for_stays(submit, job_file, asked):
+def test_what_the_user_asked_for_stays(submit: Submit, job_file: Path, asked: Texts) -> None:
     outcome = submit(comment=f"gpumemnet:{job_file}", **asked)
     changed = {name: value for name, value in outcome.options.items() if name not in ("comment", "type")}
     assert changed == {name.replace("_", "-"): value for name, value in asked.items()}
@@ -147,14 +148,14 @@ def test_what_the_user_asked_for_stays(submit, job_file, asked):
 
 
 @needs_curl
-def test_cpus_of_a_task_are_no_gpus(submit, job_file):
+def test_cpus_of_a_task_are_no_gpus(submit: Submit, job_file: Path) -> None:
     assert "gres" in submit(comment=f"gpumemnet:{job_file}", tres_per_task="cpu=4").options
 
 
 @needs_curl
-def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(submit, tmp_path):
+def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(submit: Submit, tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
-    path.write_text(json.dumps(EXAMPLE_JOBS["mlp"] | {"batch_size": 10**6}))
+    path.write_text(json.dumps({**EXAMPLE_JOBS["mlp"], "batch_size": 10**6}))
     outcome = submit(comment=f"gpumemnet:{path}")
     assert outcome.returned == "0"
     assert "gres" not in outcome.options
@@ -163,7 +164,7 @@ def test_outside_the_support_there_are_no_shards_and_the_reason_is_said(submit, 
 
 
 @needs_curl
-def test_a_job_larger_than_a_gpu_gets_no_shards(submit, job_file):
+def test_a_job_larger_than_a_gpu_gets_no_shards(submit: Submit, job_file: Path) -> None:
     outcome = submit(
         environment={"GPUMEMNET_SHARDS_PER_GPU": "1", "GPUMEMNET_MIB_PER_SHARD": "512"}, comment=f"gpumemnet:{job_file}"
     )
@@ -171,14 +172,14 @@ def test_a_job_larger_than_a_gpu_gets_no_shards(submit, job_file):
     assert "whole GPU" in outcome.said
 
 
-def test_jobs_without_a_description_pass_unasked(submit):
+def test_jobs_without_a_description_pass_unasked(submit: Submit) -> None:
     for options in ({}, {"comment": "gpumemnet"}, {"comment": f"gpumemnet:{ID}"}):
         outcome = submit(url="http://127.0.0.1:1", **options)
         assert (outcome.returned, outcome.said) == ("0", "")
         assert outcome.options == {"type": "sbatch", **options}
 
 
-def test_steps_inside_a_job_and_later_components_do_not_ask_for_the_jobs_variable(submit, job_file):
+def test_steps_inside_a_job_and_later_components_do_not_ask_for_the_jobs_variable(submit: Submit, job_file: Path) -> None:
     environment = {"GPUMEMNET_JOB": str(job_file)}
     step = submit(environment=environment | {"SLURM_JOB_ID": "7"}, type="srun")
     assert step.options == {"type": "srun"}
@@ -186,7 +187,7 @@ def test_steps_inside_a_job_and_later_components_do_not_ask_for_the_jobs_variabl
 
 
 @needs_curl
-def test_a_path_is_never_run(submit, tmp_path):
+def test_a_path_is_never_run(submit: Submit, tmp_path: Path) -> None:
     for name in ("$(touch hit)", "'; touch hit; '", "`touch hit`", '"$(touch${IFS}hit)"', "%s%n"):
         path = tmp_path / name.replace(" ", "\t").replace("/", "_")
         path.write_text(json.dumps(EXAMPLE_JOBS["mlp"]))
@@ -208,7 +209,7 @@ def assert_unchanged(outcome: Outcome, comment: str) -> None:
 
 
 @needs_curl
-def test_a_service_that_is_down_changes_nothing(submit, job_file):
+def test_a_service_that_is_down_changes_nothing(submit: Submit, job_file: Path) -> None:
     comment = f"gpumemnet:{job_file}"
     outcome = submit(url="http://127.0.0.1:1", comment=comment)
     assert_unchanged(outcome, comment)
@@ -216,14 +217,14 @@ def test_a_service_that_is_down_changes_nothing(submit, job_file):
 
 
 @needs_curl
-def test_a_service_that_hangs_is_not_waited_for(submit, job_file, canned):
+def test_a_service_that_hangs_is_not_waited_for(submit: Submit, job_file: Path, canned: str) -> None:
     comment = f"gpumemnet:{job_file}"
     outcome = submit(url=f"{canned}/hang", comment=comment)
     assert_unchanged(outcome, comment)
 
 
 @needs_curl
-def test_a_host_that_accepts_and_says_nothing_is_left_too(submit, job_file):
+def test_a_host_that_accepts_and_says_nothing_is_left_too(submit: Submit, job_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         comment = f"gpumemnet:{job_file}"
         assert_unchanged(submit(url=f"http://127.0.0.1:{listener.getsockname()[1]}", comment=comment), comment)
@@ -234,7 +235,7 @@ def test_a_host_that_accepts_and_says_nothing_is_left_too(submit, job_file):
     ("kind", "said"),
     [("401", "(401): no such key"), ("429", "too many"), ("html", "URL"), ("other", "URL"), ("deep", "URL")],
 )
-def test_a_refusal_or_a_foreign_answer_changes_nothing(submit, job_file, canned, kind, said):
+def test_a_refusal_or_a_foreign_answer_changes_nothing(submit: Submit, job_file: Path, canned: str, kind: str, said: str) -> None:
     comment = f"gpumemnet:{job_file}"
     outcome = submit(url=f"{canned}/{kind}", comment=comment)
     assert_unchanged(outcome, comment)
@@ -242,13 +243,13 @@ def test_a_refusal_or_a_foreign_answer_changes_nothing(submit, job_file, canned,
 
 
 @needs_curl
-def test_amounts_that_are_none_give_no_shards(submit, job_file, canned):
+def test_amounts_that_are_none_give_no_shards(submit: Submit, job_file: Path, canned: str) -> None:
     outcome = submit(url=f"{canned}/number", comment=f"gpumemnet:{job_file}")
     assert (outcome.returned, "gres" in outcome.options) == ("0", False)
 
 
 @needs_curl
-def test_a_job_that_is_none_is_refused_by_the_real_service(submit, tmp_path):
+def test_a_job_that_is_none_is_refused_by_the_real_service(submit: Submit, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     for text, said in (('{"family": "mlp"}', "(422)"), ("not json", "(422)"), ("{}, 1", "(422)")):
         path.write_text(text)
@@ -269,14 +270,14 @@ def test_a_job_that_is_none_is_refused_by_the_real_service(submit, tmp_path):
         {"PATH": "/nowhere"},
     ],
 )
-def test_wrong_settings_change_nothing(engine, service, job_file, environment):
+def test_wrong_settings_change_nothing(engine: str, service: RunningService, job_file: Path, environment: Texts) -> None:
     comment = f"gpumemnet:{job_file}"
     settings = {"GPUMEMNET_URL": service.url} | environment
     outcome = run_lua(engine, FILTER, "slurm_cli_pre_submit", settings, {"type": "sbatch", "comment": comment})
     assert_unchanged(outcome, comment)
 
 
-def test_a_missing_an_empty_and_an_oversized_description_change_nothing(submit, tmp_path):
+def test_a_missing_an_empty_and_an_oversized_description_change_nothing(submit: Submit, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "large").write_bytes(b" " * (4 * 2**20 + 1))
     for name in ("missing", "empty", "large"):
@@ -285,9 +286,9 @@ def test_a_missing_an_empty_and_an_oversized_description_change_nothing(submit, 
 
 
 @needs_curl
-def test_a_key_reaches_the_service_and_not_the_process_list(engine, start_service, job_file, tmp_path):
-    import hashlib
-
+def test_a_key_reaches_the_service_and_not_the_process_list(
+    engine: str, start_service: StartService, job_file: Path, tmp_path: Path
+) -> None:
     key = "a-key-of-forty-characters-or-thereabouts"
     key_file = tmp_path / "key"
     key_file.write_text(key + "\n")
@@ -310,7 +311,7 @@ def test_a_key_reaches_the_service_and_not_the_process_list(engine, start_servic
 
 
 @needs_curl
-def test_no_file_is_left_behind(engine, service, job_file, tmp_path):
+def test_no_file_is_left_behind(engine: str, service: RunningService, job_file: Path, tmp_path: Path) -> None:
     """The names come from os.tmpname(), so a copy of the filter is given one that writes them down."""
     script = tmp_path / "cli_filter.lua"
     note = f'local file = io.open("{tmp_path}/names", "a"); file:write(name .. "\\n"); file:close()'
@@ -328,7 +329,7 @@ def test_no_file_is_left_behind(engine, service, job_file, tmp_path):
 
 
 @pytest.fixture(params=["lua51", "lua53", "lua54"])
-def controller(request, tmp_path):
+def controller(request: pytest.FixtureRequest, tmp_path: Path) -> Submit:
     """Runs job_submit.lua as slurmctld would, on a site whose smallest GPU has 40 shards."""
     script = tmp_path / "job_submit.lua"
     text = SUBMIT.read_text()
@@ -349,7 +350,7 @@ def controller(request, tmp_path):
         ("gres/shard:many", "gres/shard:many"),
     ],
 )
-def test_the_controller_caps_shards_at_one_gpu(controller, resources, expected):
+def test_the_controller_caps_shards_at_one_gpu(controller: Submit, resources: str, expected: str) -> None:
     outcome = controller(comment=f"gpumemnet:{ID}", tres_per_node=resources)
     assert outcome.returned == "0"
     assert outcome.options["tres_per_node"] == expected
@@ -357,13 +358,13 @@ def test_the_controller_caps_shards_at_one_gpu(controller, resources, expected):
     assert bool(outcome.said) == (resources != expected)
 
 
-def test_the_controller_leaves_other_jobs_alone(controller):
+def test_the_controller_leaves_other_jobs_alone(controller: Submit) -> None:
     for fields in ({}, {"comment": "gpumemnet:job.json", "tres_per_node": "gres/shard:99"}, {"tres_per_node": "gres/shard:99"}):
         assert controller(**fields).options == fields
     kept = {"comment": f"gpumemnet:{ID}", "admin_comment": "by the administrator"}
     assert controller(**kept).options == kept
 
 
-def test_the_controller_touches_neither_network_nor_files():
+def test_the_controller_touches_neither_network_nor_files() -> None:
     code = re.sub(r"--\[\[.*?--\]\]|--[^\n]*", "", SUBMIT.read_text(), flags=re.DOTALL)
     assert not re.search(r"\b(io|os|require|dofile|loadfile|package)\b", code)

@@ -20,6 +20,7 @@ from dataset_builder.measure.nvml import visible_meters
 from gpumemnet.errors import InvalidRequestError, MeasurementError
 from gpumemnet.gpu.catalogue import context, find_profile, load_profile
 from gpumemnet.units import MIB
+from tests.dataset_builder.measure.rehearsal.stand_in import StandInMeter
 
 REHEARSAL = Path(__file__).with_name("rehearsal")
 ROOT = Path(__file__).parents[3]
@@ -32,7 +33,6 @@ def rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
     """Probes a stand-in card: ``rehearse(mode, **behaviour by stage)``."""
     monkeypatch.syspath_prepend(REHEARSAL)
     monkeypatch.setenv("STAND_IN_FOLDER", str(tmp_path))
-    from stand_in import StandInMeter
 
     def run(mode: str = "process", **behaviour: str) -> dict[str, Any]:
         (tmp_path / "held").mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ MODELS = Path(__file__).parents[1] / "extract" / "examples"
 SMALL = [f"{MODELS}/small.py:sized", "--batch-size", "64", "--input", "8", "--arg", "width=3000", "--arg", "activation=ReLU"]
 
 
-def test_resnet50_is_explained(capfd, tmp_path):
+def test_resnet50_is_explained(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ["--batch-size", "32", "--input", "3x224x224", "--optimizer", "adamw", "--precision", "bf16", "--gpu", "H200"]
     assert main(["trace", f"{MODELS}/resnet50.py:build", *options, "--out", str(tmp_path / "job.json")]) == 0
     shown = capfd.readouterr()
@@ -42,10 +42,11 @@ def test_resnet50_is_explained(capfd, tmp_path):
     assert re.search(r"peak  \w+, step \d+: aten\.\w+ in \S+", shown.out)
     job = job_from_json((tmp_path / "job.json").read_text())
     assert job.total_parameters == 25_557_032
+    assert job.traced_peak_bytes is not None
     assert job.traced_peak_bytes < expected_mib * MIB
 
 
-def _parts_shown(text):
+def _parts_shown(text: str) -> int:
     """The sum of the breakdown's rows, which must be the total in its last row."""
     table = text.split("memory at the peak")[1].split("expected")
     rows = [int(number.replace(",", "")) for number in re.findall(r"^ [A-Za-z ]+?\s+([\d,]+)\s+[\d.]+ %", table[0], re.MULTILINE)]
@@ -55,7 +56,7 @@ def _parts_shown(text):
     return total
 
 
-def test_other_batch_sizes_and_the_largest(capfd):
+def test_other_batch_sizes_and_the_largest(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", *SMALL, "--gpu", "T4", "--batches", "1, 4096", "--largest-batch"]) == 0
     shown = capfd.readouterr().out
     assert re.search(r"^ 1 +\d{3} +\d{3} +fits", shown, re.MULTILINE)
@@ -63,13 +64,13 @@ def test_other_batch_sizes_and_the_largest(capfd):
     assert re.search(r"^ Tesla T4: largest batch size that fits: \d{3},\d{3}$", shown, re.MULTILINE)
 
 
-def test_the_picture_is_drawn(capfd, tmp_path):
+def test_the_picture_is_drawn(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["trace", *SMALL, "--plot", str(tmp_path / "memory.html")]) == 0
     assert capfd.readouterr().err == ""
     assert "<html" in (tmp_path / "memory.html").read_text()
 
 
-def test_programs_get_the_answer_as_it_is(capfd):
+def test_programs_get_the_answer_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", *SMALL, "--context-mib", "321", "--fits", "--json"]) == 0
     shown = capfd.readouterr()
     assert shown.err == ""
@@ -81,10 +82,12 @@ def test_programs_get_the_answer_as_it_is(capfd):
     assert {fit.gpu for fit in answer.gpus} >= {answer.gpu, "NVIDIA H200"}
 
 
-def test_the_allocators_settings_are_the_jobs_and_not_the_shells(capfd, monkeypatch):
-    def reserved(*options):
+def test_the_allocators_settings_are_the_jobs_and_not_the_shells(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reserved(*options: str) -> int:
         assert main(["trace", *SMALL, *options, "--json"]) == 0
-        return json.loads(capfd.readouterr().out)["reserved_bytes"]
+        return int(json.loads(capfd.readouterr().out)["reserved_bytes"])
 
     plain = reserved()
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "large_segment_size_mb:64")
@@ -111,7 +114,9 @@ def test_the_allocators_settings_are_the_jobs_and_not_the_shells(capfd, monkeypa
         (["two:factories"], "error: source: name one factory"),
     ],
 )
-def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, capfd):
+def test_wrong_options_are_one_sentence_and_exit_code_2(
+    options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trace", f"{MODELS}/small.py:ModuleMLP", "--batch-size", "2", "--input", "8", *options]) == 2
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -128,7 +133,9 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(options, sentence, capfd
         ("losses.py:with_loss", "per_sample", r"the loss per_sample \(.*losses\.py line \d+\) must be a scalar"),
     ],
 )
-def test_what_cannot_be_traced_is_one_sentence_and_exit_code_2(factory, how, sentence, capfd):
+def test_what_cannot_be_traced_is_one_sentence_and_exit_code_2(
+    factory: str, how: str, sentence: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     name = "loss" if factory.startswith("losses") else "how"
     assert main(["trace", f"{EXAMPLES}/{factory}", "--arg", f"{name}={how}"]) == 2
     shown = capfd.readouterr()
@@ -138,13 +145,13 @@ def test_what_cannot_be_traced_is_one_sentence_and_exit_code_2(factory, how, sen
     assert shown.err.count("\n") == 1
 
 
-def test_best_effort_says_what_it_guessed(capfd):
+def test_best_effort_says_what_it_guessed(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", f"{EXAMPLES}/shapes.py:picks", "--arg", "how=mask", "--best-effort"]) == 0
     shown = capfd.readouterr()
     assert "was taken to pick all 16,384 elements of its mask." in " ".join(shown.out.split())
 
 
-def test_a_script_gets_its_own_arguments(capfd):
+def test_a_script_gets_its_own_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     script = f"{EXAMPLES}/scripts/plain.py"
     assert main(["trace", "--script", script, "--gpu", "T4", "--json", "--", "--batch-size", "16"]) == 0
     shown = capfd.readouterr()
@@ -164,14 +171,14 @@ def test_a_script_gets_its_own_arguments(capfd):
         ([], "error: source: name one factory, such as train.py:build, or give --script train.py"),
     ],
 )
-def test_what_does_not_go_with_a_script_is_refused(options, sentence, capfd):
+def test_what_does_not_go_with_a_script_is_refused(options: list[str], sentence: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", *options]) == 2
     shown = capfd.readouterr()
     assert shown.out == ""
     assert shown.err.startswith(sentence)
 
 
-def test_somebody_at_a_terminal_sees_what_is_being_done():
+def test_somebody_at_a_terminal_sees_what_is_being_done() -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "gpumemnet", "trace", *SMALL]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
@@ -222,7 +229,7 @@ def shown(answer: TraceAnswer, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 130])
-def test_the_report_fits_the_terminal(width):
+def test_the_report_fits_the_terminal(width: int) -> None:
     text = shown(ANSWER, width)
     assert max(map(len, text.splitlines())) <= width
     assert "buffers" not in text  # there are none
@@ -234,13 +241,13 @@ def test_the_report_fits_the_terminal(width):
 @pytest.mark.parametrize(
     ("expected_gib", "safe_gib", "verdict"), [(30, 40, "Fits "), (40, 41, "May not fit "), (41, 42, "Does not fit ")]
 )
-def test_the_verdict_comes_first(expected_gib, safe_gib, verdict):
+def test_the_verdict_comes_first(expected_gib: int, safe_gib: int, verdict: str) -> None:
     answer = replace(ANSWER, expected_bytes=expected_gib * GIB, safe_bytes=safe_gib * GIB, max_batch_size=None)
     assert shown(answer, 130).startswith(f"{verdict}NVIDIA A100-SXM4-40GB: {expected_gib}.00 GiB")
 
 
 @given(st.lists(st.integers(0, 2**44), min_size=1, max_size=12))
-def test_shown_mib_add_up_and_are_never_far_off(amounts):
+def test_shown_mib_add_up_and_are_never_far_off(amounts: list[int]) -> None:
     shown = shown_mib(amounts)
     assert sum(shown) == ceil_mib(sum(amounts))
     assert all(abs(mib * MIB - amount) < MIB for mib, amount in zip(shown, amounts, strict=True))

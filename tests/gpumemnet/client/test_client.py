@@ -7,14 +7,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.message import Message
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from gpumemnet.client.client import AsyncClient, Client, Device
+from gpumemnet.client.calls import Device, ServedPrediction
+from gpumemnet.client.client import AsyncClient, Client
 from gpumemnet.errors import InvalidRequestError, ServiceError
 from gpumemnet.features.vector import FEATURE_SCHEMA
 from gpumemnet.gpu.catalogue import device_profiles
@@ -27,8 +31,11 @@ from gpumemnet.predict.largest_batch import batch_sizes, smallest_gpu
 from gpumemnet.predict.prediction import Prediction
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import GIB, MIB, ceil_mib
+from tests.conftest import RunningService, StartService
 
 PATIENT_SECONDS = 300.0
+STORED = b'{"id": 1}'
+"""The answer to an observation that was stored."""
 DEVICES: list[Device] = [{"id": "GPU-1", "gpu": "T4", "free_mib": 1}]
 MLP_ONLY = Path(__file__).parents[3] / "gpumemnet" / "bundles" / "mlp-a100-published"
 """Served alone, so that there are families without a model."""
@@ -40,13 +47,13 @@ def predictor() -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def service(start_service):
+def service(start_service: StartService) -> Iterator[RunningService]:
     with start_service("--bundle", str(MLP_ONLY)) as running:
         yield running
 
 
 @pytest.fixture
-def job(predictor) -> TrainingJob:
+def job(predictor: Predictor) -> TrainingJob:
     layers = (Layer("linear", 256, 65_792), Layer("relu", 256), Layer("linear", 10, 2570))
     family = predictor.bundles[0].card.families[0]
     return TrainingJob(
@@ -61,21 +68,26 @@ def job(predictor) -> TrainingJob:
 
 
 @pytest.fixture
-def unsupported(predictor, job) -> TrainingJob:
+def unsupported(predictor: Predictor, job: TrainingJob) -> TrainingJob:
     """A job of a family that no loaded model answers for."""
-    missing = set(FAMILIES) - {family for bundle in predictor.bundles for family in bundle.card.families}
+    missing = set(FAMILIES).difference(families_of(predictor))
     return TrainingJob(
         family=missing.pop(), batch_size=1, input_elements=1, optimizer="adam", precision="fp32", layers=job.layers
     )
 
 
 @pytest.fixture
-def client(service) -> Iterator[Client]:
+def client(service: RunningService) -> Iterator[Client]:
     with Client(service.url, timeout_seconds=PATIENT_SECONDS) as client:
         yield client
 
 
-def assert_same(estimate: Prediction, expected: Prediction) -> None:
+def families_of(predictor: Predictor) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
+
+
+def assert_same(estimate: Prediction | ServiceError, expected: Prediction) -> None:
+    assert isinstance(estimate, Prediction)
     for name in Prediction.__slots__:
         if name != "probabilities":
             assert getattr(estimate, name) == getattr(expected, name), name
@@ -88,31 +100,35 @@ def assert_same(estimate: Prediction, expected: Prediction) -> None:
     [None, bins_of_width(GIB), bins_of_width(100 * MIB), *PUBLISHED_BINS.values()],
     ids=lambda bins: bins.name if bins else "own",
 )
-def test_the_service_answers_as_the_predictor_does(client, predictor, job, bins):
+def test_the_service_answers_as_the_predictor_does(
+    client: Client, predictor: Predictor, job: TrainingJob, bins: BinScheme | None
+) -> None:
     assert_same(client.predict(job, bins=bins, coverage=0.9), predictor.predict(job, bins=bins, coverage=0.9))
 
 
-def test_a_prediction_says_what_a_scheduler_needs(client, predictor, job):
+def test_a_prediction_says_what_a_scheduler_needs(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     prediction = client.predict(job, coverage=0.95)
     estimate = predictor.predict(job, coverage=0.95)
     assert isinstance(prediction, Prediction)
     assert prediction.request_mib == ceil_mib(estimate.expected_bytes)
+    assert estimate.safe_bytes is not None
     assert prediction.limit_mib == ceil_mib(estimate.safe_bytes)
     assert prediction.model_sha256 == predictor.bundles[0].sha256
     assert (prediction.release, prediction.feature_schema, prediction.fits) == ("configured", FEATURE_SCHEMA, ())
     assert prediction.prediction_id != client.predict(job).prediction_id
 
 
-def test_another_gpu_and_what_the_job_fits(client, predictor, job):
+def test_another_gpu_and_what_the_job_fits(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     prediction = client.predict(job, gpu="H100", encoder="mlp", fits=["A100/3g.20gb"], devices=DEVICES)
     assert_same(prediction, predictor.predict(job, gpu="H100"))
     targets = [target("A100/3g.20gb"), target("T4", free_mib=1, device="GPU-1")]
     assert prediction.fits == fits(predictor, job, targets)
     assert client.predict(job, fits=True).fits == fits(predictor, job)
-    assert [found.fits for found in client.predict_many([job, job], fits=("T4",))] == [fits(predictor, job, [target("T4")])] * 2
+    many = client.predict_many([job, job], fits=("T4",))
+    assert [found.fits for found in many if isinstance(found, ServedPrediction)] == [fits(predictor, job, [target("T4")])] * 2
 
 
-def test_the_inverse_questions(client, predictor, job):
+def test_the_inverse_questions(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     expected = batch_sizes(predictor, job, target("A100/1g.5gb"), max_batch=500, coverage=0.9)
     assert client.batch_sizes(job, gpu="A100", mig="1g.5gb", max_batch=500, coverage=0.9) == expected
     free = client.batch_sizes(job, gpu="A100", free_mib=2000)
@@ -123,7 +139,7 @@ def test_the_inverse_questions(client, predictor, job):
     assert [gpu["name"] for gpu in client.gpus()] == [profile.name for profile in device_profiles()]
 
 
-def test_a_job_outside_the_support_has_no_safe_bytes(client, predictor, job):
+def test_a_job_outside_the_support_has_no_safe_bytes(client: Client, predictor: Predictor, job: TrainingJob) -> None:
     huge = TrainingJob(
         family=job.family, batch_size=2**31 - 1, input_elements=256, optimizer="adam", precision="fp32", layers=job.layers
     )
@@ -132,23 +148,24 @@ def test_a_job_outside_the_support_has_no_safe_bytes(client, predictor, job):
     assert_same(estimate, predictor.predict(huge))
 
 
-def test_the_asynchronous_client_answers_the_same(service, predictor, job):
-    async def ask():
+def test_the_asynchronous_client_answers_the_same(service: RunningService, predictor: Predictor, job: TrainingJob) -> None:
+    async def ask() -> None:
         async with AsyncClient(service.url, timeout_seconds=PATIENT_SECONDS) as client:
             estimates = await asyncio.gather(*(client.predict(job) for _ in range(20)))
             assert await client.batch_sizes(job, gpu="T4") == batch_sizes(predictor, job, target("T4"))
             assert await client.smallest_gpu(job) == smallest_gpu(predictor, job)
             assert len(await client.gpus()) == len(device_profiles())
-            return estimates, await client.predict_many([job]), await client.models(), await client.health()
+            for estimate in (*estimates, *await client.predict_many([job])):
+                assert_same(estimate, predictor.predict(job))
+            assert [model["sha256"] for model in await client.models()] == [bundle.sha256 for bundle in predictor.bundles]
+            assert await client.health() == families_of(predictor)
 
-    estimates, batch, models, families = asyncio.run(ask())
-    for estimate in (*estimates, *batch):
-        assert_same(estimate, predictor.predict(job))
-    assert [model["sha256"] for model in models] == [bundle.sha256 for bundle in predictor.bundles]
-    assert families == tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
+    asyncio.run(ask())
 
 
-def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(client, predictor, job, unsupported):
+def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(
+    client: Client, predictor: Predictor, job: TrainingJob, unsupported: TrainingJob
+) -> None:
     first, second, third = client.predict_many([job, unsupported, job], bins=PUBLISHED_BINS["published-2000mib"])
     expected = predictor.predict_many([job, job], bins=PUBLISHED_BINS["published-2000mib"])
     assert_same(first, expected[0])
@@ -159,42 +176,45 @@ def test_many_jobs_are_answered_in_order_and_one_alone_may_fail(client, predicto
     assert client.predict_many([]) == []
 
 
-def test_models_and_health(client, predictor):
+def test_models_and_health(client: Client, predictor: Predictor) -> None:
     assert [model["card"] for model in client.models()] == [bundle.card.document for bundle in predictor.bundles]
-    assert client.health() == tuple(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
+    assert client.health() == families_of(predictor)
 
 
-def test_a_refusal_carries_the_problem(client, unsupported):
+def test_a_refusal_carries_the_problem(client: Client, unsupported: TrainingJob) -> None:
     with pytest.raises(ServiceError, match=r"refused: job\.family: no model for") as raised:
         client.predict(unsupported)
     assert raised.value.status == 422
-    assert raised.value.problem["errors"][0]["field"] == "job.family"
+    errors = cast("list[dict[str, str]]", raised.value.problem["errors"])
+    assert errors[0]["field"] == "job.family"
 
 
-def test_a_coverage_that_nobody_calibrated_is_refused(client, job):
+def test_a_coverage_that_nobody_calibrated_is_refused(client: Client, job: TrainingJob) -> None:
     with pytest.raises(ServiceError, match="refused: coverage: must be"):
         client.predict(job, coverage=0.01)
 
 
 @pytest.mark.parametrize("bins", [BinScheme(GIB, 7), BinScheme(100 * MIB + 1, 10), bins_of_width(100 * MIB + 1)])
-def test_bins_that_the_service_does_not_know_are_refused_before_asking(client, job, bins):
+def test_bins_that_the_service_does_not_know_are_refused_before_asking(client: Client, job: TrainingJob, bins: BinScheme) -> None:
     with pytest.raises(InvalidRequestError, match="bins"):
         client.predict(job, bins=bins)
 
 
-def test_the_address_comes_from_the_environment(service, job, monkeypatch):
+def test_the_address_comes_from_the_environment(
+    service: RunningService, job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUMEMNET_URL", service.url + "/")
     with Client(timeout_seconds=PATIENT_SECONDS) as client:
         assert client.predict(job).expected_bytes > 0
 
 
-def test_without_an_address_it_is_the_one_of_make_serve(monkeypatch):
+def test_without_an_address_it_is_the_one_of_make_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUMEMNET_URL", raising=False)
     with Client() as client:
         assert (client.url, client.timeout_seconds) == ("http://127.0.0.1:8000", 0.5)
 
 
-def test_a_service_that_does_not_run(job):
+def test_a_service_that_does_not_run(job: TrainingJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(ServiceError, match="cannot be reached") as raised:
@@ -203,7 +223,7 @@ def test_a_service_that_does_not_run(job):
     assert raised.value.problem == {}
 
 
-def test_a_service_that_does_not_answer_in_time(job):
+def test_a_service_that_does_not_answer_in_time(job: TrainingJob) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.05) as client,
@@ -213,18 +233,27 @@ def test_a_service_that_does_not_answer_in_time(job):
 
 
 @pytest.mark.parametrize("url", ["not a url", "ftp://127.0.0.1", "http://", "http://[::1", "http://127.0.0.1:99999"])
-def test_an_address_that_is_none(job, url):
+def test_an_address_that_is_none(job: TrainingJob, url: str) -> None:
     with Client(url) as client, pytest.raises(ServiceError, match="cannot be reached"):
         client.predict(job)
 
 
+@dataclass(frozen=True)
+class SentRequest:
+    path: str
+    headers: Message
+    body: bytes
+
+
 @contextmanager
-def foreign_server(status: int, content: bytes) -> Iterator[str]:
-    """An HTTP server that is no service of ours."""
+def canned_server(status: int, content: bytes) -> Iterator[tuple[str, list[SentRequest]]]:
+    """An HTTP server that gives one answer to everything, and keeps what it is sent."""
+    sent: list[SentRequest] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            sent.append(SentRequest(self.path, self.headers, body))
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -237,58 +266,32 @@ def foreign_server(status: int, content: bytes) -> Iterator[str]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
-def recording_server(status: int) -> Iterator[tuple[str, list[dict[str, object]]]]:
-    """An HTTP server that keeps what it is sent and answers ``{"id": 1}``."""
-    kept: list[dict[str, object]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            kept.append({"path": self.path, "headers": dict(self.headers), "body": json.loads(body)})
-            self.send_response(status)
-            self.send_header("Content-Length", "9")
-            self.end_headers()
-            self.wfile.write(b'{"id": 1}')
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", kept
+            yield f"http://127.0.0.1:{server.server_port}", sent
         finally:
             server.shutdown()
             thread.join()
 
 
 @pytest.mark.parametrize("status", [200, 201])
-def test_an_observation_is_sent_as_the_service_reads_it(job, status):
+def test_an_observation_is_sent_as_the_service_reads_it(job: TrainingJob, status: int) -> None:
     ended = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    with recording_server(status) as (url, kept), Client(url, timeout_seconds=PATIENT_SECONDS, api_key="k") as client:
+    with canned_server(status, STORED) as (url, sent), Client(url, timeout_seconds=PATIENT_SECONDS, api_key="k") as client:
         answer = client.observe(prediction_id="01910c5e", peak_mib=2000, source="nvml_process", idempotency_key="job 7")
         assert answer == {"id": 1}
         client.observe(job=job, gpu="A100", source="slurm_gpumem", oom=True, limit_mib=4096, observed_at=ended)
-    assert [request["path"] for request in kept] == ["/v1/observations"] * 2
-    assert kept[0]["headers"]["Authorization"] == "Bearer k"
+    assert [request.path for request in sent] == ["/v1/observations"] * 2
+    assert sent[0].headers["Authorization"] == "Bearer k"
+    by_prediction, by_job = (json.loads(request.body) for request in sent)
     observed = {"peak_mib": 2000, "source": "nvml_process", "idempotency_key": "job 7"}
-    assert kept[0]["body"] == {"prediction_id": "01910c5e", **observed}
-    assert job_from_dict(kept[1]["body"].pop("job")) == job
+    assert by_prediction == {"prediction_id": "01910c5e", **observed}
+    assert job_from_dict(by_job.pop("job")) == job
     rest = {"gpu": "A100", "source": "slurm_gpumem", "oom": True, "limit_mib": 4096, "observed_at": ended.isoformat()}
-    assert kept[1]["body"] == rest
+    assert by_job == rest
 
 
-def test_the_key_comes_from_the_environment(job, monkeypatch):
+def test_the_key_comes_from_the_environment(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEMNET_API_KEY", "from-the-environment")
-    with recording_server(201) as (url, kept):
+    with canned_server(201, STORED) as (url, sent):
         with Client(url, timeout_seconds=PATIENT_SECONDS) as client:
             client.observe(prediction_id="x")
         with Client(url, timeout_seconds=PATIENT_SECONDS, api_key="") as client:
@@ -299,12 +302,12 @@ def test_the_key_comes_from_the_environment(job, monkeypatch):
                 await client.observe(prediction_id="x")
 
         asyncio.run(observe())
-    keys = [request["headers"].get("Authorization", request["headers"].get("authorization")) for request in kept]
+    keys = [request.headers["Authorization"] for request in sent]
     assert keys == ["Bearer from-the-environment", None, "Bearer given"]
 
 
 @pytest.mark.parametrize("key", ["a b", "a\nb", "ä"])
-def test_a_key_that_no_header_can_carry(key):
+def test_a_key_that_no_header_can_carry(key: str) -> None:
     with pytest.raises(InvalidRequestError, match="api_key: must be printable ASCII") as raised:
         Client(api_key=key)
     assert key not in str(raised.value)
@@ -314,16 +317,21 @@ def test_a_key_that_no_header_can_carry(key):
 @pytest.mark.parametrize(
     "content", [b"<html>", b"", b"[]", b"null", b"{}", b'{"detail": 3, "bins": 1}', b'{"results": []}', b"\xff"]
 )
-def test_a_server_that_is_no_service(job, status, content):
-    with foreign_server(status, content) as url, Client(url, timeout_seconds=PATIENT_SECONDS) as client:
-        questions = (client.predict, lambda job: client.predict_many([job]), client.batch_sizes, client.smallest_gpu)
+def test_a_server_that_is_no_service(job: TrainingJob, status: int, content: bytes) -> None:
+    with canned_server(status, content) as (url, _), Client(url, timeout_seconds=PATIENT_SECONDS) as client:
+        questions: list[Callable[[], object]] = [
+            lambda: client.predict(job),
+            lambda: client.predict_many([job]),
+            lambda: client.batch_sizes(job),
+            lambda: client.smallest_gpu(job),
+        ]
         for ask in questions:
             with pytest.raises(ServiceError) as raised:
-                ask(job)
+                ask()
             assert raised.value.status == status
 
 
-def test_without_httpx_the_extra_is_named():
+def test_without_httpx_the_extra_is_named() -> None:
     script = (
         "import sys; sys.modules['httpx'] = None\n"
         "from gpumemnet.client.client import Client\n"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_DEFAULTS, FIELD_RANGES, NULLABLE_FIELDS, REQUIRED_FIELDS, TrainingJob
-from gpumemnet.job.training_options import TRAINING_OPTIONS, TrainingOptions
+from gpumemnet.job.training_options import TRAINING_OPTIONS, Option, TrainingOptions
 
-TOTALS = {"family": "mlp", "batch_size": 8, "input_elements": 4, "total_activations": 16, "total_parameters": 32}
+TOTALS: dict[str, Any] = {"family": "mlp", "batch_size": 8, "input_elements": 4, "total_activations": 16, "total_parameters": 32}
 
 
 @pytest.mark.parametrize("option", TRAINING_OPTIONS.values(), ids=TRAINING_OPTIONS)
-def test_a_job_declares_every_option_alike(option) -> None:  # type: ignore[no-untyped-def]
+def test_a_job_declares_every_option_alike(option: Option) -> None:
     assert FIELD_DEFAULTS[option.name] == (dataclasses.MISSING if option.name in REQUIRED_FIELDS else option.default)
     assert (option.name in NULLABLE_FIELDS) == option.is_nullable
     assert FIELD_CHOICES.get(option.name, ()) == option.choices
@@ -43,9 +44,11 @@ def test_a_job_gives_back_its_options() -> None:
     ],
 )
 def test_a_job_and_its_options_refuse_the_same_values(name: str, value: object, sentence: str) -> None:
-    for refuse in (TrainingOptions, lambda **given: TrainingJob(**TOTALS, **{"optimizer": "sgd", "precision": "fp32"} | given)):
+    given: dict[str, Any] = {name: value}
+    a_job: dict[str, Any] = {**TOTALS, "optimizer": "sgd", "precision": "fp32"}
+    for refuse in (lambda: TrainingOptions(**given), lambda: TrainingJob(**a_job | given)):
         with pytest.raises(InvalidJobError, match=sentence) as caught:
-            refuse(**{name: value})
+            refuse()
         assert caught.value.field == name
 
 

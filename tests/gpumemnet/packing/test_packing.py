@@ -2,7 +2,9 @@ import csv
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +18,13 @@ from gpumemnet.errors import GpumemnetError, InvalidRequestError
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.packing import (
     FITS,
+    Amounts,
+    Inventory,
     Policy,
+    Run,
     Trace,
     TraceRow,
+    Workload,
     estimators,
     figures,
     inventory,
@@ -33,14 +39,16 @@ DATASETS = Path(__file__).parents[3] / "dataset_builder" / "datasets"
 REAL = DATASETS / "published_real_models_a100.parquet"
 A100_MIB = 40960 - 512
 
+JobNumbers = tuple[float, float, int, int | None]
+"""Arrival and duration in seconds, true MiB, estimated MiB or none."""
+
 
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
     return Predictor.default()
 
 
-def a_trace(jobs) -> Trace:
-    """A trace of (arrival, duration, true MiB, estimated MiB or None)."""
+def a_trace(jobs: Sequence[JobNumbers]) -> Trace:
     rows = tuple(
         TraceRow(
             location=f"row {number}",
@@ -55,7 +63,13 @@ def a_trace(jobs) -> Trace:
     return Trace(rows=rows, left_out={}, ignored_columns=(), sha256_of={})
 
 
-def runs_of(jobs, gpus, predictor, policy=None, only=("exclusive", "oracle", "given")):
+def runs_of(
+    jobs: Sequence[JobNumbers],
+    gpus: str,
+    predictor: Predictor,
+    policy: Policy | None = None,
+    only: Sequence[str] = ("exclusive", "oracle", "given"),
+) -> tuple[Workload, Inventory, dict[str, tuple[Amounts, Run]]]:
     trace, cards = a_trace(jobs), inventory(gpus)
     work = workload(trace, cards.cards)
     found = estimators(trace.rows, cards, predictor, only=only)
@@ -82,7 +96,9 @@ policies = st.builds(
 @given(
     jobs=st.lists(a_job, min_size=1, max_size=14), gpus=st.sampled_from(["A100", "A100:2", "A100:1,A100-80GB:1"]), policy=policies
 )
-def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it_has(predictor, jobs, gpus, policy):
+def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it_has(
+    predictor: Predictor, jobs: Sequence[JobNumbers], gpus: str, policy: Policy
+) -> None:
     work, cards, runs = runs_of(jobs, gpus, predictor, policy)
     for key, (amounts, run) in runs.items():
         ran = run.is_run
@@ -107,7 +123,7 @@ def test_whatever_is_estimated_jobs_are_conserved_and_no_card_holds_more_than_it
             assert told.jobs_per_gpu in (0, pytest.approx(1))
 
 
-def most_at_once(work, run, cards) -> int:
+def most_at_once(work: Workload, run: Run, cards: Inventory) -> int:
     """By how much the true memory on a card ever exceeds its capacity, from the run's intervals alone."""
     worst = -(2**31)
     for card, capacity in enumerate(cards.capacity_mib.tolist()):
@@ -118,7 +134,7 @@ def most_at_once(work, run, cards) -> int:
     return worst
 
 
-def test_the_job_that_was_placed_last_dies_and_runs_again_alone(predictor):
+def test_the_job_that_was_placed_last_dies_and_runs_again_alone(predictor: Predictor) -> None:
     jobs = [(0, 1000, 30_000, 15_000), (10, 1000, 20_000, 15_000), (20, 100, 1000, 1000)]
     work, _, runs = runs_of(jobs, "A100:1", predictor, Policy(ramp_seconds=60))
     amounts, run = runs["given"]
@@ -133,19 +149,19 @@ def test_the_job_that_was_placed_last_dies_and_runs_again_alone(predictor):
     assert told.waste_gib_hours == pytest.approx(((A100_MIB - 20_000) * 1000 + 15_000 * 60) / 1024 / 3600)
 
 
-def test_a_job_that_dies_alone_goes_to_a_larger_card(predictor):
+def test_a_job_that_dies_alone_goes_to_a_larger_card(predictor: Predictor) -> None:
     _, cards, runs = runs_of([(0, 100, 60_000, None)], "A100:1,A100-80GB:1", predictor, Policy(fit="first"))
     run = runs["exclusive"][1]
     assert run.ooms.tolist() == [1]
     assert cards.capacity_mib[run.card[0]] > 60_000
 
 
-def test_a_neighbour_that_has_ended_before_the_peak_kills_nobody(predictor):
+def test_a_neighbour_that_has_ended_before_the_peak_kills_nobody(predictor: Predictor) -> None:
     _, _, runs = runs_of([(0, 100, 30_000, 1000), (50, 500, 20_000, 1000)], "A100:1", predictor, Policy(ramp_seconds=60))
     assert runs["given"][1].ooms.sum() == 0
 
 
-def test_without_backfill_nobody_overtakes(predictor):
+def test_without_backfill_nobody_overtakes(predictor: Predictor) -> None:
     jobs = [(0, 100, 30_000, 30_000), (1, 100, 20_000, 20_000), (2, 100, 1000, 1000)]
     starts = [
         runs_of(jobs, "A100:1", predictor, Policy(backfill=depth))[2]["oracle"][1].start_seconds.tolist() for depth in (0, 1)
@@ -153,7 +169,7 @@ def test_without_backfill_nobody_overtakes(predictor):
     assert starts == [[0, 100, 100], [0, 100, 2]]
 
 
-def test_best_fills_spread_empties_first_takes_the_first(predictor):
+def test_best_fills_spread_empties_first_takes_the_first(predictor: Predictor) -> None:
     jobs = [(0, 100, 30_000, 30_000), (1, 100, 1000, 1000), (2, 100, 9000, 9000)]
     cards = {fit: runs_of(jobs, "A100-80GB:1,A100:1", predictor, Policy(fit=fit))[2]["oracle"][1].card.tolist() for fit in FITS}
     assert cards == {"best": [1, 1, 1], "first": [0, 0, 0], "spread": [0, 0, 0]}
@@ -161,7 +177,7 @@ def test_best_fills_spread_empties_first_takes_the_first(predictor):
     assert even == {"best": [0, 0, 0], "first": [0, 0, 0], "spread": [0, 1, 1]}
 
 
-def test_neighbours_slow_each_other_down_where_asked(predictor):
+def test_neighbours_slow_each_other_down_where_asked(predictor: Predictor) -> None:
     jobs = [(0, 100, 1000, 1000), (50, 100, 1000, 1000)]
     run = runs_of(jobs, "A100:1", predictor, Policy(slowdown=1.0))[2]["oracle"][1]
     # alone for 50 s; then both at half the speed until the first has done its other 50 at 150; the second has 50 left
@@ -169,7 +185,7 @@ def test_neighbours_slow_each_other_down_where_asked(predictor):
     assert runs_of(jobs, "A100:1", predictor)[2]["oracle"][1].end_seconds.tolist() == [100, 150]
 
 
-def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor):
+def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor: Predictor) -> None:
     work, cards, runs = runs_of([(0, 10, 500, 10**6), (0, 10, 500, 100)], "A100:1,A100-80GB:1", predictor)
     amounts, run = runs["given"]
     assert amounts.too_large == 1
@@ -177,7 +193,7 @@ def test_an_estimate_that_no_card_holds_gets_the_largest_card_alone(predictor):
     assert figures(run, work, amounts).alone == 1
 
 
-def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor):
+def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor: Predictor) -> None:
     trace, cards = a_trace([(0, 10, 500, None), (0, 10, 500, 700)]), inventory("A100:1")
     for unknown, expected in ((None, [[-1], [800]]), (40_000, [[40_000], [800]])):
         found = estimators(trace.rows, cards, predictor, only=["given"], unknown_mib=unknown, headroom_mib=100)[0]
@@ -186,7 +202,7 @@ def test_where_an_estimator_has_no_answer_a_fixed_guess_may_stand(predictor):
         assert found.is_alone.tolist() == [unknown is None, False]
 
 
-def test_gpumemnet_answers_for_each_kind_and_traces_are_kept_apart(predictor):
+def test_gpumemnet_answers_for_each_kind_and_traces_are_kept_apart(predictor: Predictor) -> None:
     trace, cards = read_trace([REAL]), inventory("A100:1,H200:1")
     found = {one.key: one for one in estimators(trace.rows, cards, predictor)}
     limit, traced = found["limit"], found["traced-limit"]
@@ -202,7 +218,7 @@ def test_gpumemnet_answers_for_each_kind_and_traces_are_kept_apart(predictor):
     assert {"naive", "horus", "closed-form", "traced-peak", "given", "oracle", "exclusive"} <= found.keys()
 
 
-def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alone():
+def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alone() -> None:
     trace = read_trace([REAL])
     work = workload(trace, 64, jobs=20_000, load=3, median_seconds=600, seed=1)
     rate = len(work.row_of) / work.arrival_seconds[-1]
@@ -217,7 +233,7 @@ def test_drawn_times_have_the_load_that_was_asked_for_and_depend_on_the_seed_alo
     assert (other.arrival_seconds != work.arrival_seconds).any()
 
 
-def test_ten_thousand_jobs_on_64_gpus_take_seconds(predictor):
+def test_ten_thousand_jobs_on_64_gpus_take_seconds(predictor: Predictor) -> None:
     trace, cards = read_trace([REAL]), inventory("A100:64")
     work = workload(trace, cards.cards, jobs=10_000, load=3)
     found = estimators(trace.rows, cards, predictor, only=["exclusive", "request"])
@@ -227,7 +243,7 @@ def test_ten_thousand_jobs_on_64_gpus_take_seconds(predictor):
     assert time.process_time() - start < 10  # 0.5 s on a core of its own
 
 
-def documents():
+def documents() -> list[dict[str, Any]]:
     job = job_to_dict(small_job())
     plain = {name: value for name, value in job.items() if value is not None}
     return [
@@ -238,7 +254,7 @@ def documents():
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet", "columns"])
-def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path, form):
+def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path: Path, form: str) -> None:
     rows = documents()
     path = tmp_path / f"trace.{'parquet' if form == 'columns' else form}"
     columns = ("job", "peak_mib", "peak_bytes", "arrival_seconds", "duration_seconds", "gpu", "oom", "estimate_user_mib", "who")
@@ -268,7 +284,7 @@ def test_a_trace_comes_as_json_lines_as_csv_or_as_parquet(tmp_path, form):
     assert workload(trace, 1).synthetic == ()
 
 
-def test_a_csv_of_totals_needs_no_json(tmp_path):
+def test_a_csv_of_totals_needs_no_json(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(
         "family,batch_size,input_elements,optimizer,precision,total_activations,total_parameters,channels_last,peak_mib\n"
@@ -293,7 +309,7 @@ def test_a_csv_of_totals_needs_no_json(tmp_path):
         ({"family": "mlp"}, "line 1, family: stands beside a job"),
     ],
 )
-def test_a_row_that_is_none_is_named(tmp_path, change, sentence):
+def test_a_row_that_is_none_is_named(tmp_path: Path, change: dict[str, object], sentence: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({**documents()[0], **change}) + "\n")
     with pytest.raises(GpumemnetError, match=sentence):
@@ -315,7 +331,7 @@ def test_a_row_that_is_none_is_named(tmp_path, change, sentence):
         ("missing.csv", None, "cannot be read"),
     ],
 )
-def test_a_file_that_is_none_is_named(tmp_path, name, content, sentence):
+def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, content: str | bytes | None, sentence: str) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -323,7 +339,7 @@ def test_a_file_that_is_none_is_named(tmp_path, name, content, sentence):
         read_trace([path])
 
 
-def test_times_in_some_rows_only_are_refused(tmp_path):
+def test_times_in_some_rows_only_are_refused(tmp_path: Path) -> None:
     first, second, _ = documents()
     del second["arrival_seconds"]
     path = tmp_path / "trace.jsonl"
@@ -333,7 +349,7 @@ def test_times_in_some_rows_only_are_refused(tmp_path):
 
 
 @given(text=st.text(max_size=30) | st.from_regex(r"(A100|H200|A100/3g\.20gb)(:\d{1,7})?(,H100:\d)?", fullmatch=True))
-def test_an_inventory_is_read_or_refused(text):
+def test_an_inventory_is_read_or_refused(text: str) -> None:
     try:
         cards = inventory(text)
     except InvalidRequestError as error:
@@ -344,14 +360,16 @@ def test_an_inventory_is_read_or_refused(text):
     assert field == "gpus"
 
 
-def test_an_inventory_counts_what_the_driver_keeps_and_knows_mig():
+def test_an_inventory_counts_what_the_driver_keeps_and_knows_mig() -> None:
     cards = inventory("A100:2, A100/3g.20gb, A100:1")
     assert cards.counts == (3, 1)
     assert cards.capacity_mib.tolist()[:3] == [A100_MIB] * 3
     assert 15_000 < cards.capacity_mib[3] < 20_480
 
 
-def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictures(tmp_path, capsys):
+def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "packing.json"
     arguments = ["pack", str(REAL), "--gpus", "A100:4", "--jobs", "60", "--seed", "3"]
     assert main([*arguments, "--out", str(out), "--plot", str(tmp_path / "packing.svg")]) == 0
@@ -374,7 +392,7 @@ def test_the_command_line_prints_the_same_table_twice_and_writes_json_and_pictur
     assert (tmp_path / "again.svg").read_text() == svg
 
 
-def test_what_a_model_has_seen_is_said(capsys):
+def test_what_a_model_has_seen_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     rows = str(DATASETS / "published_mlp_a100.parquet")
     assert (
         main(["pack", rows, "--gpus", "A100:8", "--jobs", "20", "--estimator", "oracle", "--estimator", "limit", "--json"]) == 0
@@ -402,7 +420,7 @@ def test_what_a_model_has_seen_is_said(capsys):
         (["--gpus", "A100", "--out", "/nowhere/x.json"], "out: the folder /nowhere does not exist"),
     ],
 )
-def test_the_command_line_refuses_in_a_sentence(capsys, options, sentence):
+def test_the_command_line_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], options: list[str], sentence: str) -> None:
     assert main(["pack", str(REAL), *options]) == 2
     error = capsys.readouterr().err
     assert sentence in error

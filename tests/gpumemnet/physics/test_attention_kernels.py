@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,11 @@ SHAPE = (8, 12, 1024, 64)
 AMPERE, ADA, HOPPER, BLACKWELL, CONSUMER_BLACKWELL, TURING, VOLTA = (8, 0), (8, 9), (9, 0), (10, 0), (12, 0), (7, 5), (7, 0)
 
 
-def call(dtype: str = "bfloat16", shape: tuple[int, ...] = SHAPE, **changes: object) -> AttentionCall:
+def call(dtype: str = "bfloat16", shape: tuple[int, ...] = SHAPE, **changes: Any) -> AttentionCall:
     return replace(AttentionCall(query=shape, key=shape, value=shape, dtype=dtype), **changes)
 
 
-def setup(capability: tuple[int, int] = AMPERE, **changes: object) -> AttentionSetup:
+def setup(capability: tuple[int, int] = AMPERE, **changes: Any) -> AttentionSetup:
     return replace(AttentionSetup(compute_capability=capability), **changes)
 
 
@@ -74,7 +75,7 @@ def test_type_and_gpu_decide(capability: tuple[int, int], dtype: str, kernel: st
         (20, HOPPER, {}, "flash"),
     ],
 )
-def test_head_size_decides(head_size: int, capability: tuple[int, int], changes: dict[str, object], kernel: str) -> None:
+def test_head_size_decides(head_size: int, capability: tuple[int, int], changes: dict[str, Any], kernel: str) -> None:
     assert choose_kernel(replace(call(shape=(2, 4, 16, head_size)), **changes), setup(capability)) == kernel
 
 
@@ -140,7 +141,7 @@ def test_before_torch_2_12_cudnn_drops_anything() -> None:
     "changes",
     [{"cudnn_version": 91002}, {"cudnn_first": False}, {"enabled": frozenset({"flash", "math"})}, {"deterministic": True}],
 )
-def test_what_keeps_cudnn_from_the_front(changes: dict[str, object]) -> None:
+def test_what_keeps_cudnn_from_the_front(changes: dict[str, Any]) -> None:
     assert choose_kernel(call(), setup(HOPPER, **changes)) == "flash"
 
 
@@ -163,7 +164,7 @@ def test_an_order_of_the_users_own_stands() -> None:
         {"key": (4, 12, 1024, 64), "value": (4, 12, 1024, 64)},
     ],
 )
-def test_what_no_fused_kernel_takes(changes: dict[str, object]) -> None:
+def test_what_no_fused_kernel_takes(changes: dict[str, Any]) -> None:
     assert choose_kernel(call(**changes), setup(HOPPER)) == "math"
 
 

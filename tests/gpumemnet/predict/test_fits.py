@@ -2,6 +2,7 @@
 
 import json
 from importlib import resources
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from gpumemnet.gpu.catalogue import device_profile, device_profiles
 from gpumemnet.gpu.mig import GENERIC_RESERVED_MIB, MIG_RESERVED_MIB, available_mib, mig_profile, mig_profiles, reserve
 from gpumemnet.gpu.verdict import NO, UNKNOWN, UNSURE, YES
 from gpumemnet.job.job_table import JobTable
+from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.predict.bins import BinScheme
 from gpumemnet.predict.fits import Fit, Target, catalogue_targets, fits, fits_table, target
 from gpumemnet.predict.predictor import Predictor
@@ -24,7 +26,7 @@ def predictor() -> Predictor:
     return Predictor.default()
 
 
-def asked_alone(predictor: Predictor, job, wanted: Target) -> Fit:
+def asked_alone(predictor: Predictor, job: TrainingJob, wanted: Target) -> Fit:
     """The verdict on one target from a question about that target alone."""
     bins = BinScheme(max(wanted.available_mib, 1) * MIB, 2)
     estimate = predictor.predict(job, gpu=wanted.gpu, bins=bins)
@@ -56,7 +58,7 @@ def assert_same(found: Fit, expected: Fit) -> None:
 
 
 @pytest.mark.parametrize("family", ["mlp", "cnn", "transformer"])
-def test_the_catalogue_is_answered_as_every_target_alone(predictor, family):
+def test_the_catalogue_is_answered_as_every_target_alone(predictor: Predictor, family: str) -> None:
     job = small_job(family=family)
     found = fits(predictor, job)
     assert len(found) == len(catalogue_targets()) > len(device_profiles())
@@ -66,14 +68,14 @@ def test_the_catalogue_is_answered_as_every_target_alone(predictor, family):
 
 @settings(max_examples=25)
 @given(job=jobs(), amounts=st.lists(st.integers(1, 200_000), min_size=1, max_size=6))
-def test_any_job_and_any_free_memory(predictor, job, amounts):
+def test_any_job_and_any_free_memory(predictor: Predictor, job: TrainingJob, amounts: list[int]) -> None:
     names = ("A100", "H200", "RTX 5090", "T4")
     wanted = [target(names[i % 4], free_mib=amount, device=str(i)) for i, amount in enumerate(amounts)]
     for fit, one in zip(fits(predictor, job, wanted), wanted, strict=True):
         assert_same(fit, asked_alone(predictor, job, one))
 
 
-def test_more_free_memory_is_never_less_likely_to_hold(predictor):
+def test_more_free_memory_is_never_less_likely_to_hold(predictor: Predictor) -> None:
     job = small_job(batch_size=4096)
     request, limit = (getattr(fits(predictor, job, [target("A100")])[0], name) for name in ("request_mib", "limit_mib"))
     amounts = [0, request - 1, request, limit - 1, limit, limit + 1, 2**20]
@@ -85,13 +87,13 @@ def test_more_free_memory_is_never_less_likely_to_hold(predictor):
     assert probabilities[-1] == pytest.approx(1.0)
 
 
-def test_outside_the_support_there_is_a_request_and_no_verdict(predictor):
+def test_outside_the_support_there_is_a_request_and_no_verdict(predictor: Predictor) -> None:
     found = fits(predictor, small_job(batch_size=2**31 - 1), [target("H200")])[0]
     assert (found.verdict, found.limit_mib) == (UNKNOWN, None)
     assert found.request_mib > 0
 
 
-def test_more_targets_than_a_bin_scheme_holds(predictor):
+def test_more_targets_than_a_bin_scheme_holds(predictor: Predictor) -> None:
     wanted = [target("A100", free_mib=amount, device="x") for amount in range(5000)]
     found = fits(predictor, small_job(), wanted)
     assert [fit.available_mib for fit in found] == list(range(5000))
@@ -100,7 +102,7 @@ def test_more_targets_than_a_bin_scheme_holds(predictor):
             assert_same(found[row], asked_alone(predictor, small_job(), wanted[row]))
 
 
-def test_many_jobs_are_answered_as_each_alone(predictor):
+def test_many_jobs_are_answered_as_each_alone(predictor: Predictor) -> None:
     several = [small_job(batch_size=batch) for batch in (1, 100, 2**31 - 1)] + [small_job(family="cnn")]
     wanted = [target("A100"), target("H100/1g.10gb")]
     for job, found in zip(several, fits_table(predictor, JobTable.from_jobs(several), wanted), strict=True):
@@ -110,7 +112,7 @@ def test_many_jobs_are_answered_as_each_alone(predictor):
     assert fits(predictor, several[0], []) == ()
 
 
-def test_a_target_is_named_as_a_person_would():
+def test_a_target_is_named_as_a_person_would() -> None:
     whole, part = target("a100"), target("A100/3g.20gb")
     assert (whole.gpu, whole.mig, whole.device) == ("NVIDIA A100-SXM4-40GB", None, None)
     assert part == target("A100", mig="3G.20GB") == target("NVIDIA A100-SXM4-40GB/3g.20gb")
@@ -137,13 +139,13 @@ def test_a_target_is_named_as_a_person_would():
         ({"name": "A100", "device": "x" * 129}, "id", "must be a text"),
     ],
 )
-def test_a_target_that_is_none(arguments, field, words):
+def test_a_target_that_is_none(arguments: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as raised:
         target(**arguments)
     assert raised.value.field == field
 
 
-def test_every_mig_profile_is_smaller_than_its_gpu_and_has_a_source():
+def test_every_mig_profile_is_smaller_than_its_gpu_and_has_a_source() -> None:
     document = json.loads(resources.files("gpumemnet").joinpath("gpu/mig.json").read_text("utf-8"))
     known = {profile.name for profile in device_profiles()}
     assert {gpu for entry in document["partitions"] for gpu in entry["gpus"]} <= known
@@ -160,7 +162,7 @@ def test_every_mig_profile_is_smaller_than_its_gpu_and_has_a_source():
             assert mig.memory_mib / 1024 <= int(mig.name.partition(".")[2].removesuffix("gb"))
 
 
-def test_a_reserve_is_read_or_assumed():
+def test_a_reserve_is_read_or_assumed() -> None:
     assert reserve("NVIDIA H100 80GB HBM3").reserved_mib == 551
     assumed = reserve(device_profile("L4").name)
     assert assumed.reserved_mib == GENERIC_RESERVED_MIB

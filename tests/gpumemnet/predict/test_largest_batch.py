@@ -1,7 +1,9 @@
 """The largest batch and the smallest GPU: right, and monotone whatever the predictor says."""
 
 import dataclasses
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -44,26 +46,29 @@ class Erratic:
         self._seed = seed
         self.find_gpu = ANSWER_GPU
 
-    def predict_table(self, jobs, options=None, **keywords) -> PredictionTable:
+    def predict_table(self, jobs: JobTable, options: PredictionOptions | None = None, **keywords: Any) -> PredictionTable:
         options = options or PredictionOptions(**keywords)
         bins, gpu, coverage = options.bins or BinScheme(MIB, 2), options.gpu, options.coverage
-        expected, safe, reasons = [], [], {}
+        expected: list[int] = []
+        safe: list[int] = []
+        reasons: dict[int, tuple[str, ...]] = {}
         for row, job in enumerate(jobs):
             noise = np.random.default_rng((self._seed, job.batch_size, len(gpu or "")))
             expected.append(round(noise.uniform(1.0, 8.0) * 100 * MIB * job.batch_size**0.5))
             if noise.uniform() >= 0.7:
                 reasons[row] = ("erratic",)
             safe.append(round(expected[-1] * noise.uniform(1.0, 4.0)))
-        model = AnsweringModel("erratic", "1", "traced", ANSWER_GPU(gpu), bins)
+        model = AnsweringModel("erratic", "1", "traced", self.find_gpu(gpu), bins)
         even = MemoryDistribution(*np.ones((3, len(jobs), 1)))
         answer = ModelAnswer(model, np.arange(len(jobs)), even, bins.log_inner_edges)
         return PredictionTable(np.array(expected), np.array(safe), reasons, coverage, [answer])
 
-    def predict(self, job, **question):
-        return self.predict_table(JobTable.from_jobs([job]), **question)[0]
+
+def erratic(seed: int) -> Predictor:
+    return cast(Predictor, Erratic(seed))
 
 
-def never_falls(values) -> bool:
+def never_falls(values: Iterable[int | None]) -> bool:
     known = [value for value in values if value is not None]
     return known == sorted(known)
 
@@ -71,7 +76,7 @@ def never_falls(values) -> bool:
 CONVOLUTIONS = (Layer("conv2d", 802_816, 9408), Layer("batch_norm2d", 802_816, 128), Layer("relu", 802_816))
 
 
-def cnn(batch_size: int = 64, **changes) -> TrainingJob:
+def cnn(batch_size: int = 64, **changes: Any) -> TrainingJob:
     """A CNN like those that the models were trained on."""
     layers = (*CONVOLUTIONS, Layer("adaptive_avg_pool", 64), Layer("linear", 1000, 65_000))
     return small_job(family="cnn", input_elements=150_528, layers=layers, batch_size=batch_size, **changes)
@@ -82,8 +87,8 @@ amounts = st.lists(st.integers(1, 200_000), min_size=2, max_size=8).map(sorted)
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), memories=amounts, max_batch=st.integers(1, 3000))
-def test_more_memory_never_gives_a_smaller_batch(seed, memories, max_batch):
-    found = [batch_sizes(Erratic(seed), small_job(), device(memory), max_batch=max_batch) for memory in memories]
+def test_more_memory_never_gives_a_smaller_batch(seed: int, memories: list[int], max_batch: int) -> None:
+    found = [batch_sizes(erratic(seed), small_job(), device(memory), max_batch=max_batch) for memory in memories]
     assert never_falls([sizes.safe_batch or 0 for sizes in found])
     assert never_falls([sizes.likely_batch or 0 for sizes in found])
     for sizes in found:
@@ -100,9 +105,9 @@ def test_more_memory_never_gives_a_smaller_batch(seed, memories, max_batch):
     batches=st.lists(st.integers(1, 5000), min_size=2, max_size=6).map(sorted),
     copies=st.sampled_from([1, 60]),
 )
-def test_a_larger_batch_never_gives_a_smaller_gpu(seed, batches, copies):
+def test_a_larger_batch_never_gives_a_smaller_gpu(seed: int, batches: list[int], copies: int) -> None:
     layers = small_job().layers * copies
-    found = [smallest_gpu(Erratic(seed), small_job(batch_size=batch, layers=layers)) for batch in batches]
+    found = [smallest_gpu(erratic(seed), small_job(batch_size=batch, layers=layers)) for batch in batches]
     for name in ("safe", "likely"):
         sizes = [getattr(smallest, name) for smallest in found]
         assert never_falls([fit.available_mib for fit in sizes if fit is not None])
@@ -112,14 +117,14 @@ def test_a_larger_batch_never_gives_a_smaller_gpu(seed, batches, copies):
 
 @settings(max_examples=10)
 @given(job=jobs(), memories=amounts)
-def test_the_shipped_models_are_monotone_as_well(predictor, job, memories):
+def test_the_shipped_models_are_monotone_as_well(predictor: Predictor, job: TrainingJob, memories: list[int]) -> None:
     found = [batch_sizes(predictor, job, device(memory), max_batch=2000) for memory in memories]
     assert never_falls([sizes.safe_batch or 0 for sizes in found])
     assert never_falls([sizes.likely_batch or 0 for sizes in found])
 
 
 @pytest.mark.parametrize("name", ["A100/1g.5gb", "T4", "H100"])
-def test_the_largest_batch_fits_and_the_next_does_not(predictor, name):
+def test_the_largest_batch_fits_and_the_next_does_not(predictor: Predictor, name: str) -> None:
     job = cnn()
     wanted = target(name)
     sizes = batch_sizes(predictor, job, wanted, max_batch=2**20)
@@ -133,7 +138,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(predictor, name):
         assert batch == sizes.max_batch or above is None or ceil_mib(above) > wanted.available_mib
 
 
-def test_the_curve_is_what_the_predictor_says_where_that_rises(predictor):
+def test_the_curve_is_what_the_predictor_says_where_that_rises(predictor: Predictor) -> None:
     job = small_job(batch_size=7)
     sizes = batch_sizes(predictor, job, target("H200"), max_batch=500, coverage=0.9)
     assert [point.batch_size for point in sizes.curve] == batch_grid(500)
@@ -144,12 +149,12 @@ def test_the_curve_is_what_the_predictor_says_where_that_rises(predictor):
     assert sizes.coverage == 0.9
 
 
-def test_where_nothing_fits_there_is_no_batch(predictor):
+def test_where_nothing_fits_there_is_no_batch(predictor: Predictor) -> None:
     sizes = batch_sizes(predictor, small_job(), device(10))
     assert (sizes.safe_batch, sizes.likely_batch, sizes.reasons) == (None, None, ())
 
 
-def test_outside_the_support_there_is_a_likely_batch_and_the_reason(predictor):
+def test_outside_the_support_there_is_a_likely_batch_and_the_reason(predictor: Predictor) -> None:
     sizes = batch_sizes(predictor, small_job(family="transformer", gradient_accumulation=64), target("A100"))
     assert sizes.safe_batch is None
     assert sizes.likely_batch is not None
@@ -157,7 +162,7 @@ def test_outside_the_support_there_is_a_likely_batch_and_the_reason(predictor):
     assert all(point.limit_mib is None for point in sizes.curve)
 
 
-def test_a_traced_peak_is_of_one_batch_only(predictor):
+def test_a_traced_peak_is_of_one_batch_only(predictor: Predictor) -> None:
     job = cnn()
     traced = dataclasses.replace(job, traced_peak_bytes=30 * 2**30)
     assert batch_sizes(predictor, traced, target("A100")) == batch_sizes(predictor, job, target("A100"))
@@ -166,7 +171,7 @@ def test_a_traced_peak_is_of_one_batch_only(predictor):
     assert found.likely.request_mib > 30 * 1024
 
 
-def test_the_smallest_gpu_holds_the_job_and_no_smaller_one_does(predictor):
+def test_the_smallest_gpu_holds_the_job_and_no_smaller_one_does(predictor: Predictor) -> None:
     job = cnn(512)
     found = smallest_gpu(predictor, job)
     assert found.safe is not None
@@ -179,14 +184,15 @@ def test_the_smallest_gpu_holds_the_job_and_no_smaller_one_does(predictor):
     assert smallest_gpu(predictor, job, []).likely is None
 
 
-def test_an_impossible_batch_is_refused(predictor):
-    for max_batch in (0, -1, MAX_BATCH_SIZE + 1, 1.5, True):
+def test_an_impossible_batch_is_refused(predictor: Predictor) -> None:
+    impossible: list[Any] = [0, -1, MAX_BATCH_SIZE + 1, 1.5, True]
+    for max_batch in impossible:
         with pytest.raises(InvalidRequestError, match="max_batch"):
             batch_sizes(predictor, small_job(), target("A100"), max_batch=max_batch)
 
 
 @given(max_batch=st.integers(1, MAX_BATCH_SIZE), steps=st.sampled_from([1, 2, 16]))
-def test_the_grid_rises_to_its_end(max_batch, steps):
+def test_the_grid_rises_to_its_end(max_batch: int, steps: int) -> None:
     grid = batch_grid(max_batch, steps)
     assert grid[0] == 1
     assert grid[-1] == max_batch
@@ -196,7 +202,7 @@ def test_the_grid_rises_to_its_end(max_batch, steps):
     assert rounded[-1] >= max_batch
 
 
-def test_a_job_of_very_many_layers_is_asked_at_fewer_batch_sizes(predictor):
+def test_a_job_of_very_many_layers_is_asked_at_fewer_batch_sizes(predictor: Predictor) -> None:
     layers = small_job().layers * 2000
     sizes = batch_sizes(predictor, small_job(layers=layers), target("H200"), max_batch=4096)
     assert len(sizes.curve) < 20

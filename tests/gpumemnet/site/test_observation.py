@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,29 +21,29 @@ from tests.jobs import jobs, small_job
 
 IDENTITY = "01932f6c-5b1e-7c3a-9d2e-3f4a5b6c7d8e"
 PREDICTED = {"prediction_id": IDENTITY, "peak_mib": 1800, "source": "slurm_gpumem"}
-BY_JOB = {"job": job_to_dict(small_job()), "gpu": "a100", "peak_mib": 1800, "source": "nvml_process"}
+BY_JOB: dict[str, Any] = {"job": job_to_dict(small_job()), "gpu": "a100", "peak_mib": 1800, "source": "nvml_process"}
 
 
-def test_by_prediction():
+def test_by_prediction() -> None:
     one = observation_from_dict(PREDICTED)
     assert (one.prediction_id, one.peak_bytes, one.oom, one.gpu) == (IDENTITY, 1800 * 2**20, False, None)
 
 
-def test_by_job_with_the_gpus_own_name():
+def test_by_job_with_the_gpus_own_name() -> None:
     one = observation_from_dict(BY_JOB)
     assert (one.job, one.gpu) == (small_job(), "NVIDIA A100-SXM4-40GB")
 
 
-def test_a_gpu_that_nobody_knows_keeps_its_name():
+def test_a_gpu_that_nobody_knows_keeps_its_name() -> None:
     assert observation_from_dict({**BY_JOB, "gpu": "MI300X"}).gpu == "MI300X"
 
 
-def test_a_job_that_ran_out_needs_no_peak():
+def test_a_job_that_ran_out_needs_no_peak() -> None:
     one = observation_from_dict({"prediction_id": IDENTITY, "oom": True, "limit_mib": 8192, "source": "nvml_process"})
     assert (one.oom, one.peak_bytes, one.limit_bytes) == (True, None, 8 * 2**30)
 
 
-def test_part_of_a_mib_is_not_lost():
+def test_part_of_a_mib_is_not_lost() -> None:
     assert observation_from_dict({**PREDICTED, "peak_mib": 1800.25}).peak_bytes == 1800 * 2**20 + 2**18
 
 
@@ -81,13 +82,13 @@ def test_part_of_a_mib_is_not_lost():
         ({**BY_JOB, "gpu": "L4", "peak_mib": 40_000}, "peak_bytes"),
     ],
 )
-def test_what_is_wrong_is_said(document, field):
+def test_what_is_wrong_is_said(document: object, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         observation_from_dict(document)
     assert caught.value.field == field
 
 
-def test_what_is_wrong_with_the_job_is_said():
+def test_what_is_wrong_with_the_job_is_said() -> None:
     with pytest.raises(InvalidJobError) as caught:
         observation_from_dict({**BY_JOB, "job": {**BY_JOB["job"], "batch_size": 0}})
     assert caught.value.field == "job.batch_size"
@@ -99,7 +100,7 @@ TEXTS = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1
 
 
 @st.composite
-def observations(draw) -> Observation:
+def observations(draw: st.DrawFn) -> Observation:
     by_job = draw(st.booleans())
     amounts = st.integers(MIN_BYTES, MAX_BYTES)
     oom = draw(st.booleans())
@@ -122,7 +123,7 @@ def observations(draw) -> Observation:
 
 
 @given(observations())
-def test_json_and_back(observation):
+def test_json_and_back(observation: Observation) -> None:
     assert observation_from_dict(observation_to_dict(observation)) == observation
 
 
@@ -134,7 +135,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*PREDICTED, *BY_JOB, "oom", "observed_at", "limit_bytes", "other"]), JSON))
-def test_anything_is_read_or_refused_with_a_field(document):
+def test_anything_is_read_or_refused_with_a_field(document: dict[str, object]) -> None:
     for candidate in (document, {**PREDICTED, **document}, {**BY_JOB, **document}):
         try:
             observation_from_dict(candidate)
@@ -146,7 +147,7 @@ def test_anything_is_read_or_refused_with_a_field(document):
         assert "\n" not in str(wrong)
 
 
-def test_the_hash_is_of_the_content():
+def test_the_hash_is_of_the_content() -> None:
     one = observation_from_dict(PREDICTED)
     assert content_hash(one) == content_hash(observation_from_dict({**PREDICTED, "idempotency_key": "x"}))
     assert content_hash(one) != content_hash(observation_from_dict({**PREDICTED, "peak_mib": 1801}))
@@ -157,20 +158,20 @@ def test_the_hash_is_of_the_content():
     )
 
 
-def test_a_field_that_joins_later_leaves_older_hashes_as_they_are():
+def test_a_field_that_joins_later_leaves_older_hashes_as_they_are() -> None:
     """A report that is sent again after an upgrade is the same report, and no other one under its key."""
-    document = {"job": job_to_dict(small_job()), "gpu": "A100", "peak_bytes": 3 * 2**30, "source": "nvml_process"}
+    document: dict[str, Any] = {"job": job_to_dict(small_job()), "gpu": "A100", "peak_bytes": 3 * 2**30, "source": "nvml_process"}
     digest = content_hash(observation_from_dict(document))
     assert digest == "55be067a840700a7186a6f6669b5ad3eccc062a6caf6d8d1a144a99098d34549"
     document["job"]["ranks"] = 2
     assert content_hash(observation_from_dict(document)) != digest
 
 
-def test_every_source_is_a_label_source():
+def test_every_source_is_a_label_source() -> None:
     assert set(SOURCES) == set(LABEL_SOURCES) - {"traced"}
 
 
-def measurement(**changes) -> Measurement:
+def measurement(**changes: Any) -> Measurement:
     values = {
         "job": small_job(),
         "status": "ok",
@@ -185,7 +186,7 @@ def measurement(**changes) -> Measurement:
     return Measurement(**{**values, **changes})
 
 
-def test_a_sites_reading_is_a_label_of_the_process_or_the_device():
+def test_a_sites_reading_is_a_label_of_the_process_or_the_device() -> None:
     assert measurement().label_bytes == 2**31
     assert measurement(label_source="dcgm", peak_process_bytes=None, peak_device_bytes=2**30).label_bytes == 2**30
     with pytest.raises(DatasetError, match="observed"):

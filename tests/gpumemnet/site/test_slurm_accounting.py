@@ -1,6 +1,7 @@
 import http.server
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,17 +21,19 @@ TEXT, JSON = FIXTURES / "parsable.txt", FIXTURES / "slurm_24_05.json"
 GIB = 2**30
 
 
-def split(found) -> tuple[dict[str, Observation], dict[str, Skipped]]:
-    taken, skipped = {}, {}
+def split(found: Iterable[Observation | Skipped]) -> tuple[dict[str, Observation], dict[str, Skipped]]:
+    taken: dict[str, Observation] = {}
+    skipped: dict[str, Skipped] = {}
     for one in found:
         if isinstance(one, Skipped):
             skipped[one.job_id or one.location] = one
         else:
+            assert one.idempotency_key is not None
             taken[one.idempotency_key.rpartition("/")[2]] = one
     return taken, skipped
 
 
-def test_peaks_of_finished_jobs_are_taken():
+def test_peaks_of_finished_jobs_are_taken() -> None:
     taken, _ = split(read_sacct(TEXT))
     assert {job: one.peak_bytes for job, one in taken.items()} == {
         "18194943": 38888 * 2**20,
@@ -63,12 +66,12 @@ def test_peaks_of_finished_jobs_are_taken():
         ("line 40", "columns of the header"),
     ],
 )
-def test_what_is_left_out_has_its_reason(job, reason):
+def test_what_is_left_out_has_its_reason(job: str, reason: str) -> None:
     _, skipped = split(read_sacct(TEXT))
     assert reason in skipped[job].reason
 
 
-def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path):
+def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path: Path) -> None:
     """Such a prediction was not the one that the job was scheduled with: a comment was copied, or written by hand."""
     file = tmp_path / "sacct.txt"
     lines = [
@@ -86,20 +89,20 @@ def test_a_run_that_ended_before_its_prediction_is_left_out(tmp_path):
         assert "ended before its prediction was made (2024-11-15T" in skipped[job].reason
 
 
-def test_json_is_read_as_well():
+def test_json_is_read_as_well() -> None:
     taken, skipped = split(read_sacct(JSON))
     assert {job: one.peak_bytes for job, one in taken.items()} == {"501": 40777023488, "502": 6860832768, "503_4": 5 * GIB}
     assert set(skipped) == {"505", "506", "seven", "508"}
 
 
-def test_nothing_is_lost():
+def test_nothing_is_lost() -> None:
     lines = {line.split("|")[0].split(".")[0] for line in TEXT.read_text().splitlines()[1:]}
     taken, skipped = split(read_sacct(TEXT))
     found = set(taken) | set(skipped)
     assert {job for job in lines if job not in found} == {"18194957", "18194960"}  # reported by their line
 
 
-def test_a_file_may_say_which_job_it_was(tmp_path):
+def test_a_file_may_say_which_job_it_was(tmp_path: Path) -> None:
     mapping = tmp_path / "jobs.jsonl"
     entry = {"job_id": 18194951, "job": job_to_dict(small_job()), "gpu": "A100"}
     mapping.write_text(json.dumps(entry) + "\n\n")
@@ -110,26 +113,26 @@ def test_a_file_may_say_which_job_it_was(tmp_path):
     assert taken["18194951"].gpu == "NVIDIA A100-SXM4-40GB"
 
 
-def test_a_job_has_as_many_ranks_as_gpus(tmp_path):
+def test_a_job_has_as_many_ranks_as_gpus(tmp_path: Path) -> None:
     found, left_out = split(read_sacct(TEXT, {"18194951": Known(None, small_job(ranks=4), "A100")}))
     assert "18194951" not in found
     assert "it had 1 GPU(s), and the job that the mapping file names for it has ranks 4" in left_out["18194951"].reason
 
 
-def test_slurms_type_names_the_gpu():
+def test_slurms_type_names_the_gpu() -> None:
     taken, _ = split(read_sacct(TEXT, gpus={"a100": "A100-80GB"}))
     assert taken["18194943"].gpu == "NVIDIA A100-SXM4-80GB"
 
 
 @pytest.mark.parametrize("line", ["1", "{}", '{"job_id": 1, "prediction": "x"}', "{", '{"job_id": 1, "job": {}}'])
-def test_a_wrong_mapping_is_said(tmp_path, line):
+def test_a_wrong_mapping_is_said(tmp_path: Path, line: str) -> None:
     (tmp_path / "jobs.jsonl").write_text("\n" + line + "\n")
     with pytest.raises(InvalidRequestError, match="line 2"):
         read_known_jobs(tmp_path / "jobs.jsonl")
 
 
 @pytest.mark.parametrize("text", ["", "JobID|State\n1|COMPLETED\n", "{", "{}", "[1]", "JobID  State\n"])
-def test_a_file_of_another_kind_is_said(tmp_path, text):
+def test_a_file_of_another_kind_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(InvalidRequestError):
         list(read_sacct(tmp_path / "x"))
@@ -139,7 +142,7 @@ def test_a_file_of_another_kind_is_said(tmp_path, text):
     ("text", "amount"),
     [("38888M", 38888 * 2**20), ("0", 0), ("1.5G", 3 * 2**29), ("2t", 2**41), ("5", 5), ("10372780K", 10372780 * 1024)],
 )
-def test_amounts(text, amount):
+def test_amounts(text: str, amount: int) -> None:
     assert parse_amount(text) == amount
 
 
@@ -154,7 +157,7 @@ def test_amounts(text, amount):
         ("gres/gpumem=18446744073709551614", None),
     ],
 )
-def test_usage(text, amount):
+def test_usage(text: str, amount: int | None) -> None:
     assert usage_bytes(text) == amount
 
 
@@ -162,7 +165,7 @@ CELLS = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs
 
 
 @given(st.lists(st.lists(CELLS | st.sampled_from(["1", "1.batch", "COMPLETED", "gres/gpumem=5G", "gpumemnet:x"]), max_size=5)))
-def test_any_lines_are_taken_or_reported(tmp_path_factory, lines):
+def test_any_lines_are_taken_or_reported(tmp_path_factory: pytest.TempPathFactory, lines: list[list[str]]) -> None:
     file = tmp_path_factory.mktemp("fuzz") / "x"
     file.write_text("\n".join(["JobID|State|TRESUsageInMax|Comment", *("|".join(line) for line in lines)]), newline="")
     for one in read_sacct(file):
@@ -177,7 +180,7 @@ ANY_JSON = st.recursive(
 
 
 @given(st.sampled_from(["job_id", "state", "time", "comment", "tres", "steps", "array", "cluster"]), ANY_JSON)
-def test_any_json_is_taken_or_reported(tmp_path_factory, name, value):
+def test_any_json_is_taken_or_reported(tmp_path_factory: pytest.TempPathFactory, name: str, value: object) -> None:
     document = json.loads(JSON.read_text())
     document["jobs"][0][name] = value
     document["jobs"][1]["steps"][1][name] = value
@@ -187,7 +190,7 @@ def test_any_json_is_taken_or_reported(tmp_path_factory, name, value):
         assert isinstance(one, Observation) or one.reason
 
 
-def test_the_command_writes_observations_and_a_report(tmp_path, capsys):
+def test_the_command_writes_observations_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, report = tmp_path / "observations.jsonl", tmp_path / "report.jsonl"
     assert main(["import-sacct", str(TEXT), "--out", str(out), "--report", str(report)]) == 0
     written = [observation_from_dict(json.loads(line)) for line in out.read_text().splitlines()]
@@ -197,26 +200,26 @@ def test_the_command_writes_observations_and_a_report(tmp_path, capsys):
     assert "6 observations" in capsys.readouterr().out
 
 
-def test_the_command_sends_and_is_patient(tmp_path, monkeypatch):
+def test_the_command_sends_and_is_patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     class Service(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
+        def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append((self.path, self.headers["Authorization"], len(body["observations"])))
             if len(asked) == 1:
-                status, answer = 503, {"detail": "busy"}
+                status, content = 503, b'{"detail": "busy"}'
             else:
                 stored = [{"observation": {"created": True}}] * (len(body["observations"]) - 1)
-                status, answer = 200, {"failed": 1, "results": [*stored, {"problem": {"detail": "there is no prediction"}}]}
-            content = json.dumps(answer).encode()
+                results = [*stored, {"problem": {"detail": "there is no prediction"}}]
+                status, content = 200, json.dumps({"failed": 1, "results": results}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Retry-After", "0")
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_):
+        def log_message(self, format: str, *arguments: object) -> None:
             pass
 
     monkeypatch.setenv("GPUMEMNET_API_KEY", "secret")
@@ -231,12 +234,12 @@ def test_the_command_sends_and_is_patient(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--out", "a", "--url", "http://x"], ["--out", "/nowhere/x"]])
-def test_the_command_says_what_is_missing(tmp_path, capsys, arguments):
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert main(["import-sacct", str(TEXT), "--report", str(tmp_path / "r"), *arguments]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_the_command_says_that_the_service_is_away(tmp_path, capsys):
+def test_the_command_says_that_the_service_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["import-sacct", str(JSON), "--report", str(tmp_path / "r"), "--url", "http://127.0.0.1:1"]
     assert main(arguments) == 2
     assert "cannot be reached" in capsys.readouterr().err

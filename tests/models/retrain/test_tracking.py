@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,6 +25,9 @@ from tests.models.retraining import EPOCHS, dataset, measured, observed
 from tests.registries import other_bundle, shipped
 
 pytestmark = [needs_mlflow, pytest.mark.xdist_group("mlflow")]
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 Retrain = Callable[..., int]
 
@@ -81,7 +85,7 @@ def champion(place: Path) -> str:
     return Registry(place / "registry").aliases().champion
 
 
-def runs(place: Path, kind: str = "retraining") -> list[object]:
+def runs(place: Path, kind: str = "retraining") -> list[Run]:
     store = store_of(place)
     found = store.client.search_runs(
         [store.experiment()], f"tags.`gpumemnet.kind` = '{kind}'", order_by=["attributes.start_time"]

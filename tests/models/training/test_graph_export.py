@@ -1,6 +1,7 @@
 """Networks that differ in their numbers alone are exported once; what is filled in is what the exporter would have written."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -20,6 +21,8 @@ from models.training.sequence import SequencePlan, train_sequence_classifier
 
 class Small(nn.Module):
     """A network with what the classifiers have: a linear layer, a matrix of its own, a buffer, and a number that is no state."""
+
+    offset: Tensor
 
     def __init__(self, seed: int, width: int = 4, factor: float = 2.0) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     done: list[nn.Module] = []
     export = torch.onnx.export
 
-    def counted(network: nn.Module, *arguments: object, **named: object) -> object:
+    def counted(network: nn.Module, *arguments: Any, **named: Any) -> object:
         done.append(network)
         return export(network, *arguments, **named)
 
@@ -57,15 +60,10 @@ def _export(network: nn.Module) -> bytes:
     return export_graph(network, EXAMPLE, inputs=["rows"], outputs=["scaled", "sums"], dynamic_shapes=shapes)
 
 
-def _answers(graph: bytes) -> list[np.ndarray]:
-    return onnxruntime.InferenceSession(graph).run(None, {"rows": EXAMPLE[0].numpy()})
-
-
 def _is_right(graph: bytes, network: nn.Module) -> bool:
+    answers = onnxruntime.InferenceSession(graph).run(None, {"rows": EXAMPLE[0].numpy()})
     with torch.no_grad():
-        return all(
-            np.allclose(ours, theirs.numpy(), atol=1e-6) for ours, theirs in zip(_answers(graph), network(*EXAMPLE), strict=True)
-        )
+        return all(np.allclose(ours, theirs.numpy(), atol=1e-6) for ours, theirs in zip(answers, network(*EXAMPLE), strict=True))
 
 
 def test_only_the_first_of_a_shape_is_exported(exports: list[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +105,7 @@ def test_a_second_classifier_of_a_shape_is_not_exported_again(
     assert exports == [trained[0].network]
     others = synthetic.take(np.arange(20, 60))
     sequences, mask = layer_sequence(JobTable.from_jobs(others.jobs))
-    inputs = {"features": others.features, "sequences": sequences, "mask": mask}
+    inputs: dict[str, np.ndarray] = {"features": others.features, "sequences": sequences, "mask": mask}
     for one, graph in zip(trained, graphs, strict=True):
         session = onnxruntime.InferenceSession(graph)
         given = {name.name: inputs[name.name].astype(np.float32) for name in session.get_inputs()}

@@ -8,10 +8,12 @@ import json
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import device_mesh
 from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -23,8 +25,8 @@ _begin = dist.init_process_group
 def begin(ranks: int, replicates: bool) -> None:
     """Make this process the first of ``ranks``; DDP wants results of its collectives."""
     if replicates:
-        _begin("gloo", rank=0, world_size=1, store=dist.HashStore())
-        distributed._verify_param_shape_across_processes = lambda *args: None  # it compares what nobody has computed
+        _begin("gloo", rank=0, world_size=1, store=HashStore())
+        vars(distributed)["_verify_param_shape_across_processes"] = lambda *args: None  # it compares what nobody has computed
     else:
         _begin("fake", rank=0, world_size=ranks, store=FakeStore())
 
@@ -42,11 +44,16 @@ def main() -> None:
     def init_process_group(*args: object, **kwargs: object) -> None:
         begin(ranks, replicates)
 
+    def get_world_size(group: dist.ProcessGroup | None = None) -> int:
+        return ranks if replicates or group is None else group.size()
+
+    def spawn(function: Callable[..., object], args: tuple[object, ...], nprocs: int) -> None:
+        function(0, *args)
+
+    vars(device_mesh)["init_process_group"] = init_process_group
+    vars(dist).update(init_process_group=init_process_group, destroy_process_group=lambda: None, get_world_size=get_world_size)
+    vars(torch.multiprocessing)["spawn"] = spawn
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(ranks))
-    device_mesh.init_process_group = init_process_group
-    dist.init_process_group, dist.destroy_process_group = init_process_group, lambda: None
-    dist.get_world_size = lambda group=None: ranks if replicates else group.size() if group else ranks
-    torch.multiprocessing.spawn = lambda function, args, nprocs: function(0, *args)
     sys.argv = sys.argv[2:]
     runpy.run_path(script, run_name="__main__")
     print("PEAKS" + json.dumps(peaks()), flush=True)
