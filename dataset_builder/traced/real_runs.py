@@ -22,10 +22,12 @@ import torch
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.data.validation import training_state_bytes
 from gpumemnet.errors import DatasetError, GpumemnetError
-from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.extract import ExtractOptions
+from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import inputs_from_example
 from gpumemnet.job.json_codec import job_from_dict, job_to_dict
 from gpumemnet.tracing.batch_scaling import ScalableRun, prime_for
+from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.step import record
 
 from ..published import timm_models, xmem_models
@@ -123,7 +125,9 @@ def _document(model: RealModel) -> dict[str, Any]:
         network = model.build()
         options = ExtractOptions(**model.options.job_fields())
         example = model.sample(network, SAMPLES)
-        document["job"] = job_to_dict(extract_job(network, example, options).job)
+        guesses = GuessedValues() if model.options.best_effort else None
+        inputs = inputs_from_example(example, None, keep_values=True)
+        document["job"] = job_to_dict(extract_from(network, inputs, options, guesses).job)
         tensors = [*network.parameters(), *network.buffers(), *_tensors(model.sample(network, 1))]
         prime = prime_for(dimension for tensor in tensors for dimension in tensor.shape)
         platform = model.platform(model.gpu)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataset_builder.cli import main
-from dataset_builder.published import timm_models
+from dataset_builder.published import timm_models, xmem_models
 from dataset_builder.split import split_by_architecture
 from dataset_builder.traced.kept_runs import KeptRuns
 from dataset_builder.traced.labels import PROTOCOL
@@ -104,7 +104,7 @@ def test_readings_that_caught_the_search_for_algorithms_are_marked(tmp_path: Pat
     assert split_by_architecture(found, 5, 0).fold_of.keys() == {"resnet"}
 
 
-def test_another_table_and_another_timm_are_refused(
+def test_another_table_and_other_libraries_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     imported(monkeypatch, table(tmp_path / "other.csv", [{"a": "1"}]), tmp_path, fails=True)
@@ -112,3 +112,7 @@ def test_another_table_and_another_timm_are_refused(
     monkeypatch.setattr(timm_models, "TIMM_VERSION", "0.0.1")
     imported(monkeypatch, table(tmp_path / "t.csv", [timm_row(8, 4_000, 1_000.0)]), tmp_path, fails=True)
     assert "pip install timm==0.0.1" in capsys.readouterr().err
+    monkeypatch.setattr(xmem_models, "TRANSFORMERS_VERSION", "0.0.1")
+    text = xmem_row(8, 2_000 * MIB) | {"kind": "transformer", "model": "T5-small", "zero_grad_mode": ""}
+    imported(monkeypatch, table(tmp_path / "x.csv", [text]), tmp_path, fails=True)
+    assert "pip install transformers==0.0.1" in capsys.readouterr().err
