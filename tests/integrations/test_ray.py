@@ -120,6 +120,7 @@ def test_it_is_a_public_name() -> None:
     assert gpumemnet.ray_resources is ray_resources
 
 
+@pytest.mark.nightly
 def test_a_local_ray_puts_so_many_jobs_on_one_gpu_and_no_more(tmp_path: Path) -> None:
     """In the interpreter that GPUMEMNET_TEST_RAY_PYTHON names, or in this one: Ray needs a separate environment here."""
     python = os.environ.get("GPUMEMNET_TEST_RAY_PYTHON", sys.executable)

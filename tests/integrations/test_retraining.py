@@ -177,6 +177,7 @@ def test_what_the_operator_can_mend_is_said_in_a_sentence(turn: Turn, changes: d
     assert not turn.calls
 
 
+@pytest.mark.nightly
 def test_a_turn_of_the_true_commands_from_the_environment_of_cron(turn: Turn, start_service: StartService) -> None:
     """Too few reports to learn from, so that it ends where the training would begin; a service has stored them."""
     database = f"sqlite:///{turn.folder / 'observations.db'}"

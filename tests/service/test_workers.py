@@ -122,6 +122,7 @@ from service.listening import listen
 from service.middleware.logs import configure_logs
 from service.settings import read_settings
 from service.supervisor import Supervisor
+from tests.nightly import nightly
 
 def serve(settings, listener, on_ready, channel):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -152,7 +153,7 @@ def test_the_process_that_watches_loads_nothing_heavy(start_service):
             assert psutil.Process(running.process.pid).memory_info().rss < 80 * 2**20
 
 
-@pytest.mark.parametrize("is_required", [False, True])
+@pytest.mark.parametrize("is_required", [True, *nightly([False])])
 def test_workers_that_cannot_read_the_champion_say_so(start_service, job, tmp_path, is_required):
     registry = Registry(tmp_path / "registry")
     add_release(registry, tmp_path, "r1")

@@ -21,6 +21,7 @@ from gpumemnet.tracing.options import TraceOptions
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.step import record
 from gpumemnet.tracing.timeline import peak_of
+from tests.nightly import nightly
 
 BATCH = 4
 STEP_SCALAR_BYTES = 4
@@ -63,7 +64,7 @@ def mem_tracker_peak_bytes(build: Callable[[], nn.Module], name: str) -> int:
         return snapshot["Total"] - STEP_SCALAR_BYTES * len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("name", ["resnet50", "gpt2", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", *nightly(["resnet50", "vit"])])
 def test_the_allocated_peak_is_that_of_mem_tracker(name: str, example: Callable[[str], ModuleType], platform: Platform) -> None:
     build = example(name).build
     with torch.device("meta"):

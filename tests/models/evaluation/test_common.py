@@ -147,6 +147,7 @@ def test_an_invalid_card_is_refused(folder: Path, tmp_path: Path, change: Callab
     assert not (tmp_path / "changed").exists()
 
 
+@pytest.mark.nightly
 def test_the_common_model_is_a_candidate_in_the_studies(parts: tuple[LabelledJobs, LabelledJobs]) -> None:
     few = [replace(part.take(np.arange(260)), provenance="traced", label_source="traced") for part in parts]
     small = TrainingPlan(epochs=1, hidden=8, members=2)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -12,6 +14,7 @@ def loop(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.nightly
 def test_another_context_is_detected_learned_and_served() -> None:
     done = loop("--jobs", 200, "--new", 40, "--epochs", 4)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -208,6 +208,7 @@ def test_without_optuna_it_says_what_to_install(
     assert "pip install 'gpumemnet[search]'" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @needs_optuna
 @needs_ray
 def test_ray_tasks_find_a_plan_in_the_same_storage(base: Path, searched: Path, tmp_path: Path) -> None:
