@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from gpumemnet.registry.registry import Registry
+from tests.nightly import nightly
 from tests.registries import add_release
 from tests.service.middleware.test_metrics import scrape, value
 
@@ -122,7 +123,6 @@ from service.listening import listen
 from service.middleware.logs import configure_logs
 from service.settings import read_settings
 from service.supervisor import Supervisor
-from tests.nightly import nightly
 
 def serve(settings, listener, on_ready, channel):
     os.kill(os.getpid(), signal.SIGKILL)
