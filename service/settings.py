@@ -96,97 +96,110 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True)
 
-    host: str = Field("127.0.0.1", description="address to listen on; anything but a loopback address needs API keys")
-    port: Annotated[int, _number(0, 65535)] = Field(8000, description="TCP port; 0 takes a free one")
-    workers: Annotated[int, _number(1, 64)] = Field(1, description="processes that answer; one per core that is to be used")
+    host: str = Field(default="127.0.0.1", description="address to listen on; anything but a loopback address needs API keys")
+    port: Annotated[int, _number(0, 65535)] = Field(default=8000, description="TCP port; 0 takes a free one")
+    workers: Annotated[int, _number(1, 64)] = Field(
+        default=1, description="processes that answer; one per core that is to be used"
+    )
     bundles: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_folders)] = Field(
-        (),
+        default=(),
         description="folders of bundles to answer from, or folders of such, separated by `:`; those of the package when empty",
     )
     gpu: str | None = Field(
-        None, description="GPU that answers are for where none is asked for; that of the most trusted labels when empty"
+        default=None, description="GPU that answers are for where none is asked for; that of the most trusted labels when empty"
     )
     context_mib: Annotated[int, _number(1, MAX_CONTEXT_MIB)] | None = Field(
-        None, description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty"
+        default=None,
+        description="CUDA context of the site's processes, on any GPU that is not calibrated; the catalogue's when empty",
     )
-    registry: Path | None = Field(None, description="folder of the model registry; the shipped release answers without one")
+    registry: Path | None = Field(
+        default=None, description="folder of the model registry; the shipped release answers without one"
+    )
     require_champion: Switch = Field(
-        False,
+        default=False,
         description="whether the service is ready only while it serves the registry's champion; otherwise it answers from the "
         "release before, or the shipped one, and says so in the header `Gpumemnet-Fallback` of every answer",
     )
     reload_seconds: Annotated[float, _number(0.05, 3600, whole=False)] = Field(
-        1.0, description="how often each worker looks whether the registry has another champion"
+        default=1.0, description="how often each worker looks whether the registry has another champion"
     )
     shadow_share: Annotated[float, _number(0, 1, whole=False)] = Field(
-        0.1, description="share of the predictions that the challenger answers in the background"
+        default=0.1, description="share of the predictions that the challenger answers in the background"
     )
     max_body_bytes: Annotated[int, _number(1024, 1024 * MIB)] = Field(
-        4 * MIB, description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs"
+        default=4 * MIB,
+        description="largest request body; the default holds a job of 20,000 layers and a batch of 1,000 ordinary jobs",
     )
     body_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
-        10.0, description="how long a request's body may take to arrive"
+        default=10.0, description="how long a request's body may take to arrive"
     )
     max_head_bytes: Annotated[int, _number(1024, MIB)] = Field(
-        32 * 1024, description="largest head of a request: its first line and its header fields"
+        default=32 * 1024, description="largest head of a request: its first line and its header fields"
     )
-    max_head_fields: Annotated[int, _number(10, 10_000)] = Field(100, description="most header fields of a request")
+    max_head_fields: Annotated[int, _number(10, 10_000)] = Field(default=100, description="most header fields of a request")
     head_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
-        10.0, description="how long a new connection may stay silent, and how long the head of a request may take to arrive"
+        default=10.0,
+        description="how long a new connection may stay silent, and how long the head of a request may take to arrive",
     )
     idle_seconds: Annotated[float, _number(0.1, 3600, whole=False)] = Field(
-        75.0, description="how long a connection may stay open between two requests; longer than the pools of common proxies"
+        default=75.0,
+        description="how long a connection may stay open between two requests; longer than the pools of common proxies",
     )
     max_connections: Annotated[int, _number(1, 100_000)] = Field(
-        1024, description="most open connections of a worker, within its limit of open files; the longest idle one gives way"
+        default=1024,
+        description="most open connections of a worker, within its limit of open files; the longest idle one gives way",
     )
     max_connections_per_address: Annotated[int, _number(0, 100_000)] = Field(
-        256, description="most open connections of a worker from one address, for IPv6 from one /64; 0 for any number"
+        default=256, description="most open connections of a worker from one address, for IPv6 from one /64; 0 for any number"
     )
-    max_jobs: Annotated[int, _number(1, 100_000)] = Field(1000, description="most jobs in one batch")
-    max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(MAX_LAYERS, description="most layers of one job")
+    max_jobs: Annotated[int, _number(1, 100_000)] = Field(default=1000, description="most jobs in one batch")
+    max_layers: Annotated[int, _number(1, MAX_LAYERS)] = Field(default=MAX_LAYERS, description="most layers of one job")
     max_concurrency: Annotated[int, _number(1, 100_000)] = Field(
-        256, description="most requests at work in a worker; more get 503 at once instead of waiting"
+        default=256, description="most requests at work in a worker; more get 503 at once instead of waiting"
     )
     rate_limit_per_second: Annotated[float, _number(0, 1e6, whole=False)] = Field(
-        0.0, description="requests a second that one key, or one address without keys, may make in each worker; 0 for any number"
+        default=0.0,
+        description="requests a second that one key, or one address without keys, may make in each worker; 0 for any number",
     )
     rate_burst: Annotated[int, _number(1, 1_000_000)] = Field(
-        100, description="requests that may come at once before the rate is limited"
+        default=100, description="requests that may come at once before the rate is limited"
     )
     api_keys: str = Field(
-        "", description="`name:scopes:sha256` of each key, separated by commas; scopes are predict, observe, admin, joined by `+`"
+        default="",
+        description="`name:scopes:sha256` of each key, separated by commas; scopes are predict, observe, admin, joined by `+`",
     )
-    api_keys_file: Path | None = Field(None, description="a file with one such key a line, `#` begins a comment")
+    api_keys_file: Path | None = Field(default=None, description="a file with one such key a line, `#` begins a comment")
     allowed_hosts: Annotated[frozenset[str] | None, NoDecode, BeforeValidator(_hosts)] = Field(
-        None,
+        default=None,
         description="hosts that requests may name in `Host` and `Origin`, separated by commas; `loopback` for the names of this "
         "machine alone, `*` for any; when empty, `loopback` without API keys and `*` with them",
     )
     database_url: str = Field(
-        "",
+        default="",
         repr=False,  # may hold a password
         description="where observations are kept: a SQLAlchemy URL, `off`, or when empty a SQLite file in the state folder",
     )
     observation_queue: Annotated[int, _number(1, 1_000_000)] = Field(
-        1000, description="observations that may wait in a worker to be stored; more get 503"
+        default=1000, description="observations that may wait in a worker to be stored; more get 503"
     )
-    record_predictions: Switch = Field(True, description="whether predictions are kept, so that observations can name them by id")
+    record_predictions: Switch = Field(
+        default=True, description="whether predictions are kept, so that observations can name them by id"
+    )
     prediction_retention_days: Annotated[float, _number(0.01, 36_500, whole=False)] = Field(
-        30.0, description="how long a prediction is kept that nobody reports on"
+        default=30.0, description="how long a prediction is kept that nobody reports on"
     )
     alarm_window: Annotated[int, _number(10, 100_000)] = Field(
-        200, description="observations of a family that the coverage alarm looks at"
+        default=200, description="observations of a family that the coverage alarm looks at"
     )
     log_level: Annotated[str, _choice(LOG_LEVELS)] = Field(
-        "info", description="`critical`, `error`, `warning`, `info` or `debug`"
+        default="info", description="`critical`, `error`, `warning`, `info` or `debug`"
     )
-    log_format: Annotated[str, _choice(LOG_FORMATS)] = Field("json", description="`json` for machines, `text` for people")
+    log_format: Annotated[str, _choice(LOG_FORMATS)] = Field(default="json", description="`json` for machines, `text` for people")
     metrics_dir: Path | None = Field(
-        None, description="folder where several workers gather their metrics; a temporary one unless given"
+        default=None, description="folder where several workers gather their metrics; a temporary one unless given"
     )
     shutdown_seconds: Annotated[int, _number(1, 3600)] = Field(
-        20, description="how long accepted requests may take to finish after SIGTERM"
+        default=20, description="how long accepted requests may take to finish after SIGTERM"
     )
 
     @property

@@ -117,7 +117,7 @@ class LogWriter:
         self.sink.write(_json(event) if self._is_json else _text(event), is_urgent=True)
 
 
-class _Handler(logging.Handler):
+class LogHandler(logging.Handler):
     """Passes the records of ``logging`` to a writer."""
 
     def __init__(self, writer: LogWriter) -> None:
@@ -125,6 +125,7 @@ class _Handler(logging.Handler):
         self.writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
         self.writer.event(record)
 
 
@@ -140,7 +141,7 @@ def configure_logs(log_format: str, level: str, worker: int | None = None, descr
     sink = LogSink(sys.stderr.fileno() if descriptor is None else descriptor)
     writer = LogWriter(sink, log_format, getattr(logging, level.upper()), worker)
     root = logging.getLogger()
-    root.handlers[:] = [_Handler(writer)]
+    root.handlers[:] = [LogHandler(writer)]
     root.setLevel(writer.level)
     logging.getLogger("uvicorn.error").setLevel(max(writer.level, logging.WARNING))  # it logs steps that the service logs once
     logging.captureWarnings(True)
@@ -150,7 +151,7 @@ def configure_logs(log_format: str, level: str, worker: int | None = None, descr
 
 def current_log() -> LogWriter | None:
     """The writer of :func:`configure_logs` in this process; ``None`` before it was called."""
-    return next((handler.writer for handler in logging.getLogger().handlers if isinstance(handler, _Handler)), None)
+    return next((handler.writer for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)), None)
 
 
 def _log_failed_thread(failure: threading.ExceptHookArgs) -> None:

@@ -3,13 +3,17 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 from openapi_spec_validator import validate
-from referencing import Registry, Resource
+from referencing import Registry
 from referencing.jsonschema import DRAFT202012
+from starlette.routing import Route
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
@@ -17,9 +21,12 @@ from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, 
 from gpumemnet.predict.predictor import Predictor
 from service.api.examples import refused_example
 from service.api.job_schema import job_schema, layer_schema
+from service.api.predictions import Document
 from service.api.routes import EXAMPLE_ID
 from service.app import create_app
 from service.settings import Settings
+
+Check = Callable[[Document, object], None]
 
 SNAPSHOT = Path(__file__).parent / "openapi_snapshot.json"
 METHODS = {"get", "put", "post", "delete"}
@@ -28,36 +35,36 @@ UNDESCRIBED = {"/", "/docs", "/metrics", "/openapi.json"}
 
 
 @pytest.fixture(scope="module")
-def description(http):
-    return http.get("/openapi.json").json()
+def description(http: httpx.Client) -> Document:
+    return dict(http.get("/openapi.json").json())
 
 
 @pytest.fixture(scope="module")
-def check(description):
+def check(description: Document) -> Check:
     """Validates a document against a component of the description."""
-    registry = Registry().with_resource("urn:description", Resource(description, DRAFT202012))
+    registry = Registry().with_resource("urn:description", DRAFT202012.create_resource(description))
 
-    def check_against(schema, document):
+    def check_against(schema: Document, document: object) -> None:
         rooted = json.loads(json.dumps(schema).replace('"#/', '"urn:description#/'))
         jsonschema.Draft202012Validator(rooted, registry=registry).validate(document)
 
     return check_against
 
 
-def with_one_id(text):
+def with_one_id(text: str) -> Document:
     """An answer with the id of the examples in the place of its own, which is never the same twice."""
-    return json.loads(re.sub(r'"prediction_id":"[^"]+"', f'"prediction_id":"{EXAMPLE_ID}"', text))
+    return dict(json.loads(re.sub(r'"prediction_id":"[^"]+"', f'"prediction_id":"{EXAMPLE_ID}"', text)))
 
 
-def json_content(part):
-    return part["content"]["application/json"]
+def json_content(part: Document) -> Document:
+    return dict(part["content"]["application/json"])
 
 
-def test_it_is_valid_openapi(description):
+def test_it_is_valid_openapi(description: Document) -> None:
     validate(description)
 
 
-def operations(description):
+def operations(description: Document) -> dict[tuple[str, str], Document]:
     """(path, method) → operation."""
     return {
         (path, method): operation
@@ -67,19 +74,19 @@ def operations(description):
     }
 
 
-def test_it_describes_every_route(description):
+def test_it_describes_every_route(description: Document) -> None:
     app = create_app(Settings(database_url="off"))
     served = {
         (route.path, method.lower())
         for route in app.routes
-        if not route.path.startswith(("/v2", "/page/", "/docs/")) and route.path not in UNDESCRIBED
-        for method in route.methods - {"HEAD"}
+        if isinstance(route, Route) and not route.path.startswith(("/v2", "/page/", "/docs/")) and route.path not in UNDESCRIBED
+        for method in (route.methods or set()) - {"HEAD"}
     }
     described = operations(description).keys()
     assert {(path, method) for path, method in described if not path.startswith("/v2")} == served
 
 
-def test_every_described_path_of_the_inference_protocol_is_there(http, description):
+def test_every_described_path_of_the_inference_protocol_is_there(http: httpx.Client, description: Document) -> None:
     values = {"model": "gpumemnet", "version": "shipped"}
     for path, method in operations(description):
         if path.startswith("/v2"):
@@ -87,7 +94,7 @@ def test_every_described_path_of_the_inference_protocol_is_there(http, descripti
             assert answer.status_code not in (404, 405), (method, path, answer.text)
 
 
-def test_every_operation_is_documented(description):
+def test_every_operation_is_documented(description: Document) -> None:
     found = operations(description).values()
     assert all(operation["summary"] and operation["tags"] and operation["operationId"] for operation in found)
     assert len({operation["operationId"] for operation in found}) == len(found)
@@ -95,7 +102,7 @@ def test_every_operation_is_documented(description):
     assert [name for name, shape in shapes.items() if not shape.get("description")] == []
 
 
-def test_it_names_the_refusals_of_keys_and_limits(description):
+def test_it_names_the_refusals_of_keys_and_limits(description: Document) -> None:
     """Health is never refused for a key or a limit, so probes need to know readiness alone."""
     refusals = {
         path: {int(status) for method in METHODS & methods.keys() for status in methods[method]["responses"] if status >= "400"}
@@ -109,12 +116,12 @@ def test_it_names_the_refusals_of_keys_and_limits(description):
     assert all({401, 403, 429, 503} <= found for path, found in refusals.items() if path.startswith("/v1/"))
 
 
-def test_every_reference_leads_somewhere(description):
+def test_every_reference_leads_somewhere(description: Document) -> None:
     names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(description)))
     assert names <= description["components"]["schemas"].keys()
 
 
-def test_nothing_in_it_changes_unseen(description):
+def test_nothing_in_it_changes_unseen(description: Document) -> None:
     """The interface is a promise: a change of it changes this file too (GPUMEMNET_UPDATE_SNAPSHOT=1 writes it anew)."""
     frozen = outline(description)
     if os.environ.get("GPUMEMNET_UPDATE_SNAPSHOT"):
@@ -122,7 +129,7 @@ def test_nothing_in_it_changes_unseen(description):
     assert frozen == json.loads(SNAPSHOT.read_text())
 
 
-def outline(part):
+def outline(part: Any) -> Any:
     """The description without its examples, which change with the models, and without its version."""
     if isinstance(part, dict):
         kept = {name: outline(value) for name, value in part.items() if name not in ("example", "examples")}
@@ -132,7 +139,7 @@ def outline(part):
     return [outline(one) for one in part] if isinstance(part, list) else part
 
 
-def test_a_link_finds_what_the_next_operation_takes(http, description):
+def test_a_link_finds_what_the_next_operation_takes(http: httpx.Client, description: Document) -> None:
     followed = set()
     for (path, method), operation in operations(description).items():
         links = operation["responses"]["200"].get("links", {})
@@ -150,20 +157,20 @@ def test_a_link_finds_what_the_next_operation_takes(http, description):
     assert {"observe", "predict", "batch_sizes", "oip_infer", "oip_infer_version"} <= followed
 
 
-def at_pointer(document, pointer):
+def at_pointer(document: Any, pointer: str) -> Any:
     for step in pointer.split("/")[1:]:
         document = document[int(step) if isinstance(document, list) else step]
     return document
 
 
-def test_every_field_of_a_job_is_documented(description):
+def test_every_field_of_a_job_is_documented(description: Document) -> None:
     properties = description["components"]["schemas"]["TrainingJob"]["properties"]
     assert tuple(properties) == JOB_FIELDS
     assert all(schema.get("description") for name, schema in properties.items() if name != "schema_version")
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch", "/v1/batch-sizes", "/v1/smallest-gpu"])
-def test_the_examples_are_what_is_asked_and_answered(http, description, check, path):
+def test_the_examples_are_what_is_asked_and_answered(http: httpx.Client, description: Document, check: Check, path: str) -> None:
     operation = description["paths"][path]["post"]
     requests, responses = json_content(operation["requestBody"]), json_content(operation["responses"]["200"])
     assert requests["examples"].keys() == responses["examples"].keys()
@@ -176,7 +183,9 @@ def test_the_examples_are_what_is_asked_and_answered(http, description, check, p
         check(responses["schema"], response.json())
 
 
-def test_the_example_of_a_problem_is_what_is_answered(http, description, check, predictor):
+def test_the_example_of_a_problem_is_what_is_answered(
+    http: httpx.Client, description: Document, check: Check, predictor: Predictor
+) -> None:
     documented = description["paths"]["/v1/predict"]["post"]["responses"]["422"]["content"]["application/problem+json"]
     response = http.post("/v1/predict", json=refused_example(predictor.bundles[0].card.families[0]))
     assert response.json() == documented["example"]
@@ -184,7 +193,9 @@ def test_the_example_of_a_problem_is_what_is_answered(http, description, check, 
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/gpus", "/healthz", "/readyz"])
-def test_the_examples_without_a_question_are_what_is_answered(http, description, check, path):
+def test_the_examples_without_a_question_are_what_is_answered(
+    http: httpx.Client, description: Document, check: Check, path: str
+) -> None:
     documented = json_content(description["paths"][path]["get"]["responses"]["200"])
     answer = http.get(path).json()
     assert answer == documented["examples"]["now"]["value"]
@@ -192,8 +203,8 @@ def test_the_examples_without_a_question_are_what_is_answered(http, description,
 
 
 @pytest.mark.parametrize("status", [404, 405, 413, 415, 422])
-def test_every_problem_has_the_documented_shape(http, check, status):
-    requests = {
+def test_every_problem_has_the_documented_shape(http: httpx.Client, check: Check, status: int) -> None:
+    requests: dict[int, dict[str, Any]] = {
         404: {"method": "GET", "url": "/nowhere"},
         405: {"method": "GET", "url": "/v1/predict"},
         413: {"method": "POST", "url": "/v1/predict", "json": " " * Settings().max_body_bytes},
@@ -205,13 +216,13 @@ def test_every_problem_has_the_documented_shape(http, check, status):
     check({"$ref": "#/components/schemas/Problem"}, response.json())
 
 
-def test_the_documentation_page_is_served(http):
+def test_the_documentation_page_is_served(http: httpx.Client) -> None:
     page = http.get("/docs")
     assert page.status_code == 200
     assert "openapi.json" in page.text
 
 
-def accepted(job, **changes) -> bool:
+def accepted(job: Document, **changes: object) -> bool:
     try:
         job_from_dict({**job, **changes})
     except InvalidJobError:
@@ -219,20 +230,22 @@ def accepted(job, **changes) -> bool:
     return True
 
 
-def allowed(schema, value) -> bool:
-    return jsonschema.Draft202012Validator(schema).is_valid(value)
+def allowed(schema: Document, value: object) -> bool:
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
 
-def job_of_totals():
+def job_of_totals() -> Document:
     job = {"family": "mlp", "batch_size": 1, "input_elements": 1, "optimizer": "adam", "precision": "fp32"}
     return job | {"total_activations": 2**50, "total_parameters": 2**50}
 
 
-VALUES = (None, True, False, 0, 1, 2, -1, 1.5, 2**31 - 1, 2**31, 2**50, 2**50 + 1, "", "adam", "none", "math", [], {})
+VALUES: tuple[object, ...] = (
+    *(None, True, False, 0, 1, 2, -1, 1.5, 2**31 - 1, 2**31, 2**50, 2**50 + 1, "", "adam", "none", "math", [], {}),
+)
 
 
 @pytest.mark.parametrize("field", [name for name in JOB_FIELDS if name != "layers"])
-def test_the_schema_of_a_field_allows_what_the_parser_accepts(field):
+def test_the_schema_of_a_field_allows_what_the_parser_accepts(field: str) -> None:
     schema = job_schema()["properties"][field]
     words = [word for words in FIELD_CHOICES.values() for word in words]
     edges = [edge + step for _, low, high in FIELD_RANGES for edge in (low, high) for step in (-1, 0, 1)]
@@ -243,7 +256,7 @@ def test_the_schema_of_a_field_allows_what_the_parser_accepts(field):
         assert allowed(schema, value) == accepted(job, **{field: value}), (field, value)
 
 
-def test_the_schema_knows_which_fields_are_required():
+def test_the_schema_knows_which_fields_are_required() -> None:
     schema = job_schema()
     assert schema["required"] == list(REQUIRED_FIELDS)
     assert not set(REQUIRED_FIELDS) & NULLABLE_FIELDS
@@ -258,12 +271,12 @@ def test_the_schema_knows_which_fields_are_required():
         assert allowed(without_references(schema), {**job, "layers": layers})
 
 
-def without_references(schema):
+def without_references(schema: Document) -> Document:
     schema["properties"]["layers"]["anyOf"][0]["items"] = layer_schema()
     return schema
 
 
-LAYERS = (
+LAYERS: tuple[object, ...] = (
     *({"kind": "linear", "activations": 1}, {"kind": "linear", "activations": 0, "parameters": 2**50}, ["relu", 1, 0]),
     *({"kind": "linear"}, {"activations": 1}, {"kind": "Linear", "activations": 1}, {"kind": "a" * 65, "activations": 1}),
     *({"kind": "linear", "activations": -1}, {"kind": "linear", "activations": 1, "parameters": 2**50 + 1}, {}, [], "relu"),
@@ -272,12 +285,12 @@ LAYERS = (
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_the_schema_of_a_layer_allows_what_the_parser_accepts(layer):
+def test_the_schema_of_a_layer_allows_what_the_parser_accepts(layer: object) -> None:
     job = {name: value for name, value in job_of_totals().items() if not name.startswith("total_")}
     assert allowed(layer_schema(), layer) == accepted(job, layers=[layer])
 
 
-def test_the_description_is_made_anew_for_each_application():
+def test_the_description_is_made_anew_for_each_application() -> None:
     few, many = (create_app(Settings(max_jobs=jobs)).openapi() for jobs in (2, 5))
     limits = [document["components"]["schemas"]["BatchRequest"]["properties"]["jobs"]["maxItems"] for document in (few, many)]
     assert limits == [2, 5]

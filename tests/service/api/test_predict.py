@@ -17,19 +17,23 @@ from gpumemnet.job.training_job import FAMILIES
 from gpumemnet.predict.bins import PUBLISHED_BINS, bins_of_width
 from gpumemnet.predict.fits import Fit, fits, target
 from gpumemnet.predict.largest_batch import BatchPoint, batch_sizes, smallest_gpu
+from gpumemnet.predict.prediction import Prediction
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.units import MIB, ceil_mib
 from service.api.examples import EXAMPLE_JOBS
-from service.api.predictions import PredictionApi
+from service.api.predictions import Document, PredictionApi
+from service.api.records import PredictionRecord
+from tests.conftest import RunningService
 
 
-def predict(http, job, **options):
+def predict(http: httpx.Client, job: Document, **options: object) -> Document:
     response = http.post("/v1/predict", json={"job": job, **options})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "application/json"
-    return response.json()
+    return dict(response.json())
 
 
-def assert_same(answer, estimate):
+def assert_same(answer: Document, estimate: Prediction) -> None:
     assert answer["expected_bytes"] == estimate.expected_bytes
     assert answer["safe_bytes"] == estimate.safe_bytes
     assert answer["coverage"] == estimate.coverage
@@ -39,17 +43,17 @@ def assert_same(answer, estimate):
     assert (answer["gpu"], answer["model"]["name"]) == (estimate.gpu, estimate.estimator)
 
 
-def without_id(answer):
+def without_id(answer: Document) -> Document:
     """The answer without what is never the same twice."""
     return {name: value for name, value in answer.items() if name != "prediction_id"}
 
 
-def outside(job):
+def outside(job: Document) -> Document:
     """The same job so large that no model was trained on its like."""
     return {**job, "batch_size": 2**31 - 1}
 
 
-def test_an_answer_is_the_estimate_of_the_predictor(http, predictor, job):
+def test_an_answer_is_the_estimate_of_the_predictor(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     answer = predict(http, job)
     estimate = predictor.predict(job_from_dict(job))
     assert_same(answer, estimate)
@@ -58,20 +62,20 @@ def test_an_answer_is_the_estimate_of_the_predictor(http, predictor, job):
     assert answer["bin"]["probability"] == max(answer["bins"]["probabilities"])
 
 
-def test_probabilities_cover_all_bins_and_add_up_to_one(http, job):
+def test_probabilities_cover_all_bins_and_add_up_to_one(http: httpx.Client, job: Document) -> None:
     bins = predict(http, job)["bins"]
     assert len(bins["probabilities"]) == bins["count"]
     assert all(0 <= probability <= 1 for probability in bins["probabilities"])
     assert sum(bins["probabilities"]) == pytest.approx(1)
 
 
-def test_mib_are_the_bytes_rounded_up(http, job):
+def test_mib_are_the_bytes_rounded_up(http: httpx.Client, job: Document) -> None:
     answer = predict(http, job, coverage=0.99)
     for mib, amount in (("request_mib", "expected_bytes"), ("limit_mib", "safe_bytes")):
         assert answer[mib] == math.ceil(answer[amount] / MIB)
 
 
-def test_the_model_says_who_it_is(http, predictor, job):
+def test_the_model_says_who_it_is(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     bundle = predictor.bundles[0]
     answer = predict(http, job)
     model = answer["model"]
@@ -80,16 +84,17 @@ def test_the_model_says_who_it_is(http, predictor, job):
     assert answer["label_source"] == model["training_data"]["label_source"] == bundle.card.label_source
 
 
-def test_a_scheduler_gets_two_numbers(http, predictor, job):
+def test_a_scheduler_gets_two_numbers(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     answer = predict(http, job, coverage=0.95)
     estimate = predictor.predict(job_from_dict(job), coverage=0.95)
     assert answer["request_mib"] == ceil_mib(estimate.expected_bytes)
+    assert estimate.safe_bytes is not None
     assert answer["limit_mib"] == ceil_mib(estimate.safe_bytes)
     assert (answer["release"], answer["feature_schema"]) == ("shipped", FEATURE_SCHEMA)
     assert "fits" not in answer
 
 
-def test_every_prediction_has_an_id_and_ids_sort_by_time(http, job):
+def test_every_prediction_has_an_id_and_ids_sort_by_time(http: httpx.Client, job: Document) -> None:
     single = [predict(http, job)["prediction_id"] for _ in range(3)]
     batch = http.post("/v1/predict/batch", json={"jobs": [job] * 50}).json()
     ids = single + [result["prediction"]["prediction_id"] for result in batch["results"]]
@@ -101,20 +106,20 @@ def test_every_prediction_has_an_id_and_ids_sort_by_time(http, job):
 
 
 @pytest.mark.parametrize("gpu", ["H100", "nvidia h200", "RTX 4090"])
-def test_another_gpu(http, predictor, job, gpu):
+def test_another_gpu(http: httpx.Client, predictor: Predictor, job: Document, gpu: str) -> None:
     answer = predict(http, job, gpu=gpu)
     assert_same(answer, predictor.predict(job_from_dict(job), gpu=gpu))
     assert answer["bins"]["count"] > 2
 
 
 @pytest.mark.parametrize("encoder", ["mlp", "transformer", "common"])
-def test_another_encoder(http, predictor, job, encoder):
+def test_another_encoder(http: httpx.Client, predictor: Predictor, job: Document, encoder: str) -> None:
     answer = predict(http, job, encoder=encoder)
     assert_same(answer, predictor.predict(job_from_dict(job), encoder=encoder))
     assert answer["model"]["encoder"] == encoder
 
 
-def test_an_encoder_that_needs_layers_names_itself_as_the_fault(http, job):
+def test_an_encoder_that_needs_layers_names_itself_as_the_fault(http: httpx.Client, job: Document) -> None:
     layers = job.pop("layers")
     totals = {"total_activations": 9, "total_parameters": 9}
     response = http.post("/v1/predict", json={"job": {**job, **totals}, "encoder": "transformer"})
@@ -124,7 +129,7 @@ def test_an_encoder_that_needs_layers_names_itself_as_the_fault(http, job):
     assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
 
 
-def test_totals_are_enough(http, predictor, job):
+def test_totals_are_enough(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     layers = job.pop("layers")
     job["total_activations"] = sum(layer["activations"] for layer in layers)
     job["total_parameters"] = sum(layer["parameters"] for layer in layers)
@@ -132,7 +137,7 @@ def test_totals_are_enough(http, predictor, job):
 
 
 @pytest.mark.parametrize("width_mib", [49, 100, 1024, 196608])
-def test_bins_of_any_width(http, predictor, job, width_mib):
+def test_bins_of_any_width(http: httpx.Client, predictor: Predictor, job: Document, width_mib: int) -> None:
     answer = predict(http, job, bin_width_mib=width_mib)
     bins = bins_of_width(width_mib * MIB)
     found = answer["bins"]
@@ -141,13 +146,15 @@ def test_bins_of_any_width(http, predictor, job, width_mib):
 
 
 @pytest.mark.parametrize("name", PUBLISHED_BINS)
-def test_published_bins(http, predictor, job, name):
+def test_published_bins(http: httpx.Client, predictor: Predictor, job: Document, name: str) -> None:
     answer = predict(http, job, bins=name)
     assert answer["bins"]["name"] == name
     assert_same(answer, predictor.predict(job_from_dict(job), bins=PUBLISHED_BINS[name]))
 
 
-def test_every_calibrated_coverage_is_answered_and_more_coverage_is_never_less_memory(http, predictor, job):
+def test_every_calibrated_coverage_is_answered_and_more_coverage_is_never_less_memory(
+    http: httpx.Client, predictor: Predictor, job: Document
+) -> None:
     levels = http.get("/v1/models").json()["models"][0]["coverages"]
     answers = [predict(http, job, coverage=level) for level in levels]
     assert [answer["coverage"] for answer in answers] == levels
@@ -155,12 +162,12 @@ def test_every_calibrated_coverage_is_answered_and_more_coverage_is_never_less_m
     assert safe == sorted(safe)
 
 
-def test_null_options_are_as_absent_ones(http, job):
+def test_null_options_are_as_absent_ones(http: httpx.Client, job: Document) -> None:
     nulls = dict.fromkeys(("coverage", "bins", "bin_width_mib", "gpu", "encoder", "fits", "devices"))
     assert without_id(predict(http, job, **nulls)) == without_id(predict(http, job))
 
 
-def test_outside_the_support_there_are_reasons_and_no_safe_bytes(http, predictor, job):
+def test_outside_the_support_there_are_reasons_and_no_safe_bytes(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     answer = predict(http, outside(job))
     assert not answer["in_support"]
     assert answer["reasons"]
@@ -169,7 +176,7 @@ def test_outside_the_support_there_are_reasons_and_no_safe_bytes(http, predictor
     assert answer["expected_bytes"] > 0
 
 
-def test_a_job_at_the_upper_end_of_every_count_is_answered(http, job):
+def test_a_job_at_the_upper_end_of_every_count_is_answered(http: httpx.Client, job: Document) -> None:
     largest = {**job, "batch_size": 2**31 - 1, "input_elements": 2**50, "total_activations": 2**50, "total_parameters": 2**50}
     del largest["layers"]
     answer = predict(http, largest)
@@ -177,7 +184,7 @@ def test_a_job_at_the_upper_end_of_every_count_is_answered(http, job):
     assert answer["bin"]["upper_bytes"] is None
 
 
-def test_many_at_once_get_the_answers_that_one_alone_gets(service, predictor, job):
+def test_many_at_once_get_the_answers_that_one_alone_gets(service: RunningService, predictor: Predictor, job: Document) -> None:
     jobs = [{**job, "batch_size": size} for size in range(1, 65)]
     with httpx.Client(base_url=service.url, timeout=300) as shared, ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda job: predict(shared, job), jobs * 4))
@@ -185,14 +192,14 @@ def test_many_at_once_get_the_answers_that_one_alone_gets(service, predictor, jo
         assert_same(answer, predictor.predict(job_from_dict(document)))
 
 
-def test_a_long_body_gets_the_same_answer_as_a_short_one(http, job):
+def test_a_long_body_gets_the_same_answer_as_a_short_one(http: httpx.Client, job: Document) -> None:
     """Bodies above a length are answered in another thread."""
     padded = b" " * 100_000 + httpx.Request("POST", "http://x", json={"job": job}).content
     response = http.post("/v1/predict", content=padded, headers={"Content-Type": "application/json; charset=utf-8"})
     assert without_id(response.json()) == without_id(predict(http, job))
 
 
-def test_a_batch_answers_every_job_in_order(http, predictor, job):
+def test_a_batch_answers_every_job_in_order(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     jobs = [{**job, "batch_size": size} for size in (1, 32, 1000, 2**31 - 1, 32)]
     response = http.post("/v1/predict/batch", json={"jobs": jobs, "bin_width_mib": 512, "coverage": 0.9})
     assert response.status_code == 200
@@ -204,7 +211,7 @@ def test_a_batch_answers_every_job_in_order(http, predictor, job):
         assert_same(result["prediction"], estimate)
 
 
-def test_a_bad_job_does_not_fail_the_others(http, predictor, job):
+def test_a_bad_job_does_not_fail_the_others(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     loaded = {family for bundle in predictor.bundles for family in bundle.card.families}
     unsupported = [{**job, "family": family} for family in FAMILIES if family not in loaded]
     bad_layer = {**job, "layers": [{"kind": "Linear!", "activations": 1}]}
@@ -222,12 +229,12 @@ def test_a_bad_job_does_not_fail_the_others(http, predictor, job):
     assert without_id(results[0]["prediction"]) == without_id(results[3]["prediction"])
 
 
-def test_an_empty_batch_is_answered(http):
+def test_an_empty_batch_is_answered(http: httpx.Client) -> None:
     response = http.post("/v1/predict/batch", json={"jobs": []})
     assert (response.status_code, response.json()) == (200, {"failed": 0, "results": []})
 
 
-def test_a_batch_of_a_thousand_jobs_fits_the_limits(http, job):
+def test_a_batch_of_a_thousand_jobs_fits_the_limits(http: httpx.Client, job: Document) -> None:
     response = http.post("/v1/predict/batch", json={"jobs": [job] * 1000})
     assert response.status_code == 200
     assert len(response.json()["results"]) == 1000
@@ -236,7 +243,7 @@ def test_a_batch_of_a_thousand_jobs_fits_the_limits(http, job):
 DEVICES = [{"id": "0", "gpu": "A100", "free_mib": 1}, {"id": "MIG-7", "gpu": "A100", "mig": "3g.20gb", "free_mib": None}]
 
 
-def test_what_a_job_fits_is_answered_in_the_order_asked(http, predictor, job):
+def test_what_a_job_fits_is_answered_in_the_order_asked(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     answer = predict(http, job, fits=["T4", "A100/3g.20gb"], devices=DEVICES, coverage=0.9)
     targets = [target("T4"), target("A100/3g.20gb")]
     targets += [target("A100", free_mib=1, device="0"), target("A100/3g.20gb", free_mib=None, device="MIG-7")]
@@ -245,7 +252,7 @@ def test_what_a_job_fits_is_answered_in_the_order_asked(http, predictor, job):
     assert [fit["verdict"] for fit in answer["fits"]] == ["yes", "yes", "no", "yes"]
 
 
-def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(http, job):
+def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(http: httpx.Client, job: Document) -> None:
     answer = predict(http, job, fits=True)
     gpus = [gpu for gpu in http.get("/v1/gpus").json()["gpus"] if "Laptop" not in gpu["name"]]
     named = [(gpu["name"], mig) for gpu in gpus for mig in (None, *(mig["name"] for mig in gpu["mig"]))]
@@ -254,14 +261,14 @@ def test_what_a_job_fits_of_the_whole_catalogue_but_laptops(http, job):
     assert "fits" not in predict(http, job, fits=False)
 
 
-def test_outside_the_support_there_is_a_request_and_no_verdict(http, job):
+def test_outside_the_support_there_is_a_request_and_no_verdict(http: httpx.Client, job: Document) -> None:
     answer = predict(http, outside(job), fits=["H200"])
     assert answer["limit_mib"] is None
     assert answer["request_mib"] > 0
     assert [(fit["verdict"], fit["limit_mib"]) for fit in answer["fits"]] == [("unknown", None)]
 
 
-def test_a_batch_answers_what_each_job_fits(http, job):
+def test_a_batch_answers_what_each_job_fits(http: httpx.Client, job: Document) -> None:
     jobs = [job, {**job, "batch_size": 0}, {**job, "batch_size": 3}]
     results = http.post("/v1/predict/batch", json={"jobs": jobs, "fits": ["A100"], "devices": DEVICES}).json()["results"]
     for index in (0, 2):
@@ -296,20 +303,22 @@ def test_a_batch_answers_what_each_job_fits(http, job):
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch"])
-def test_an_option_without_sense_is_named(http, job, path, options, field):
+def test_an_option_without_sense_is_named(
+    http: httpx.Client, job: Document, path: str, options: dict[str, object], field: str
+) -> None:
     content = {"job": job} if path == "/v1/predict" else {"jobs": [job]}
     response = http.post(path, json={**content, **options})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == field
 
 
-def test_a_batch_may_not_ask_for_verdicts_without_end(http, job):
+def test_a_batch_may_not_ask_for_verdicts_without_end(http: httpx.Client, job: Document) -> None:
     response = http.post("/v1/predict/batch", json={"jobs": [job] * 500, "fits": True})
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == "fits"
 
 
-def test_the_largest_batch(http, predictor, job):
+def test_the_largest_batch(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     question = {"job": job, "gpu": "A100/1g.5gb", "coverage": 0.9, "max_batch": 3000}
     response = http.post("/v1/batch-sizes", json=question)
     assert response.status_code == 200
@@ -323,7 +332,7 @@ def test_the_largest_batch(http, predictor, job):
     assert (own["gpu"], own["available_mib"], own["max_batch"]) == (predictor.bundles[0].card.gpu, 2000, 65536)
 
 
-def test_the_smallest_gpu(http, predictor, job):
+def test_the_smallest_gpu(http: httpx.Client, predictor: Predictor, job: Document) -> None:
     answer = http.post("/v1/smallest-gpu", json={"job": job}).json()
     expected = smallest_gpu(predictor, job_from_dict(job))
     assert (Fit(**answer["safe"]), Fit(**answer["likely"])) == (expected.safe, expected.likely)
@@ -352,13 +361,15 @@ def test_the_smallest_gpu(http, predictor, job):
         ("/v1/smallest-gpu", {"encoder": 7}, "encoder"),
     ],
 )
-def test_an_inverse_question_without_sense_is_named(http, job, path, options, field):
+def test_an_inverse_question_without_sense_is_named(
+    http: httpx.Client, job: Document, path: str, options: dict[str, object], field: str
+) -> None:
     response = http.post(path, json={"job": job, **options})
     assert response.status_code == 422, response.text
     assert response.json()["errors"][0]["field"] == field
 
 
-def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
+def test_too_many_layers_are_refused_before_they_are_read(predictor: Predictor, job: Document) -> None:
     """The limit is a setting; here the api has one of its own."""
     api = PredictionApi(predictor, 10, max_layers=4)
     with pytest.raises(InvalidJobError, match="at most 4 layers, not 5") as raised:
@@ -368,8 +379,8 @@ def test_too_many_layers_are_refused_before_they_are_read(predictor, job):
     assert [set(result) for result in batch["results"]] == [{"problem"}, {"prediction"}]
 
 
-def test_every_prediction_is_handed_to_the_recorder(predictor, job):
-    kept = []
+def test_every_prediction_is_handed_to_the_recorder(predictor: Predictor, job: Document) -> None:
+    kept: list[PredictionRecord] = []
     api = PredictionApi(predictor, 10, SimpleNamespace(record=kept.extend), release="r7")
     first = api.predict(json.dumps({"job": job, "gpu": "H100"}).encode())
     batch = api.predict_batch(json.dumps({"jobs": [job, 1, job]}).encode())
@@ -386,19 +397,19 @@ def test_every_prediction_is_handed_to_the_recorder(predictor, job):
     assert len(kept) == 3
 
 
-def test_the_models_are_those_of_the_predictor(http, predictor):
+def test_the_models_are_those_of_the_predictor(http: httpx.Client, predictor: Predictor) -> None:
     models = http.get("/v1/models").json()["models"]
     assert [model["sha256"] for model in models] == [bundle.sha256 for bundle in predictor.bundles]
     assert [model["card"] for model in models] == [bundle.card.document for bundle in predictor.bundles]
 
 
-def test_health(http, predictor):
+def test_health(http: httpx.Client, predictor: Predictor) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
     families = list(dict.fromkeys(family for bundle in predictor.bundles for family in bundle.card.families))
     assert http.get("/readyz").json() == {"status": "ready", "families": families}
 
 
-def test_no_probability_is_above_one(http):
+def test_no_probability_is_above_one(http: httpx.Client) -> None:
     for batch_size in (21, 24, 32, 45):  # the shares of these add up to a little more than one in floating point
         body = {"job": {**EXAMPLE_JOBS["mlp"], "batch_size": batch_size}, "bin_width_mib": 65_536}
         answer = http.post("/v1/predict", json=body).json()
@@ -407,7 +418,7 @@ def test_no_probability_is_above_one(http):
 
 
 @pytest.mark.parametrize(("option", "value"), [("coverage", 0), ("coverage", 1), ("coverage", 99), ("gpu", "no such GPU")])
-def test_options_are_checked_without_jobs_too(http, option, value):
+def test_options_are_checked_without_jobs_too(http: httpx.Client, option: str, value: int | str) -> None:
     for path, content in (("/v1/predict/batch", {"jobs": []}), ("/v1/predict", {"job": EXAMPLE_JOBS["mlp"]})):
         response = http.post(path, json={**content, option: value})
         assert response.status_code == 422, path

@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -13,6 +14,7 @@ from starlette.routing import Route
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.predict.model import BundleModel
+from service.api.predictions import Document
 from service.api.problems import PROBLEM_KINDS
 from service.app import create_app
 from service.settings import Settings
@@ -23,7 +25,7 @@ POST_PATHS = ("/v1/predict", "/v1/predict/batch")
 GET_PATHS = ("/v1/models", "/healthz", "/readyz", "/openapi.json", "/docs")
 
 
-def problem(response, status):
+def problem(response: httpx.Response, status: int) -> Document:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()
@@ -35,12 +37,12 @@ def problem(response, status):
         assert set(error) == {"field", "message"}
         assert document["detail"] == f"{error['field']}: {error['message']}"
     assert not re.search(r"Traceback|File \"|/site-packages/", response.text)
-    return document
+    return dict(document)
 
 
-def field_at_fault(http, body, path="/v1/predict"):
+def field_at_fault(http: httpx.Client, body: object, path: str = "/v1/predict") -> str:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return problem(http.post(path, content=content, headers=JSON), 422)["errors"][0]["field"]
+    return str(problem(http.post(path, content=content, headers=JSON), 422)["errors"][0]["field"])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def field_at_fault(http, body, path="/v1/predict"):
         ({"layers": [["relu", 1, 0], {"kind": "relu", "activations": 1, "parameters": "x"}]}, "layers[1].parameters"),
     ],
 )
-def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(http, job, change, field):
+def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(
+    http: httpx.Client, job: Document, change: dict[str, object], field: str
+) -> None:
     with pytest.raises(InvalidJobError) as raised:
         job_from_dict({**job, **change})
     response = http.post("/v1/predict", content=json.dumps({"job": {**job, **change}}), headers=JSON)
@@ -81,7 +85,7 @@ def test_a_bad_job_is_refused_at_its_field_in_the_parsers_words(http, job, chang
 
 
 @pytest.mark.parametrize("name", ["family", "batch_size", "input_elements", "optimizer", "precision"])
-def test_a_missing_field_is_named(http, job, name):
+def test_a_missing_field_is_named(http: httpx.Client, job: Document, name: str) -> None:
     del job[name]
     assert field_at_fault(http, {"job": job}) == f"job.{name}"
 
@@ -106,7 +110,9 @@ def test_a_missing_field_is_named(http, job, name):
     ],
 )
 @pytest.mark.parametrize(("path", "content"), [("/v1/predict", "job"), ("/v1/predict/batch", "jobs")])
-def test_a_bad_option_fails_the_whole_request_at_its_field(http, job, options, field, path, content):
+def test_a_bad_option_fails_the_whole_request_at_its_field(
+    http: httpx.Client, job: Document, options: dict[str, object], field: str, path: str, content: str
+) -> None:
     body = {content: job if content == "job" else [job], **options}
     assert field_at_fault(http, body, path) == field
 
@@ -120,54 +126,54 @@ def test_a_bad_option_fails_the_whole_request_at_its_field(http, job, options, f
     ],
     ids=lambda body: body[:12].decode("latin-1"),
 )
-def test_a_body_that_is_no_json_object_is_refused(http, path, body):
+def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, path: str, body: bytes) -> None:
     assert field_at_fault(http, body, path) == "body"
 
 
-def test_doubled_keys_are_refused(http):
+def test_doubled_keys_are_refused(http: httpx.Client) -> None:
     assert field_at_fault(http, b'{"job": {"batch_size": 1, "batch_size": 2}}') == "batch_size"
     assert field_at_fault(http, b'{"job": {}, "job": {}}') == "job"
 
 
-def test_half_a_surrogate_pair_in_a_field_name_is_survived(http, job):
+def test_half_a_surrogate_pair_in_a_field_name_is_survived(http: httpx.Client, job: Document) -> None:
     assert field_at_fault(http, b'{"job": {"\\ud800": 1}}') == "job.\\ud800"
     batch = http.post("/v1/predict/batch", content=b'{"jobs": [{"\\ud800": 1}]}', headers=JSON)
     assert batch.json()["results"][0]["problem"]["errors"][0]["field"] == "jobs[0].\\ud800"
 
 
-def test_a_job_without_its_envelope_is_told_where_jobs_stand(http, job):
+def test_a_job_without_its_envelope_is_told_where_jobs_stand(http: httpx.Client, job: Document) -> None:
     document = problem(http.post("/v1/predict", json=job), 422)
     assert "jobs stand under 'job'" in document["detail"]
     assert "jobs stand under 'jobs'" in problem(http.post("/v1/predict/batch", json=job), 422)["detail"]
 
 
 @pytest.mark.parametrize("path", POST_PATHS)
-def test_a_missing_question_is_refused(http, path):
+def test_a_missing_question_is_refused(http: httpx.Client, path: str) -> None:
     assert field_at_fault(http, {}, path) in ("job", "jobs")
 
 
 @pytest.mark.parametrize("jobs", [{}, "x", 3, None])
-def test_jobs_must_be_a_list(http, jobs):
+def test_jobs_must_be_a_list(http: httpx.Client, jobs: object) -> None:
     assert field_at_fault(http, {"jobs": jobs}, "/v1/predict/batch") == "jobs"
 
 
-def test_too_many_jobs_are_refused(http, job):
+def test_too_many_jobs_are_refused(http: httpx.Client, job: Document) -> None:
     assert field_at_fault(http, {"jobs": [1] * 1001}, "/v1/predict/batch") == "jobs"
 
 
-def test_too_many_probabilities_are_refused(http, job):
+def test_too_many_probabilities_are_refused(http: httpx.Client, job: Document) -> None:
     body = {"jobs": [job] * 1000, "bin_width_mib": 49}
     assert field_at_fault(http, body, "/v1/predict/batch") == "bin_width_mib"
 
 
 @pytest.mark.parametrize("path", POST_PATHS)
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json", ""])
-def test_another_media_type_is_refused(http, job, path, media_type):
+def test_another_media_type_is_refused(http: httpx.Client, job: Document, path: str, media_type: str) -> None:
     response = http.post(path, content=json.dumps({"job": job}), headers={"Content-Type": media_type})
     assert "application/json" in problem(response, 415)["detail"]
 
 
-def test_a_body_without_media_type_is_refused(http, job):
+def test_a_body_without_media_type_is_refused(http: httpx.Client, job: Document) -> None:
     problem(http.post("/v1/predict", content=json.dumps({"job": job})), 415)
 
 
@@ -175,7 +181,7 @@ def test_a_body_without_media_type_is_refused(http, job):
     "path", ["/v1", "/v1/predict/", "/v3", "/page", "/v1/predict/batch/1", "/V1/PREDICT", "/%00", "/%ff", "/" + "x" * 5000]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_an_unknown_path(http, method, path):
+def test_an_unknown_path(http: httpx.Client, method: str, path: str) -> None:
     problem(http.request(method, path), 404)
 
 
@@ -186,7 +192,7 @@ def test_an_unknown_path(http, method, path):
         *((method, path) for path in GET_PATHS for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS")),
     ],
 )
-def test_a_wrong_method(http, method, path):
+def test_a_wrong_method(http: httpx.Client, method: str, path: str) -> None:
     response = http.request(method, path)
     allowed = response.headers["allow"]
     assert method not in allowed
@@ -197,10 +203,10 @@ async def _fail(request: Request) -> Response:
     raise RuntimeError("the secret cause")
 
 
-def ask_in_process(app, path: str) -> httpx.Response:
+def ask_in_process(app: FastAPI, path: str) -> httpx.Response:
     """For failures that a sound service does not show."""
 
-    async def ask():
+    async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get(path)
@@ -208,18 +214,18 @@ def ask_in_process(app, path: str) -> httpx.Response:
     return asyncio.run(ask())
 
 
-def test_a_failure_within_says_nothing_of_its_cause():
+def test_a_failure_within_says_nothing_of_its_cause() -> None:
     app = create_app(Settings(database_url="off"))
     app.router.routes.append(Route("/broken", _fail))
     assert "secret" not in problem(ask_in_process(app, "/broken"), 500)["detail"]
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/v2/health/ready", "/v2/models/gpumemnet/ready"])
-def test_a_probe_runs_no_model(monkeypatch, path):
+def test_a_probe_runs_no_model(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """A release passes its self-test before it is served; repeated in each probe, it would delay predictions."""
     app = create_app(Settings(database_url="off"))
 
-    def fail(*arguments, **options):
+    def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("a probe ran a model")
 
     monkeypatch.setattr(BundleModel, "run", fail)

@@ -1,19 +1,24 @@
 """Plain text for shell scripts, asked for as they do: by curl, which must fail where there is no number."""
 
+import json
 import shutil
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 
+from service.api.predictions import Document
+from tests.conftest import RunningService
+
 JSON = {"Content-Type": "application/json"}
 
 
-def ask(http: httpx.Client, job, accept: str, path: str = "/v1/predict") -> httpx.Response:
+def ask(http: httpx.Client, job: Document, accept: str, path: str = "/v1/predict") -> httpx.Response:
     return http.post(path, json={"job": job}, headers={"Accept": accept})
 
 
-def outside(job):
+def outside(job: Document) -> Document:
     return {**job, "batch_size": 2**31 - 1}
 
 
@@ -27,7 +32,7 @@ def outside(job):
         "application/json;q=0, text/plain",
     ],
 )
-def test_the_answer_is_the_limit(http, job, accept):
+def test_the_answer_is_the_limit(http: httpx.Client, job: Document, accept: str) -> None:
     response = ask(http, job, accept)
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
@@ -48,13 +53,13 @@ def test_the_answer_is_the_limit(http, job, accept):
         ",;",
     ],
 )
-def test_json_unless_plain_text_is_preferred(http, job, accept):
+def test_json_unless_plain_text_is_preferred(http: httpx.Client, job: Document, accept: str) -> None:
     response = ask(http, job, accept)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
 
 
-def test_a_client_that_accepts_nothing_in_particular_gets_json(http, job):
+def test_a_client_that_accepts_nothing_in_particular_gets_json(http: httpx.Client, job: Document) -> None:
     request = http.build_request("POST", "/v1/predict", json={"job": job})
     del request.headers["accept"]
     assert http.send(request).headers["content-type"] == "application/json"
@@ -63,13 +68,13 @@ def test_a_client_that_accepts_nothing_in_particular_gets_json(http, job):
 @pytest.mark.parametrize(
     "query", ["field=request_mib,limit_mib,expected_bytes", "field=request_mib&field=limit_mib,expected_bytes"]
 )
-def test_the_fields_that_are_asked_for(http, job, query):
+def test_the_fields_that_are_asked_for(http: httpx.Client, job: Document, query: str) -> None:
     answer = ask(http, job, "*/*").json()
     words = ask(http, job, "text/plain", f"/v1/predict?{query}").text.split()
     assert words == [str(answer[name]) for name in ("request_mib", "limit_mib", "expected_bytes")]
 
 
-def test_the_id_for_an_observation(http, job):
+def test_the_id_for_an_observation(http: httpx.Client, job: Document) -> None:
     limit, identity = ask(http, job, "text/plain", "/v1/predict?field=limit_mib,prediction_id").text.split()
     assert limit.isdigit()
     assert len(identity) == 36
@@ -80,13 +85,13 @@ def test_the_id_for_an_observation(http, job):
     [("field=limit", "field"), ("field=", "field"), ("field=model", "field"), ("fields=limit_mib", "'fields'")],
 )
 @pytest.mark.parametrize("accept", ["text/plain", "*/*"])
-def test_a_field_that_there_is_not(http, job, query, field, accept):
+def test_a_field_that_there_is_not(http: httpx.Client, job: Document, query: str, field: str, accept: str) -> None:
     response = ask(http, job, accept, f"/v1/predict?{query}")
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == field
 
 
-def test_outside_the_support_there_is_a_problem_and_still_a_request(http, job):
+def test_outside_the_support_there_is_a_problem_and_still_a_request(http: httpx.Client, job: Document) -> None:
     response = ask(http, outside(job), "text/plain")
     assert response.status_code == 422
     assert response.headers["content-type"] == "application/problem+json"
@@ -96,13 +101,13 @@ def test_outside_the_support_there_is_a_problem_and_still_a_request(http, job):
     assert ask(http, outside(job), "text/plain", "/v1/predict?field=request_mib").text.strip().isdigit()
 
 
-def test_errors_are_problems_whatever_is_accepted(http):
+def test_errors_are_problems_whatever_is_accepted(http: httpx.Client) -> None:
     response = http.post("/v1/predict", content=b"{", headers={**JSON, "Accept": "text/plain"})
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_a_script_goes_on_with_its_default(service, job, tmp_path):
+def test_a_script_goes_on_with_its_default(service: RunningService, job: Document, tmp_path: Path) -> None:
     """The two lines of the module's documentation, in a real shell."""
     script = """
         limit=$(curl -sf --max-time 5 -H 'Accept: text/plain' -H 'Content-Type: application/json' \\
@@ -110,9 +115,7 @@ def test_a_script_goes_on_with_its_default(service, job, tmp_path):
         echo "$limit"
     """
 
-    def run(job, url) -> str:
-        import json
-
+    def run(job: Document, url: str) -> str:
         path = tmp_path / "job.json"
         path.write_text(json.dumps({"job": job}))
         done = subprocess.run(

@@ -7,25 +7,34 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.predictions import Document
 from service.middleware.gate import Gate
 from service.middleware.keys import parse_keys
 from service.middleware.log_sink import LogSink
 from service.middleware.logs import LogWriter
 from service.middleware.rate import RateLimit
+from tests.conftest import RunningService, StartService
+from tests.service.sockets import connect
+
+
+async def receive_nothing() -> Message:
+    return {"type": "http.disconnect"}
 
 
 def send_head(url: str, path: str, length: int, content: bytes = b"") -> socket.socket:
     """Begin a request whose body is not all there; returns the connection."""
-    address = urlsplit(url)
-    connection = socket.create_connection((address.hostname, address.port), timeout=300)
+    connection = connect(url)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
@@ -34,7 +43,7 @@ def send_head(url: str, path: str, length: int, content: bytes = b"") -> socket.
 # Request ids
 
 
-def test_a_request_id_is_echoed_or_made(http, job):
+def test_a_request_id_is_echoed_or_made(http: httpx.Client, job: Document) -> None:
     answer = http.post("/v1/predict", json={"job": job}, headers={"X-Request-ID": "job-17.step_2"})
     assert answer.headers.get_list("x-request-id") == ["job-17.step_2"]
     made = [http.get("/healthz").headers["x-request-id"] for _ in range(3)]
@@ -43,34 +52,34 @@ def test_a_request_id_is_echoed_or_made(http, job):
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, 'a"b', "a\tb", "ü", "{id}", "a\\n"])
-def test_a_request_id_that_could_harm_a_log_is_replaced(http, given):
-    answer = http.get("/healthz", headers={"X-Request-ID": given.encode()})
+def test_a_request_id_that_could_harm_a_log_is_replaced(http: httpx.Client, given: str) -> None:
+    answer = http.get("/healthz", headers=[(b"X-Request-ID", given.encode())])
     assert re.fullmatch(r"[0-9a-f]{24}", answer.headers["x-request-id"])
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/nothing"), ("PUT", "/v1/predict"), ("POST", "/v1/predict"), ("GET", "/")])
-def test_errors_and_files_have_one_too(http, method, path):
+def test_errors_and_files_have_one_too(http: httpx.Client, method: str, path: str) -> None:
     for _ in range(2):  # files answer from memory: the id must not stay in their headers
         assert len(http.request(method, path, headers={"X-Request-ID": "me"}).headers.get_list("x-request-id")) == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/nothing", "/metrics", "/v2/models/nothing"])
-def test_every_answer_is_of_the_type_it_says(http, path):
+def test_every_answer_is_of_the_type_it_says(http: httpx.Client, path: str) -> None:
     for _ in range(2):
         assert http.get(path).headers.get_list("x-content-type-options") == ["nosniff"]
 
 
-def test_a_head_says_what_a_get_would_without_its_body(http):
+def test_a_head_says_what_a_get_would_without_its_body(http: httpx.Client) -> None:
     answer = http.head("/metrics")
     assert (answer.status_code, answer.content) == (200, b"")
     assert http.head("/nothing").status_code == 404
     assert http.get("/healthz").status_code == 200  # on the same connection: nothing was left in it
 
 
-def test_the_application_is_told_who_asks():
-    states = []
+def test_the_application_is_told_who_asks() -> None:
+    states: list[dict[str, Any]] = []
 
-    async def application(scope, receive, send):
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
         states.append(scope["state"])
 
     ring = parse_keys(f"ci:predict:{sha256(b'secret').hexdigest()}")
@@ -82,7 +91,7 @@ def test_the_application_is_told_who_asks():
 # Rate limit
 
 
-def test_the_rate_limit_is_said_with_the_time_to_wait(start_service, job):
+def test_the_rate_limit_is_said_with_the_time_to_wait(start_service: StartService, job: Document) -> None:
     with (
         start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.5", GPUMEMNET_RATE_BURST="3") as running,
         httpx.Client(base_url=running.url) as client,
@@ -100,7 +109,7 @@ def test_the_rate_limit_is_said_with_the_time_to_wait(start_service, job):
         assert client.get("/v1/models").status_code == 200
 
 
-def test_each_key_has_a_rate_of_its_own(start_service):
+def test_each_key_has_a_rate_of_its_own(start_service: StartService) -> None:
     keys = ",".join(f"{name}:predict:{sha256(name.encode()).hexdigest()}" for name in ("a", "b"))
     with (
         start_service(GPUMEMNET_RATE_LIMIT_PER_SECOND="0.1", GPUMEMNET_RATE_BURST="2", GPUMEMNET_API_KEYS=keys) as running,
@@ -121,7 +130,7 @@ def test_each_key_has_a_rate_of_its_own(start_service):
     st.lists(st.floats(0, 5), min_size=1, max_size=200),
 )
 @settings(max_examples=100)
-def test_no_more_than_the_burst_and_the_rate_pass(per_second, burst, pauses):
+def test_no_more_than_the_burst_and_the_rate_pass(per_second: float, burst: int, pauses: list[float]) -> None:
     limit, now, passed = RateLimit(per_second, burst), 1000.0, 0
     for pause in pauses:
         now += pause
@@ -133,7 +142,7 @@ def test_no_more_than_the_burst_and_the_rate_pass(per_second, burst, pauses):
             assert wait <= 1 / per_second * (1 + 1e-6)
 
 
-def test_remembered_clients_are_bounded_and_the_busy_ones_stay():
+def test_remembered_clients_are_bounded_and_the_busy_ones_stay() -> None:
     limit = RateLimit(1, 1, max_clients=10)
     assert limit.wait_seconds("busy", 0.0) == 0
     for number in range(9):
@@ -148,7 +157,7 @@ def test_remembered_clients_are_bounded_and_the_busy_ones_stay():
 # What is in work at once
 
 
-def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service, job):
+def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service: StartService, job: Document) -> None:
     with start_service(GPUMEMNET_MAX_CONCURRENCY="3") as running, httpx.Client(base_url=running.url, timeout=300) as client:
         body = json.dumps({"job": job}).encode()
         waiting = [send_head(running.url, "/v1/predict", len(body), body[:5]) for _ in range(3)]
@@ -166,23 +175,23 @@ def test_more_than_the_bound_is_refused_at_once_and_health_is_not(start_service,
         assert client.get("/v1/models").status_code == 200
 
 
-def test_a_crowd_is_admitted_up_to_the_bound():
+def test_a_crowd_is_admitted_up_to_the_bound() -> None:
     """Sixty requests that arrive together: the first are answered, the others hear so before the work begins."""
     order: list[object] = []
 
-    async def application(scope, receive, send):
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
         order.append("work")
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def ask(gate):
-        async def send(message):
+    async def ask(gate: Gate) -> None:
+        async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 order.append(message["status"])
 
-        await gate({"type": "http", "path": "/v1/predict", "method": "POST", "headers": []}, None, send)
+        await gate({"type": "http", "path": "/v1/predict", "method": "POST", "headers": []}, receive_nothing, send)
 
-    async def crowd():
+    async def crowd() -> None:
         gate = Gate(application, max_concurrency=20)
         await asyncio.gather(*(ask(gate) for _ in range(60)))
         await asyncio.gather(*(ask(gate) for _ in range(20)))
@@ -196,18 +205,18 @@ def test_a_crowd_is_admitted_up_to_the_bound():
 
 
 @pytest.fixture(scope="module")
-def hasty(start_service):
+def hasty(start_service: StartService) -> Iterator[RunningService]:
     with start_service(GPUMEMNET_BODY_SECONDS="0.5", GPUMEMNET_MAX_CONCURRENCY="2") as running:
         yield running
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v2/models/gpumemnet/infer"])
-def test_a_body_that_trickles_in_is_cut_off(hasty, path):
+def test_a_body_that_trickles_in_is_cut_off(hasty: RunningService, path: str) -> None:
     with send_head(hasty.url, path, 1000, b"{") as connection:
         began = time.monotonic()
         stop = threading.Event()
 
-        def trickle():
+        def trickle() -> None:
             with contextlib.suppress(OSError):
                 while not stop.wait(0.1):
                     connection.sendall(b" ")
@@ -227,7 +236,7 @@ def test_a_body_that_trickles_in_is_cut_off(hasty, path):
     assert json.loads(body).keys() == ({"error"} if path.startswith("/v2") else {"type", "title", "status", "detail"})
 
 
-def test_cut_off_bodies_leave_their_place_to_others(hasty, job):
+def test_cut_off_bodies_leave_their_place_to_others(hasty: RunningService, job: Document) -> None:
     connections = [send_head(hasty.url, "/v1/predict", 1000) for _ in range(2)]
     for connection in connections:
         assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
@@ -236,7 +245,7 @@ def test_cut_off_bodies_leave_their_place_to_others(hasty, job):
     assert re.search(r'refusals_total{reason="slow_body"} [2-9]', httpx.get(f"{hasty.url}/metrics").text)
 
 
-def test_a_body_may_come_in_two_parts(hasty, job):
+def test_a_body_may_come_in_two_parts(hasty: RunningService, job: Document) -> None:
     body = json.dumps({"job": job}).encode()
     with send_head(hasty.url, "/v1/predict", len(body), body[:9]) as connection:
         time.sleep(0.2)
@@ -247,24 +256,28 @@ def test_a_body_may_come_in_two_parts(hasty, job):
 # Failures
 
 
-def run_through(gate_arguments, application, path="/v1/predict", headers=()):
+def run_through(
+    gate_arguments: dict[str, Any], application: ASGIApp, path: str = "/v1/predict", headers: Sequence[tuple[bytes, bytes]] = ()
+) -> list[Message]:
     """One request through a gate; returns the messages that were sent."""
-    sent = []
+    sent: list[Message] = []
 
-    async def send(message):
+    async def send(message: Message) -> None:
         sent.append(message)
 
-    async def ask():
+    async def ask() -> None:
         scope = {"type": "http", "path": path, "method": "POST", "headers": [(b"x-request-id", b"the-id"), *headers]}
-        await Gate(application, **gate_arguments)(scope, None, send)
+        await Gate(application, **gate_arguments)(scope, receive_nothing, send)
 
     asyncio.run(ask())
     return sent
 
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v2/models/m/infer"])
-def test_a_failure_is_a_document_for_the_client_and_a_line_for_the_log(tmp_path, caplog, path):
-    async def failing(scope, receive, send):
+def test_a_failure_is_a_document_for_the_client_and_a_line_for_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         raise RuntimeError("the secret cause")
 
     with (tmp_path / "log").open("wb") as stream:
@@ -280,8 +293,8 @@ def test_a_failure_is_a_document_for_the_client_and_a_line_for_the_log(tmp_path,
     assert [record.getMessage() for record in caplog.records] == ["a request failed: RuntimeError"]
 
 
-def test_a_client_that_leaves_is_noted_as_such(tmp_path):
-    async def silent(scope, receive, send):
+def test_a_client_that_leaves_is_noted_as_such(tmp_path: Path) -> None:
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
         return
 
     with (tmp_path / "log").open("wb") as stream:

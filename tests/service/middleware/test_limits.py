@@ -2,19 +2,21 @@
 
 import contextlib
 import json
-import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
+
+from service.api.predictions import Document
+from tests.conftest import StartService
+from tests.service.sockets import connect
 
 LIMIT_BYTES = 4096
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def small(start_service) -> Iterator[httpx.Client]:
+def small(start_service: StartService) -> Iterator[httpx.Client]:
     with (
         start_service(GPUMEMNET_MAX_BODY_BYTES=str(LIMIT_BYTES), GPUMEMNET_MAX_JOBS="3") as running,
         httpx.Client(base_url=running.url, timeout=300) as client,
@@ -22,7 +24,7 @@ def small(start_service) -> Iterator[httpx.Client]:
         yield client
 
 
-def padded(job, length: int) -> bytes:
+def padded(job: Document, length: int) -> bytes:
     return json.dumps({"job": job}).encode().ljust(length)
 
 
@@ -31,7 +33,7 @@ def in_chunks(content: bytes, size: int = 1000) -> Iterator[bytes]:
         yield content[start : start + size]
 
 
-def assert_too_large(response):
+def assert_too_large(response: httpx.Response) -> None:
     assert response.status_code == 413
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["connection"] == "close"
@@ -42,17 +44,17 @@ def assert_too_large(response):
 
 @pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict/batch"])
 @pytest.mark.parametrize("excess", [1, 100_000, 20_000_000])
-def test_an_announced_body_that_is_too_large(small, job, path, excess):
+def test_an_announced_body_that_is_too_large(small: httpx.Client, job: Document, path: str, excess: int) -> None:
     assert_too_large(small.post(path, content=padded(job, LIMIT_BYTES + excess), headers=JSON))
 
 
 @pytest.mark.parametrize("excess", [1, 100_000])
-def test_a_chunked_body_that_turns_out_too_large(small, job, excess):
+def test_a_chunked_body_that_turns_out_too_large(small: httpx.Client, job: Document, excess: int) -> None:
     assert_too_large(small.post("/v1/predict", content=in_chunks(padded(job, LIMIT_BYTES + excess)), headers=JSON))
 
 
-def test_an_endless_body_is_cut_off(small):
-    def endless():
+def test_an_endless_body_is_cut_off(small: httpx.Client) -> None:
+    def endless() -> Iterator[bytes]:
         while True:
             yield b" " * 65536
 
@@ -61,33 +63,31 @@ def test_an_endless_body_is_cut_off(small):
     assert small.get("/healthz").status_code == 200
 
 
-def test_a_body_of_exactly_the_limit_is_read(small, job):
+def test_a_body_of_exactly_the_limit_is_read(small: httpx.Client, job: Document) -> None:
     content = padded(job, LIMIT_BYTES)
     assert small.post("/v1/predict", content=content, headers=JSON).status_code == 200
     assert small.post("/v1/predict", content=in_chunks(content), headers=JSON).status_code == 200
 
 
-def test_the_limit_of_a_batch_is_a_setting(small):
+def test_the_limit_of_a_batch_is_a_setting(small: httpx.Client) -> None:
     assert small.post("/v1/predict/batch", json={"jobs": [1] * 3}).status_code == 200
     assert "at most 3 jobs" in small.post("/v1/predict/batch", json={"jobs": [1] * 4}).json()["detail"]
 
 
 @pytest.mark.parametrize("length", [b"-1", b"x", b"1e3", b"99999999999999999999999"])
-def test_a_false_content_length_gets_no_answer_but_a_refusal(small, length):
-    address = urlsplit(str(small.base_url))
-    with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+def test_a_false_content_length_gets_no_answer_but_a_refusal(small: httpx.Client, length: bytes) -> None:
+    with connect(str(small.base_url)) as connection:
         head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %b\r\n\r\n{}"
         connection.sendall(head % length)
         assert connection.recv(65536).startswith(b"HTTP/1.1 4")
     assert small.get("/healthz").status_code == 200
 
 
-def test_a_client_that_leaves_in_the_middle_is_no_failure(start_service):
+def test_a_client_that_leaves_in_the_middle_is_no_failure(start_service: StartService) -> None:
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
     with start_service() as running:
-        address = urlsplit(running.url)
         for _ in range(20):
-            with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+            with connect(running.url) as connection:
                 connection.sendall(head)
         assert httpx.get(f"{running.url}/healthz").status_code == 200
     assert '"level":"error"' not in running.log.read_text()

@@ -10,20 +10,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.api.predictions import Document
 from service.middleware.keys import new_key
 from service.middleware.log_sink import MAX_BLOCK_BYTES, LogSink
-from service.middleware.logs import LogWriter
+from service.middleware.logs import LogHandler, LogWriter
+from tests.conftest import StartService
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def wait_for(log, pattern, seconds=300):
+def wait_for(log: Path, pattern: str, seconds: float = 300) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if re.search(pattern, log.read_text()):
@@ -32,7 +37,7 @@ def wait_for(log, pattern, seconds=300):
     raise AssertionError(f"{pattern} is not in the log:\n{log.read_text()}")
 
 
-def test_each_request_is_a_line_of_json(start_service, job):
+def test_each_request_is_a_line_of_json(start_service: StartService, job: Document) -> None:
     with start_service() as running:
         httpx.post(f"{running.url}/v1/predict?field=limit_mib", json={"job": job}, headers={"X-Request-ID": "one"})
         httpx.get(f"{running.url}/v2/models/anything-at-all/ready")
@@ -49,7 +54,7 @@ def test_each_request_is_a_line_of_json(start_service, job):
     assert "anything-at-all" not in running.log.read_text()
 
 
-def test_text_is_for_people(start_service):
+def test_text_is_for_people(start_service: StartService) -> None:
     with start_service("--log-format", "text") as running:
         httpx.get(f"{running.url}/healthz")
         lines = wait_for(running.log, "/healthz").splitlines()
@@ -59,7 +64,7 @@ def test_text_is_for_people(start_service):
     )
 
 
-def test_a_higher_level_leaves_requests_out(tmp_path):
+def test_a_higher_level_leaves_requests_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
@@ -77,7 +82,7 @@ def test_a_higher_level_leaves_requests_out(tmp_path):
     assert (tmp_path / "log").read_text() == ""
 
 
-def answers(client, seconds):
+def answers(client: httpx.Client, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -87,7 +92,7 @@ def answers(client, seconds):
     return False
 
 
-def test_a_wrong_setting_is_said_before_there_is_a_log(start_service):
+def test_a_wrong_setting_is_said_before_there_is_a_log(start_service: StartService) -> None:
     with start_service("--log-level", "info", GPUMEMNET_WORKER="2") as running:
         assert "GPUMEMNET_WORKER is no setting of the service" in running.log.read_text()
     done = subprocess.run(
@@ -96,7 +101,7 @@ def test_a_wrong_setting_is_said_before_there_is_a_log(start_service):
     assert done.stderr.startswith("gpumemnet service: --port must be")
 
 
-def test_what_the_server_says_has_the_same_form(start_service, tmp_path):
+def test_what_the_server_says_has_the_same_form(start_service: StartService, tmp_path: Path) -> None:
     (_, entry), keys = new_key("one", "predict"), tmp_path / "keys"
     keys.write_text(entry)
     with start_service(GPUMEMNET_API_KEYS_FILE=str(keys)) as running:
@@ -106,35 +111,38 @@ def test_what_the_server_says_has_the_same_form(start_service, tmp_path):
     assert (lines[-1]["level"], lines[-1]["logger"]) == ("error", "gpumemnet.service")
 
 
-def written(tmp_path_factory, log_format, log):
+def written(tmp_path_factory: pytest.TempPathFactory, log_format: str, log: Callable[[logging.Logger], None]) -> bytes:
     """The lines that ``log(logger)`` writes."""
     path = tmp_path_factory.mktemp("log") / "log"
     logger = logging.Logger("a.logger")
     with path.open("wb") as stream:
         writer = LogWriter(LogSink(stream.fileno()), log_format, logging.DEBUG)
-        handler = logging.Handler()
-        handler.emit = writer.event
+        handler = LogHandler(writer)
         logger.addHandler(handler)
         log(logger)
     return path.read_bytes()
 
 
+def warning(text: str) -> Callable[[logging.Logger], None]:
+    return lambda logger: logger.warning("%s", text)
+
+
 @given(st.text() | st.text(alphabet="\n\r\t\0\x1b\x7f\x85\u2028é\ud800 ab", max_size=4000))
 @settings(max_examples=100)
-def test_no_text_breaks_out_of_its_line(tmp_path_factory, text):
-    as_json = written(tmp_path_factory, "json", lambda logger: logger.warning("%s", text))
+def test_no_text_breaks_out_of_its_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    as_json = written(tmp_path_factory, "json", warning(text))
     assert len(as_json.splitlines()) == 1
     message = json.loads(as_json)["message"]
     assert text.encode("utf-8", "replace").decode().startswith(message.removesuffix("…"))
-    as_text = written(tmp_path_factory, "text", lambda logger: logger.warning("%s", text)).decode(errors="replace")
+    as_text = written(tmp_path_factory, "text", warning(text)).decode(errors="replace")
     assert len(as_text.splitlines()) == 1
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", as_text)
     assert max(len(as_json), len(as_text.encode())) <= MAX_BLOCK_BYTES + 4
 
 
-def test_a_failure_says_where_and_is_no_traceback(tmp_path_factory):
-    def log(logger):
-        def fail():
+def test_a_failure_says_where_and_is_no_traceback(tmp_path_factory: pytest.TempPathFactory) -> None:
+    def log(logger: logging.Logger) -> None:
+        def fail() -> None:
             raise ValueError("two\nlines")
 
         try:
@@ -150,9 +158,9 @@ def test_a_failure_says_where_and_is_no_traceback(tmp_path_factory):
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_a_file_of_a_name_that_is_no_text_can_be_named(tmp_path_factory, log_format):
-    def log(logger):
-        names: dict[str, object] = {}
+def test_a_file_of_a_name_that_is_no_text_can_be_named(tmp_path_factory: pytest.TempPathFactory, log_format: str) -> None:
+    def log(logger: logging.Logger) -> None:
+        names: dict[str, Any] = {}
         exec(compile("def fail():\n    raise ValueError", "bad\udcff.py", "exec"), names)
         try:
             names["fail"]()
@@ -163,19 +171,19 @@ def test_a_file_of_a_name_that_is_no_text_can_be_named(tmp_path_factory, log_for
     assert (r"bad\udcff.py:2 fail" if log_format == "text" else "bad?.py:2 fail") in line  # text shows a list as Python does
 
 
-def test_a_long_line_is_cut_between_characters(tmp_path_factory):
+def test_a_long_line_is_cut_between_characters(tmp_path_factory: pytest.TempPathFactory) -> None:
     for lead in range(3):
-        line = written(tmp_path_factory, "text", lambda logger, lead=lead: logger.warning("%s", "a" * lead + "€" * 2400))
+        line = written(tmp_path_factory, "text", warning("a" * lead + "€" * 2400))
         assert MAX_BLOCK_BYTES - 3 <= len(line) <= MAX_BLOCK_BYTES
         assert line.decode().endswith("€\n")
 
 
-def test_arguments_that_do_not_match_are_logged_all_the_same(tmp_path_factory):
+def test_arguments_that_do_not_match_are_logged_all_the_same(tmp_path_factory: pytest.TempPathFactory) -> None:
     (line,) = written(tmp_path_factory, "json", lambda logger: logger.info("%d jobs", "many")).splitlines()
     assert json.loads(line)["message"] == "%d jobs ('many',)"
 
 
-def test_a_reader_that_stalls_holds_nobody_up_and_what_is_lost_is_counted():
+def test_a_reader_that_stalls_holds_nobody_up_and_what_is_lost_is_counted() -> None:
     reading, writing = os.pipe()
     sink = LogSink(writing, max_waiting_bytes=300_000)
     sink.start()
@@ -184,9 +192,9 @@ def test_a_reader_that_stalls_holds_nobody_up_and_what_is_lost_is_counted():
     for _ in range(2000):
         sink.write(line)
     assert time.monotonic() - began < 60  # and not for ever
-    received = []
+    received: list[bytes] = []
 
-    def read():
+    def read() -> None:
         while chunk := os.read(reading, 65536):
             received.append(chunk)
 
@@ -202,7 +210,7 @@ def test_a_reader_that_stalls_holds_nobody_up_and_what_is_lost_is_counted():
     assert len(whole) - 1 + sink.dropped == 2000
 
 
-def test_a_reader_that_has_gone_is_no_failure():
+def test_a_reader_that_has_gone_is_no_failure() -> None:
     reading, writing = os.pipe()
     sink = LogSink(writing)
     sink.start()
@@ -213,16 +221,19 @@ def test_a_reader_that_has_gone_is_no_failure():
     assert sink.dropped == 1
 
 
-def test_the_service_answers_on_when_nobody_reads_its_log(tmp_path):
+def test_the_service_answers_on_when_nobody_reads_its_log(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     clean["GPUMEMNET_DATABASE_URL"] = "off"
     command = [sys.executable, "-m", "service", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=clean)
     try:
-        url = re.search(r"listening on (http://\S+)", process.stderr.readline().decode())[1]
-        with httpx.Client(base_url=url, timeout=300) as client:  # a pipe holds 64 KiB: some 400 lines
+        assert process.stderr is not None
+        found = re.search(r"listening on (http://\S+)", process.stderr.readline().decode())
+        assert found is not None
+        with httpx.Client(base_url=found[1], timeout=300) as client:  # a pipe holds 64 KiB: some 400 lines
             assert {client.get("/healthz").status_code for _ in range(1500)} == {200}
     finally:
         process.terminate()
-        process.stderr.close()
+        if process.stderr is not None:
+            process.stderr.close()
         assert process.wait(timeout=300) == 0

@@ -13,29 +13,34 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.training_job import OPTION_FIELDS
 from service.api.examples import EXAMPLE_JOBS
+from service.api.predictions import Document
+from tests.conftest import RunningService, StartService
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
-def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Name and labels → value."""
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+"""Name and labels → value."""
+
+
+def scrape(url: str) -> Samples:
     answer = httpx.get(f"{url}/metrics", timeout=300)
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
 
 
-def value(samples, name, **labels):
+def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
 
-def test_every_metric_is_documented_and_nothing_else_is(service):
+def test_every_metric_is_documented_and_nothing_else_is(service: RunningService) -> None:
     documented = set(re.findall(r"^\| `(gpumemnet_\w+)`", DOCUMENTATION.read_text(), re.MULTILINE))
     exposed = set(re.findall(r"^# HELP (\S+)", httpx.get(f"{service.url}/metrics").text, re.MULTILINE))
     assert exposed == documented
 
 
-def test_requests_are_counted_by_path_and_status(start_service, job):
+def test_requests_are_counted_by_path_and_status(start_service: StartService, job: Document) -> None:
     with start_service() as running, httpx.Client(base_url=running.url) as client:
         for _ in range(3):
             client.post("/v1/predict", json={"job": job})
@@ -55,7 +60,7 @@ def test_requests_are_counted_by_path_and_status(start_service, job):
     assert len(paths) == 4
 
 
-def test_the_process_is_described(service):
+def test_the_process_is_described(service: RunningService) -> None:
     samples = scrape(service.url)
     assert 50e6 < value(samples, "gpumemnet_worker_resident_bytes", worker="0") < 1e9
     assert value(samples, "gpumemnet_worker_cpu_seconds_total", worker="0") > 0
@@ -63,14 +68,14 @@ def test_the_process_is_described(service):
     assert labels.keys() == {"version", "python", "onnxruntime"}
 
 
-def test_refusals_are_counted_by_reason(start_service):
+def test_refusals_are_counted_by_reason(start_service: StartService) -> None:
     with start_service(GPUMEMNET_MAX_BODY_BYTES="1024") as running:
         assert httpx.post(f"{running.url}/v1/predict", json={"job": "x" * 2000}).status_code == 413
         assert value(scrape(running.url), "gpumemnet_refusals_total", reason="large_body") == 1
 
 
 @pytest.mark.parametrize("wanted", [None, "here"])
-def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path, wanted):
+def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path: Path, wanted: str | None) -> None:
     script = (
         "import sys\nfrom pathlib import Path\n"
         "from service.middleware.worker_metrics import make_metrics_folder, remove_metrics_folder\n"
@@ -87,7 +92,7 @@ def test_a_folder_for_workers_is_cleaned_of_what_was_there(tmp_path, wanted):
     assert done.stdout.splitlines() == (["['notes.txt']", "True False"] if folder else ["[]", "False False"])
 
 
-def test_why_there_is_no_limit_is_counted(start_service):
+def test_why_there_is_no_limit_is_counted(start_service: StartService) -> None:
     """By the option or feature that the model does not know, so that an operator sees what to measure next."""
     jobs = [
         {**EXAMPLE_JOBS["mlp"], "batch_size": 10_000_000},

@@ -3,12 +3,14 @@
 import re
 from html.parser import HTMLParser
 
+import httpx
 import pytest
+from starlette.routing import Route
 
 from gpumemnet.job.json_codec import job_from_dict
 from service.page.routes import docs_routes, page_routes
 
-FILES = sorted(route.path for route in [*page_routes(), *docs_routes()])
+FILES = sorted(route.path for route in [*page_routes(), *docs_routes()] if isinstance(route, Route))
 EXAMPLES = sorted(path for path in FILES if path.startswith("/page/examples/"))
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -22,22 +24,24 @@ TYPES = {
 class Elements(HTMLParser):
     """Start tags with their attributes, and the text inside scripts and styles."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags, self.inline, self._within = [], [], ""
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: list[str] = []
+        self._within = ""
         self.feed(text)
 
-    def handle_starttag(self, tag, attributes):
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attributes)))
         self._within = tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if self._within in ("script", "style") and data.strip():
             self.inline.append(data)
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_every_file_is_sent_with_its_type_and_security_headers(http, path):
+def test_every_file_is_sent_with_its_type_and_security_headers(http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert answer.status_code == 200
     suffix = path.rpartition(".")[2] if "." in path else "html"
@@ -52,7 +56,7 @@ def test_every_file_is_sent_with_its_type_and_security_headers(http, path):
 
 
 @pytest.mark.parametrize("path", ["/", "/page/page.js", "/docs/swagger-ui-bundle.js"])
-def test_a_file_that_the_browser_has_is_not_sent_again(http, path):
+def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client, path: str) -> None:
     tag = http.get(path).headers["etag"]
     assert re.fullmatch(r'"[0-9a-f]{32}"', tag)
     for held in (tag, f"W/{tag}", f'"other", {tag}'):
@@ -61,37 +65,37 @@ def test_a_file_that_the_browser_has_is_not_sent_again(http, path):
     assert http.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_head_tells_the_size_and_sends_nothing(http):
+def test_head_tells_the_size_and_sends_nothing(http: httpx.Client) -> None:
     whole, head = http.get("/"), http.head("/")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(whole.content))
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(http, path):
+def test_pages_hold_nothing_inline_and_nothing_of_other_hosts(http: httpx.Client, path: str) -> None:
     elements = Elements(http.get(path).text)
     assert elements.inline == []
     for tag, attributes in elements.tags:
         assert "style" not in attributes, tag
         assert not [name for name in attributes if name.startswith("on")], tag
         for name in ("src", "href"):
-            assert "//" not in attributes.get(name, ""), tag
+            assert "//" not in (attributes.get(name) or ""), tag
 
 
 @pytest.mark.parametrize(
     "path", ["/page", "/page/", "/page/none.js", "/page/..%2Froutes.py", "/page/index.html", "/docs/docs.html"]
 )
-def test_there_is_nothing_else(http, path):
+def test_there_is_nothing_else(http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
 
 
-def test_files_are_read_only(http):
+def test_files_are_read_only(http: httpx.Client) -> None:
     assert http.post("/", content=b"").status_code == 405
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
-def test_example_jobs_are_answered(http, path):
+def test_example_jobs_are_answered(http: httpx.Client, path: str) -> None:
     job = http.get(path).json()
     job_from_dict(job)
     answer = http.post("/v1/predict", json={"job": job}).raise_for_status().json()
@@ -99,6 +103,6 @@ def test_example_jobs_are_answered(http, path):
     assert answer["limit_mib"] >= answer["request_mib"]
 
 
-def test_the_page_offers_every_example(http):
+def test_the_page_offers_every_example(http: httpx.Client) -> None:
     offered = re.findall(r'data-example="(\w+)"', http.get("/").text)
     assert sorted(f"/page/examples/{name}.json" for name in offered) == EXAMPLES

@@ -2,17 +2,27 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV30SpecValidator
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 
 from gpumemnet.gpu.verdict import VERDICT_TEXTS
+from service.api.predictions import Document
+from tests.conftest import RunningService, StartService
 from tests.service.page.browser import MISSING, Browser, chromium
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+Example = Callable[[str], Document]
+"""An example job by name."""
+Asked = Callable[..., Document]
+"""What the service answers to a question."""
 
 # Texts whose contrast with what lies behind them is below WCAG's level AA.
 FAINT_TEXTS = """
@@ -42,7 +52,7 @@ return faint;
 
 
 @pytest.fixture(scope="module")
-def chrome(service, tmp_path_factory):
+def chrome(service: RunningService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with chromium(service.url, tmp_path_factory.mktemp("profile")) as browser:
         browser.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
         browser.open()
@@ -51,7 +61,7 @@ def chrome(service, tmp_path_factory):
 
 
 @pytest.fixture
-def page(chrome, service):
+def page(chrome: Browser, service: RunningService) -> Iterator[Browser]:
     """The page freshly opened; afterwards nothing has been complained of, and nothing was asked of another host."""
     chrome.resize(1280)
     chrome.media(prefers_color_scheme="light")
@@ -65,36 +75,34 @@ def page(chrome, service):
 
 
 @pytest.fixture
-def example(http):
-    """An example job by name."""
+def example(http: httpx.Client) -> Example:
     return lambda name: http.get(f"/page/examples/{name}.json").json()
 
 
 @pytest.fixture
-def asked(http):
-    """What the service answers to a question."""
+def asked(http: httpx.Client) -> Asked:
     return lambda **question: http.post("/v1/predict", json=question).raise_for_status().json()
 
 
-def words(amount_mib):
+def words(amount_mib: int) -> str:
     return f"{amount_mib:,} MiB"
 
 
-def has_answer(page, answer):
+def has_answer(page: Browser, answer: Document) -> None:
     page.wait(lambda: page.text("#expected") == words(answer["request_mib"]), f"{answer['request_mib']} MiB")
 
 
-def pick(page, name, answer):
+def pick(page: Browser, name: str, answer: Document) -> None:
     page.find(f'[data-example="{name}"]').click()
     has_answer(page, answer)
     page.wait(lambda: page.run("return document.querySelector('#batch-chart svg') !== null"), "the curve")
 
 
-def box(page, name):
+def box(page: Browser, name: str) -> WebElement:
     return page.find(f'[data-recipe="{name}"]')
 
 
-def test_an_example_is_answered_with_all_its_numbers(page, example, asked, http):
+def test_an_example_is_answered_with_all_its_numbers(page: Browser, example: Example, asked: Asked, http: httpx.Client) -> None:
     job = example("resnet50")
     answer = asked(job=job, fits=True)
     pick(page, "resnet50", answer)
@@ -118,7 +126,7 @@ def test_an_example_is_answered_with_all_its_numbers(page, example, asked, http)
     assert json.loads(page.run("return document.querySelector('#raw').textContent"))["request_mib"] == answer["request_mib"]
 
 
-def test_the_form_changes_the_job_and_the_answer(page, example, asked):
+def test_the_form_changes_the_job_and_the_answer(page: Browser, example: Example, asked: Asked) -> None:
     job = example("mlp")
     pick(page, "mlp", asked(job=job))
     assert not page.find("#traced").is_displayed()
@@ -126,7 +134,7 @@ def test_the_form_changes_the_job_and_the_answer(page, example, asked):
     field.clear()
     field.send_keys("4000")
     has_answer(page, asked(job={**job, "batch_size": 4000}))
-    assert json.loads(page.find("#job").get_property("value"))["batch_size"] == 4000
+    assert json.loads(page.value("#job"))["batch_size"] == 4000
 
     page.wait(lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"), "the list of GPUs")
     page.run(
@@ -140,18 +148,18 @@ def test_the_form_changes_the_job_and_the_answer(page, example, asked):
     assert page.text("#limit") == words(changed["limit_mib"])
 
 
-def test_a_pasted_request_body_sets_the_form(page, example, asked):
+def test_a_pasted_request_body_sets_the_form(page: Browser, example: Example, asked: Asked) -> None:
     question = {"job": example("cnn"), "coverage": 0.9, "gpu": "NVIDIA L4"}
     page.run(
         "const text = document.getElementById('job'); text.value = arguments[0]; text.dispatchEvent(new Event('input'));",
         json.dumps(question),
     )
     has_answer(page, asked(**question))
-    assert page.find("#gpu").get_property("value") == "NVIDIA L4"
-    assert json.loads(page.find("#job").get_property("value")) == question["job"]
+    assert page.value("#gpu") == "NVIDIA L4"
+    assert json.loads(page.value("#job")) == question["job"]
 
 
-def test_broken_json_is_said_beside_the_text(page, example, asked):
+def test_broken_json_is_said_beside_the_text(page: Browser, example: Example, asked: Asked) -> None:
     pick(page, "mlp", asked(job=example("mlp")))
     text = page.find("#job")
     text.clear()
@@ -159,11 +167,11 @@ def test_broken_json_is_said_beside_the_text(page, example, asked):
     page.wait(lambda: page.find("#job-error").is_displayed(), "the message")
     assert "not valid JSON: line 2, column" in page.text("#job-error")
     assert text.get_attribute("aria-invalid") == "true"
-    assert "job-error" in text.get_attribute("aria-describedby")
+    assert "job-error" in (text.get_attribute("aria-describedby") or "")
     assert page.find("#stale").is_displayed()
 
 
-def test_a_refused_field_is_marked_and_explained(page, example, asked):
+def test_a_refused_field_is_marked_and_explained(page: Browser, example: Example, asked: Asked) -> None:
     pick(page, "mlp", asked(job=example("mlp")))
     field = page.find("#batch_size")
     field.clear()
@@ -177,7 +185,7 @@ def test_a_refused_field_is_marked_and_explained(page, example, asked):
     assert not page.find("#stale").is_displayed()
 
 
-def test_a_fault_deep_in_the_job_is_named_by_its_path(page, example):
+def test_a_fault_deep_in_the_job_is_named_by_its_path(page: Browser, example: Example) -> None:
     job = example("mlp")
     job["layers"][3][2] = -1
     page.run("document.getElementById('job').value = arguments[0];", json.dumps(job))
@@ -187,7 +195,7 @@ def test_a_fault_deep_in_the_job_is_named_by_its_path(page, example):
     assert page.driver.switch_to.active_element.get_attribute("id") == "job"
 
 
-def test_outside_the_support_no_number_is_offered(page, example, asked):
+def test_outside_the_support_no_number_is_offered(page: Browser, example: Example, asked: Asked) -> None:
     job = example("r3d18") | {"gradient_accumulation": 64}
     answer = asked(job=job)
     page.run("document.getElementById('job').value = arguments[0];", json.dumps(job))
@@ -209,11 +217,11 @@ def test_outside_the_support_no_number_is_offered(page, example, asked):
     assert VERDICT_TEXTS["unknown"] in page.text("#fits-table tbody")
 
 
-def verdict_texts(page):
+def verdict_texts(page: Browser) -> list[WebElement]:
     return page.driver.find_elements(By.CSS_SELECTOR, "#fits-table .verdict")
 
 
-def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page, example, asked):
+def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page: Browser, example: Example, asked: Asked) -> None:
     answer = asked(job=example("mlp"))
     for width in (390, 1280):
         page.resize(width, is_mobile=width < 500)
@@ -229,14 +237,14 @@ def test_the_service_s_gpu_is_named_and_no_row_of_the_devices_is_cut(page, examp
         assert page.run("return arguments[0].scrollWidth - arguments[0].clientWidth", page.find("#fits-table")) == 0
 
 
-def test_a_likely_card_that_may_not_fit_is_explained(page, example, asked):
+def test_a_likely_card_that_may_not_fit_is_explained(page: Browser, example: Example, asked: Asked) -> None:
     answer = asked(job=example("resnet50"), fits=True)
     pick(page, "resnet50", answer)
     likely = [fit for fit in answer["fits"] if fit["verdict"] == "unsure" and fit["probability"] >= answer["coverage"]]
     assert ("The limit decides" in page.text("#fits-lead")) == bool(likely)
 
 
-def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page, example, asked):
+def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page: Browser, example: Example, asked: Asked) -> None:
     job = example("gpt2_small")
     answer = asked(job=job, bin_width_mib=128)
     page.run("document.getElementById('bin_width_mib').value = '128'")
@@ -251,7 +259,7 @@ def test_where_the_limit_lies_beyond_the_bars_the_page_says_why(page, example, a
     assert says_why == (coverage_edge < answer["limit_mib"])
 
 
-def test_a_card_that_is_too_small_is_said_to_be(page, example, asked):
+def test_a_card_that_is_too_small_is_said_to_be(page: Browser, example: Example, asked: Asked) -> None:
     question = {"job": {**example("gpt2_small"), "batch_size": 16}, "gpu": "Tesla T4"}
     answer = asked(**question)
     assert answer["request_mib"] > 16 * 1024
@@ -266,7 +274,7 @@ def test_a_card_that_is_too_small_is_said_to_be(page, example, asked):
     assert "card ends at" in page.text("#bins-chart")
 
 
-def test_copy_boxes_hold_the_limit_and_for_kai_the_request(page, example, asked):
+def test_copy_boxes_hold_the_limit_and_for_kai_the_request(page: Browser, example: Example, asked: Asked) -> None:
     job = example("gpt2_small")
     answer = asked(job=job)
     pick(page, "gpt2_small", answer)
@@ -290,26 +298,26 @@ def test_copy_boxes_hold_the_limit_and_for_kai_the_request(page, example, asked)
     assert asked(**body)["request_mib"] == request
 
 
-def test_the_link_holds_the_whole_question(page, example, asked):
+def test_the_link_holds_the_whole_question(page: Browser, example: Example, asked: Asked) -> None:
     job = example("transformer")
     page.wait(lambda: page.run("return document.querySelectorAll('#gpu option').length > 5"), "the list of GPUs")
     page.run("document.getElementById('gpu').value = 'NVIDIA L40S'")
     answer = asked(job=job, gpu="NVIDIA L40S")
     pick(page, "transformer", answer)
-    link = page.wait(lambda: "#" in page.driver.current_url and page.driver.current_url, "the fragment")
-    page.open(link.removeprefix(page.url))
+    page.wait(lambda: "#" in page.driver.current_url, "the fragment")
+    page.open(page.driver.current_url.removeprefix(page.url))
     has_answer(page, answer)
-    assert page.find("#gpu").get_property("value") == "NVIDIA L40S"
-    assert json.loads(page.find("#job").get_property("value")) == job
+    assert page.value("#gpu") == "NVIDIA L40S"
+    assert json.loads(page.value("#job")) == job
     page.open("/#znonsense")
     page.wait(lambda: "cut off" in page.text("#failure"), "the message")
 
 
-def test_by_keyboard_alone(page, example, asked):
-    def press(*keys):
+def test_by_keyboard_alone(page: Browser, example: Example, asked: Asked) -> None:
+    def press(*keys: str) -> None:
         ActionChains(page.driver, duration=0).send_keys(*keys).perform()
 
-    def tab_to(selector):
+    def tab_to(selector: str) -> None:
         for _ in range(60):
             press(Keys.TAB)
             here = page.driver.switch_to.active_element
@@ -342,7 +350,7 @@ def test_by_keyboard_alone(page, example, asked):
     tab_to('[data-recipe="curl"] button')
 
 
-def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(page, example, asked):
+def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(page: Browser, example: Example, asked: Asked) -> None:
     answer = asked(job=example("mlp"))
     pick(page, "mlp", answer)
     status = page.find("#status")
@@ -358,7 +366,9 @@ def test_a_screen_reader_hears_the_answer_and_every_control_has_a_name(page, exa
 
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_on_phone_and_desk_in_light_and_dark(page, example, asked, width, scheme):
+def test_it_is_readable_on_phone_and_desk_in_light_and_dark(
+    page: Browser, example: Example, asked: Asked, width: int, scheme: str
+) -> None:
     page.media(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
     page.resize(width, is_mobile=width < 500)
     for name in ("mlp", "r3d18"):
@@ -370,7 +380,7 @@ def test_it_is_readable_on_phone_and_desk_in_light_and_dark(page, example, asked
     assert page.run("return getComputedStyle(document.querySelector('button')).transitionDuration") == "0s"
 
 
-def test_without_a_connection_it_says_so(page, example, asked):
+def test_without_a_connection_it_says_so(page: Browser, example: Example, asked: Asked) -> None:
     pick(page, "mlp", asked(job=example("mlp")))
     conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
     page.devtools("Network.enable")
@@ -386,7 +396,9 @@ def test_without_a_connection_it_says_so(page, example, asked):
     has_answer(page, asked(job=example("mlp")))
 
 
-def test_a_key_is_asked_for_and_kept_in_this_tab_alone(chrome, start_service, example, asked):
+def test_a_key_is_asked_for_and_kept_in_this_tab_alone(
+    chrome: Browser, start_service: StartService, example: Example, asked: Asked
+) -> None:
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("reporter", "asker")}
     keys = f"reporter:observe:{digests['reporter']},asker:predict:{digests['asker']}"
     with start_service(GPUMEMNET_API_KEYS=keys, GPUMEMNET_DATABASE_URL="off") as guarded:
@@ -413,7 +425,7 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(chrome, start_service, ex
         chrome.requested()
 
 
-def test_the_description_of_the_api_is_shown_without_another_host(page, http):
+def test_the_description_of_the_api_is_shown_without_another_host(page: Browser, http: httpx.Client) -> None:
     page.open("/docs")
     paths = http.get("/openapi.json").json()["paths"]
     described = {(path, method) for path, item in paths.items() for method in item if method != "parameters"}
@@ -428,7 +440,7 @@ def test_the_description_of_the_api_is_shown_without_another_host(page, http):
     assert page.driver.find_elements(By.CSS_SELECTOR, ".errors-wrapper") == []
 
 
-def test_the_description_is_valid_in_the_words_that_swagger_ui_reads(page):
+def test_the_description_is_valid_in_the_words_that_swagger_ui_reads(page: Browser) -> None:
     page.open("/docs")
     script = """
         const [done] = arguments;

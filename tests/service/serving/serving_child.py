@@ -10,6 +10,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import generate_latest
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -19,6 +20,7 @@ from service.api.endpoint import JsonEndpoint
 from service.api.operations import routes as operation_routes
 from service.api.predictions import PredictionApi
 from service.api.problems import ProblemDocuments
+from service.api.records import RecordBatch
 from service.serving.served_release import ServedRelease
 from service.serving.shadow import Shadow
 from service.serving.watch import Watcher
@@ -27,17 +29,18 @@ from service.serving.watch import Watcher
 class Notes:
     """A store that remembers in memory."""
 
-    def __init__(self):
-        self.recorded, self.shadowed = {}, {}
+    def __init__(self) -> None:
+        self.recorded: dict[str, str] = {}
+        self.shadowed: dict[str, list[str | int | None]] = {}
 
-    def record(self, records):
+    def record(self, records: RecordBatch) -> None:
         self.recorded |= {record.prediction_id: record.model_sha256 for record in records}
 
-    def record_shadow(self, prediction_id, model_sha256, expected_bytes, safe_bytes):
+    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
         self.shadowed[prediction_id] = [self.recorded[prediction_id], model_sha256, expected_bytes, safe_bytes]
 
 
-def serve(listener, share, registry):
+def serve(listener: socket.socket, share: float, registry: Path | None) -> None:
     notes = Notes()
     shadow = Shadow(notes, share)
     serving = ServedRelease(
@@ -48,13 +51,13 @@ def serve(listener, share, registry):
     Watcher(serving, 0.05).start()
     shadow.start()
 
-    async def state(request):
+    async def state(request: Request) -> Response:
         lines = Path("/proc/self/status").read_text().splitlines()
         resident = int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
         found = {"pid": os.getpid(), "release": serving.release, "resident_mib": resident, "shadowed": notes.shadowed}
         return Response(orjson.dumps(found))
 
-    async def metrics(request):
+    async def metrics(request: Request) -> Response:
         return Response(generate_latest())
 
     predict = JsonEndpoint(lambda body: serving.api.predict(body))
@@ -66,7 +69,7 @@ def serve(listener, share, registry):
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def main():
+def main() -> None:
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     workers, share, *registry = sys.argv[1:]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -74,7 +77,7 @@ def main():
     for _ in range(int(workers) - 1):
         if os.fork() == 0:
             break
-    serve(listener, float(share), *(registry or [None]))
+    serve(listener, float(share), Path(registry[0]) if registry else None)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from gpumemnet.predict.bundle import MODEL_FILE
 from gpumemnet.registry.registry import SHIPPED, Registry
 from service.admin.schemas import AdminModels
 from service.api.examples import EXAMPLE_JOBS
+from service.api.predictions import Document
 from tests.registries import add_release, shipped
 
 CHILD = Path(__file__).with_name("serving_child.py")
@@ -27,12 +29,12 @@ WAIT_SECONDS = 300
 
 
 @pytest.fixture
-def registry(tmp_path):
+def registry(tmp_path: Path) -> Registry:
     return Registry(tmp_path / "registry")
 
 
 @contextmanager
-def serving(log, registry=None, workers=1, share=0.0):
+def serving(log: Path, registry: Registry | None = None, workers: int = 1, share: float = 0.0) -> Iterator[httpx.Client]:
     """Clients' base address and the log of a service of models; started in its own process group, ended with all its workers."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEMNET_", "PROMETHEUS_"))}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
@@ -51,37 +53,37 @@ def serving(log, registry=None, workers=1, share=0.0):
         process.wait(timeout=300)
 
 
-def eventually(holds):
+def eventually(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
 
 
-def predict(client):
+def predict(client: httpx.Client) -> Document:
     answer = client.post("/v1/predict", content=BODY, headers=JSON)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    return dict(answer.json())
 
 
-def put(client, alias, release, **more):
+def put(client: httpx.Client, alias: str, release: object, **more: object) -> httpx.Response:
     return client.put(f"/v1/admin/models/{alias}", json={"release": release, **more})
 
 
-def metric(client, name):
+def metric(client: httpx.Client, name: str) -> float:
     line = next(line for line in client.get("/metrics").text.splitlines() if line.startswith(name + " "))
     return float(line.split()[-1])
 
 
-def test_champions_are_exchanged_under_load_and_no_request_fails(registry, tmp_path):
+def test_champions_are_exchanged_under_load_and_no_request_fails(registry: Registry, tmp_path: Path) -> None:
     for name in ("r1", "r2"):
         add_release(registry, tmp_path, name)
     done = threading.Event()
-    seen = []
+    seen: list[tuple[str, str]] = []
 
     with serving(tmp_path / "log", registry) as admin:
 
-        def load(_):
+        def load(_: int) -> None:
             with httpx.Client(base_url=admin.base_url, timeout=300) as client:
                 while not done.is_set():
                     answer = predict(client)
@@ -107,11 +109,11 @@ def test_champions_are_exchanged_under_load_and_no_request_fails(registry, tmp_p
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_memory_stays_flat_however_often_champions_change(registry, tmp_path):
+def test_memory_stays_flat_however_often_champions_change(registry: Registry, tmp_path: Path) -> None:
     for name in ("r1", "r2"):
         add_release(registry, tmp_path, name)
     with serving(tmp_path / "log", registry) as client:
-        resident = []
+        resident: list[float] = []
         for number in range(16):
             put(client, "champion", ("r1", "r2")[number % 2])
             predict(client)
@@ -120,12 +122,12 @@ def test_memory_stays_flat_however_often_champions_change(registry, tmp_path):
     assert max(resident) < 150
 
 
-def test_every_worker_follows_the_registry(registry, tmp_path):
+def test_every_worker_follows_the_registry(registry: Registry, tmp_path: Path) -> None:
     add_release(registry, tmp_path, "r1")
     with serving(tmp_path / "log", registry, workers=2) as client:
 
-        def releases():
-            found = {}
+        def releases() -> list[str]:
+            found: dict[int, str] = {}
             for _ in range(40):  # a connection each, which whoever is quicker takes
                 state = httpx.get(f"{client.base_url}/state").json()
                 found[state["pid"]] = state["release"]
@@ -140,7 +142,7 @@ def test_every_worker_follows_the_registry(registry, tmp_path):
         eventually(lambda: releases() == [SHIPPED, SHIPPED])
 
 
-def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(registry, tmp_path):
+def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(registry: Registry, tmp_path: Path) -> None:
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "r3")}
     registry.set_champion("r1", by="", reason="")
     log = tmp_path / "log"
@@ -172,7 +174,7 @@ def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(regi
     assert "Traceback" not in log.read_text()
 
 
-def test_a_service_that_starts_with_a_damaged_champion_answers_from_the_one_before(registry, tmp_path):
+def test_a_service_that_starts_with_a_damaged_champion_answers_from_the_one_before(registry: Registry, tmp_path: Path) -> None:
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2")}
     for name in ("r1", "r2"):
         registry.set_champion(name, by="", reason="")
@@ -188,14 +190,14 @@ def test_a_service_that_starts_with_a_damaged_champion_answers_from_the_one_befo
         assert predict(client)["release"] == SHIPPED
 
 
-def alter(registry, sha256):
+def alter(registry: Registry, sha256: str) -> None:
     model = registry.folder / "bundles" / sha256 / MODEL_FILE
     model.chmod(0o644)
     with model.open("ab") as stream:
         stream.write(b"\0")
 
 
-def test_releases_are_chosen_over_http(registry, tmp_path):
+def test_releases_are_chosen_over_http(registry: Registry, tmp_path: Path) -> None:
     job = EXAMPLE_JOBS["cnn"]
     device = dict(shipped().card.document["device"])
     hashes = {name: add_release(registry, tmp_path, name) for name in ("r1", "r2", "damaged")}
@@ -211,7 +213,7 @@ def test_releases_are_chosen_over_http(registry, tmp_path):
         state = client.get(url).json()
         AdminModels.model_validate(state)
         assert (state["champion"], state["previous"], len(state["history"])) == ("r2", "r1", 3)
-        for release, status, says in (
+        refused: list[tuple[object, int, str]] = [
             ("senseless", 422, "times of what context and tensors take"),
             ("forgetful", 422, "golden job 0"),
             ("damaged", 422, "checksum differs"),
@@ -219,10 +221,11 @@ def test_releases_are_chosen_over_http(registry, tmp_path):
             ("../r1", 422, "cannot be the name of a release"),
             (7, 422, "release: must be a text"),
             (None, 422, "release: must be a text"),
-        ):
+        ]
+        for unfit, status, says in refused:
             for alias in ("champion", "challenger"):
-                if release is not None or alias == "champion":
-                    answer = put(client, alias, release)
+                if unfit is not None or alias == "champion":
+                    answer = put(client, alias, unfit)
                     assert (answer.status_code, says in answer.text) == (status, True), answer.text
         assert put(client, "challenger", "r2").status_code == 409
         assert client.get(url).json()["history"] == state["history"]
@@ -253,7 +256,7 @@ def test_releases_are_chosen_over_http(registry, tmp_path):
     assert "Traceback" not in log
 
 
-def test_without_a_registry_the_answer_says_which_setting_to_give(tmp_path):
+def test_without_a_registry_the_answer_says_which_setting_to_give(tmp_path: Path) -> None:
     with serving(tmp_path / "log") as client:
         state = client.get("/v1/admin/models").json()
         AdminModels.model_validate(state)
@@ -264,7 +267,7 @@ def test_without_a_registry_the_answer_says_which_setting_to_give(tmp_path):
             assert "GPUMEMNET_REGISTRY" in answer.json()["detail"]
 
 
-def test_the_challenger_is_asked_about_what_the_champion_answered(registry, tmp_path):
+def test_the_challenger_is_asked_about_what_the_champion_answered(registry: Registry, tmp_path: Path) -> None:
     sha256 = add_release(registry, tmp_path, "r1")
     with serving(tmp_path / "log", registry, share=1.0) as client:
         predict(client)

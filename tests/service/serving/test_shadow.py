@@ -1,6 +1,7 @@
 """The challenger's questions are few, dropped rather than waited for, and never reach the caller."""
 
 import time
+from collections.abc import Callable
 
 import pytest
 from prometheus_client import REGISTRY
@@ -14,21 +15,24 @@ from tests.registries import shipped
 
 
 class Notes:
-    def __init__(self):
-        self.recorded, self.shadowed = [], []
+    def __init__(self) -> None:
+        self.recorded: list[RecordBatch] = []
+        self.shadowed: list[str] = []
 
-    def record(self, record):
+    def record(self, record: RecordBatch) -> None:
         self.recorded.append(record)
 
-    def record_shadow(self, prediction_id, model_sha256, expected_bytes, safe_bytes):
+    def record_shadow(self, prediction_id: str, model_sha256: str, expected_bytes: int, safe_bytes: int | None) -> None:
         self.shadowed.append(prediction_id)
 
 
-def count(outcome):
-    return REGISTRY.get_sample_value("gpumemnet_shadow_predictions_total", {"outcome": outcome})
+def count(outcome: str) -> float:
+    value = REGISTRY.get_sample_value("gpumemnet_shadow_predictions_total", {"outcome": outcome})
+    assert value is not None
+    return value
 
 
-def eventually(holds):
+def eventually(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < deadline, "it did not happen"
@@ -36,7 +40,7 @@ def eventually(holds):
 
 
 @pytest.fixture
-def records(predictor):
+def records(predictor: Predictor) -> list[RecordBatch]:
     job = small_job()
     table = JobTable.from_jobs([job])
     predictions = predictor.predict_table(table)
@@ -44,7 +48,7 @@ def records(predictor):
     return [RecordBatch([str(number)], 0.0, table, predictions, [sha256], "") for number in range(2000)]
 
 
-def test_what_is_too_much_is_dropped_and_counted(predictor, records):
+def test_what_is_too_much_is_dropped_and_counted(predictor: Predictor, records: list[RecordBatch]) -> None:
     notes, before = Notes(), count("dropped")
     shadow = Shadow(notes, 1.0)
     shadow.challenge("r1", predictor)
@@ -59,7 +63,7 @@ def test_what_is_too_much_is_dropped_and_counted(predictor, records):
     assert notes.shadowed == []  # who was withdrawn is not asked about what was waiting
 
 
-def test_a_share_is_asked(predictor, records):
+def test_a_share_is_asked(predictor: Predictor, records: list[RecordBatch]) -> None:
     notes, before = Notes(), count("dropped")
     shadow = Shadow(notes, 0.1)
     shadow.challenge("r1", predictor)
@@ -70,7 +74,7 @@ def test_a_share_is_asked(predictor, records):
     assert 120 < waiting < 290
 
 
-def test_a_challenger_that_cannot_answer_is_counted(records):
+def test_a_challenger_that_cannot_answer_is_counted(records: list[RecordBatch]) -> None:
     notes, before = Notes(), count("failed")
     shadow = Shadow(notes, 1.0)
     shadow.challenge("r1", Predictor([shipped()]))  # of CNNs only
@@ -83,7 +87,7 @@ def test_a_challenger_that_cannot_answer_is_counted(records):
     assert notes.shadowed == []
 
 
-def test_nothing_need_be_stored(predictor, records):
+def test_nothing_need_be_stored(predictor: Predictor, records: list[RecordBatch]) -> None:
     before = count("compared")
     shadow = Shadow(None, 1.0)
     shadow.record(records[0])
