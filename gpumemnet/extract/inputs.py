@@ -72,9 +72,11 @@ class ModelInputs:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """Return the inputs with ``change`` applied to every tensor."""
+        from gpumemnet.extract.nested_tensors import map_tensors
+
         return ModelInputs(
-            tuple(_map_tensors(value, change) for value in self.args),
-            {name: _map_tensors(value, change) for name, value in self.kwargs.items()},
+            tuple(map_tensors(value, change) for value in self.args),
+            {name: map_tensors(value, change) for name, value in self.kwargs.items()},
             self.batch_size,
             self.note,
         )
@@ -192,17 +194,3 @@ def _named_tensors(value: object, name: str = "") -> list[tuple[str, Tensor]]:
     elif isinstance(value, tuple | list):
         items = [(f"input {index}", entry) for index, entry in enumerate(value)]
     return [pair for key, entry in items for pair in _named_tensors(entry, f"{name} {key}".strip())]
-
-
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_tensors(entry, change) for key, entry in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_tensors(entry, change) for entry in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_map_tensors(entry, change) for entry in value)
-    return value

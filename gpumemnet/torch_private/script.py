@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 import torch
 
@@ -24,16 +24,25 @@ _declare = partial(declare, use=SCRIPT)
 
 CUDA_CONSTANTS: Final = (
     *("is_available", "is_initialized", "device_count", "current_device", "get_device_name", "get_device_capability"),
-    "is_current_stream_capturing",
+    *("is_current_stream_capturing", "is_bf16_supported", "is_tf32_supported", "get_allocator_backend", "get_arch_list"),
+    *("can_device_access_peer", "initial_seed", "utilization", "memory_snapshot"),
 )
 """Functions of ``torch.cuda`` that answer the same throughout a trace."""
 CUDA_WITHOUT_EFFECT: Final = (
     *("synchronize", "set_device", "init", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats"),
-    "reset_max_memory_allocated",
+    *("reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats", "seed", "seed_all"),
+    *("set_rng_state", "set_rng_state_all", "memory._record_memory_history", "memory._dump_snapshot"),
+    *("nvtx.range_push", "nvtx.range_pop", "nvtx.mark"),
 )
-CUDA_AMOUNTS: Final = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+CUDA_AMOUNTS: Final = (
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached"),
+    *("max_memory_cached", "device_memory_used"),
+)
 CUDA_STREAMS: Final = ("Stream", "Event", "stream", "set_stream", "current_stream", "default_stream")
-CUDA_MEMORY: Final = ("get_device_properties", "mem_get_info", "empty_cache")
+CUDA_MEMORY: Final = (
+    *("get_device_properties", "mem_get_info", "empty_cache", "memory_stats", "memory_summary", "get_rng_state"),
+    *("get_rng_state_all", "device", "device_of"),
+)
 
 CUDA: Final[dict[str, TorchName]] = {
     name: _declare(f"torch.cuda:{name}", "answer for the simulated GPU")
@@ -41,8 +50,51 @@ CUDA: Final[dict[str, TorchName]] = {
 }
 """Functions of ``torch.cuda`` by their name."""
 
-CURRENT_STREAM: Final = _declare("torch.accelerator:current_stream", "give optimizers the streams of the simulated GPU")
-DATA_PARALLEL: Final = _declare("torch.nn:DataParallel.__init__", "refuse DataParallel")
+ACCELERATOR_FROM_CUDA: Final[dict[str, str]] = {
+    **dict.fromkeys(("current_device_index", "current_device_idx"), "current_device"),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), "set_device"),
+    **{
+        name: name
+        for name in (
+            *("is_available", "device_count", "synchronize", "empty_cache", "memory_stats", "memory_allocated"),
+            *("max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats"),
+            *("reset_accumulated_memory_stats", "current_stream", "set_stream"),
+        )
+    },
+    "device_index": "device",
+    "get_memory_info": "mem_get_info",
+}
+"""Function of ``torch.accelerator`` → the function of ``torch.cuda`` that answers in its place."""
+ACCELERATOR: Final[dict[str, TorchName]] = {
+    name: _declare(f"torch.accelerator:{name}", "answer for the simulated GPU")
+    for name in (*ACCELERATOR_FROM_CUDA, "current_accelerator")
+}
+RAW_STREAM: Final = declare(
+    "torch._C:_cuda_getCurrentRawStream", "give kernels the stream of the simulated GPU", use=SCRIPT, is_created=True
+)
+"""PyTorch has it only where it is built for GPUs."""
+
+TENSOR_TYPES: Final[dict[str, torch.dtype]] = {
+    "FloatTensor": torch.float32,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "DoubleTensor": torch.float64,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+"""Name of a type of tensors in ``torch`` and ``torch.cuda`` → the type of its elements."""
+CUDA_TENSOR_TYPES: Final[dict[str, TorchName]] = {
+    name: _declare(f"torch.cuda:{name}", "allocate on the simulated GPU") for name in TENSOR_TYPES
+}
+GENERATOR: Final = _declare("torch:Generator", "accept generators of the simulated GPU")
+LOAD: Final = _declare("torch:load", "load tensors to the simulated GPU")
+DATA_PARALLEL: Final = _declare("torch.nn:DataParallel.forward", "run the first GPU's share of a batch")
+_CONSTRUCTORS: Final = _declare("torch.utils._device:_device_constructors", "know which functions use the default device")
+PIN_MEMORY: Final = _declare("torch:Tensor.pin_memory", "leave tensors of data loaders where they are")
 RECORD_STREAM: Final = _declare("torch:Tensor.record_stream", "accept streams of the simulated GPU")
 MODULE_TO: Final = _declare("torch.nn:Module.to", "move modules to the simulated GPU")
 MODULE_TO_EMPTY: Final = _declare(
@@ -53,10 +105,36 @@ MODULE_TO_EMPTY: Final = _declare(
 MODULE_CUDA: Final = _declare("torch.nn:Module.cuda", "move modules to the simulated GPU")
 COMPILE: Final = _declare("torch:compile", "trace what is not compiled")
 SAVE: Final = _declare("torch:save", "write no file of weights without values")
-SET_DEFAULT_DEVICE: Final = _declare("torch:set_default_device", "keep a script from choosing a device for everything")
+SET_DEFAULT_DEVICE: Final = _declare("torch:set_default_device", "allocate on the device that a script chooses for everything")
+GET_DEFAULT_DEVICE: Final = _declare("torch:get_default_device", "say which device that is")
 ALLOCATOR_SETTINGS: Final = _declare("torch._C:_accelerator_setAllocatorSettings", "know the settings that a script chooses")
 MEMORY_FRACTION: Final = _declare("torch.cuda:set_per_process_memory_fraction", "know the share of the GPU that a script chooses")
 BACKWARD: Final = _declare("torch.autograd:backward", "know when a backward pass begins")
 
 _declare("torch.__future__:set_overwrite_module_params_on_conversion", "give parameters a new identity in Module.to_empty")
 _declare("torch.utils:swap_tensors", "put a meta tensor in place of a tensor that others refer to")
+
+
+def device_constructors() -> frozenset[Any]:
+    """The functions that allocate on the default device."""
+    return frozenset(_CONSTRUCTORS.value()())
+
+
+def cpu_generator(shown_device: torch.device) -> type:
+    """A class of generators that work on the host and say that they are on ``shown_device`` where that was asked for."""
+
+    base: Any = torch._C.Generator
+
+    class Generator(base):  # type: ignore[misc]
+        shown: torch.device
+
+        def __new__(cls, device: object = "cpu") -> Self:
+            made: Self = super().__new__(cls, "cpu")
+            made.shown = shown_device if torch.device(str(device)).type == shown_device.type else torch.device("cpu")
+            return made
+
+        @property
+        def device(self) -> torch.device:
+            return self.shown
+
+    return Generator

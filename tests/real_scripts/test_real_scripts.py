@@ -34,10 +34,12 @@ class Case(NamedTuple):
 
 
 COPIES, SMALL = linear(512, 512, 512), linear(256, 256, 256)
+LAYERS = linear(256, 256, 10)
 HALF = 2 * (256 * 16 * 9 + 256 + 2 * 256 + 256 * 256 * 9 + 256)
 MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 
 CASES = {
+    "accelerator": Case({"parameter": LAYERS, "optimizer_state": 2 * LAYERS}, 100, "torch.compile was left out"),
     "allocator_in_script": Case(  # fragmentation as with --allocator-conf and without the line
         {"parameter": linear(256, 256, 256), "fragmentation": 25_389_048},
         *(4000, "the script sets PYTORCH_ALLOC_CONF to expandable_segments:True"),
@@ -45,6 +47,16 @@ CASES = {
     "branch_on_loss": Case(
         {"parameter": linear(256, 256)},
         *(64, "both ways were traced, and this is the larger one"),
+    ),
+    "data_parallel": Case({"parameter": LAYERS, "gradient": LAYERS, "optimizer_state": LAYERS}, 64),
+    "default_device": Case(
+        {
+            "parameter": linear(256, 256),
+            "optimizer_state": 2 * linear(256, 256),
+            "buffer": 0,
+            "input": 4 * (256 * 256 + 32 * 256),
+        },
+        32,
     ),
     "ema_copies": Case({"parameter": COPIES, "buffer": COPIES, "optimizer_state": 2 * COPIES}, 16),
     "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
@@ -55,6 +67,9 @@ CASES = {
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
     "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
+    "validation_before_training": Case(  # both graphs
+        {"parameter": linear(*5 * (256,)), "saved_activation": 2 * 4 * 4096 * 256 * 4 + 3 * 4}, 4096
+    ),
 }
 
 

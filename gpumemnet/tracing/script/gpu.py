@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, Final, NoReturn, Protocol
 
 import torch
@@ -18,22 +17,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
+from gpumemnet.extract.nested_tensors import map_tensors
 from gpumemnet.extract.placement import is_meta
-from gpumemnet.gpu.catalogue import context
-from gpumemnet.gpu.mig import available_mib
 from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.script.cuda_answers import GPU, cuda_tensor_types, gpu_answers
+from gpumemnet.tracing.script.data_parallel import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
 from gpumemnet.tracing.streams import Streams
-from gpumemnet.units import MIB
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
-_GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
@@ -80,6 +78,12 @@ class GpuRequests(TorchFunctionMode):
         super().__init__()
         self._watcher = watcher
         self._values = values
+        self._constructors = names.device_constructors()
+        self.default_device = _HOST
+
+    def set_default_device(self, device: object) -> None:
+        """Allocate on ``device`` what names none; ``None`` stands for the host."""
+        self.default_device = _HOST if device is None else GPU if _stands_for_gpu(device) else torch.device(str(device))
 
     def __torch_function__(
         self,
@@ -93,8 +97,8 @@ class GpuRequests(TorchFunctionMode):
         if given is not None:
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
                 return self._moved(func, given, args[1:], named)
-            if func is Tensor.pin_memory:
-                return given
+            if func is Tensor.type and len(args) + len(named) > 1:
+                return self._typed(given, *args[1:], **named)
             if given.is_meta:
                 if getattr(func, "__name__", "") == "__get__":
                     return self._attribute(func, args, named)
@@ -102,6 +106,8 @@ class GpuRequests(TorchFunctionMode):
                     return self._values.condition(given)
                 if func is Tensor.item:
                     return self._values.item(given)
+                if func is Tensor.__format__:
+                    return self._formatted(given, args[1])
                 if func in _HOST_ARRAYS:
                     return func(self._values.on_host(_name_of(func), given), *args[1:], **named)
                 if func is Tensor.__repr__:
@@ -109,6 +115,8 @@ class GpuRequests(TorchFunctionMode):
                         f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
                     )
         device = named.get("device")
+        if device is None and self.default_device != _HOST and func in self._constructors:
+            device = named["device"] = self.default_device
         if func is torch.empty and (device is None or is_meta(device)) and _called_from(names.LAYERS_FOLDER):
             named["device"] = _META  # weights: they arrive on the GPU with their module
             result = func(*args, **named)
@@ -128,6 +136,24 @@ class GpuRequests(TorchFunctionMode):
             self._values.learn(func, args, result, _called_from(names.LBFGS_FILE))
         return result
 
+    def _shown(self, tensor: Tensor) -> str:
+        return f"tensor(..., device='{self._watcher.device_of(tensor)}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    def _formatted(self, tensor: Tensor, form: str) -> str:
+        """A tensor in an f-string: a number if it has one element and no dimension."""
+        return format(self._values.item(tensor), form) if tensor.ndim == 0 else self._shown(tensor)
+
+    def _typed(self, given: Tensor, dtype: Any = None, non_blocking: bool = False) -> Tensor:
+        """Run ``tensor.type("torch.cuda.FloatTensor")`` and the like, which may move the tensor too."""
+        if isinstance(dtype, torch.dtype):
+            return self._moved(Tensor.to, given, (dtype,), {})
+        name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        folder, _, short = name.rpartition(".")
+        if short not in names.TENSOR_TYPES:
+            raise ValueError(f"invalid type: {name!r}")
+        device = GPU if folder == "torch.cuda" else _HOST
+        return self._moved(Tensor.to, given, (device, names.TENSOR_TYPES[short]), {})
+
     def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta device."""
         value = func(*args, **named)
@@ -140,10 +166,10 @@ class GpuRequests(TorchFunctionMode):
 
     def _moved(self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
-        is_on_gpu = given.is_meta and self._watcher.device_of(given) == _GPU
+        is_on_gpu = given.is_meta and self._watcher.device_of(given) == GPU
         if func is Tensor.cpu:
             return self._to_host("Tensor.cpu", given) if is_on_gpu else given
-        device, dtype, copies = (_GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
+        device, dtype, copies = (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
         converted = given if dtype is None or dtype == given.dtype else given.to(dtype)
         if device is None or (is_on_gpu and _stands_for_gpu(device)):
             if converted is given and (copies or "memory_format" in named):
@@ -188,7 +214,7 @@ def _move_own(module: nn.Module, dtype: torch.dtype | None, layout: torch.memory
         target_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         target_layout = layout if tensor.ndim == IMAGE_DIMENSIONS else torch.preserve_format
         in_layout = target_layout is torch.preserve_format or tensor.is_contiguous(memory_format=target_layout)
-        if tensor.is_meta and target_dtype == tensor.dtype and in_layout and watcher.device_of(tensor) == _GPU:
+        if tensor.is_meta and target_dtype == tensor.dtype and in_layout and watcher.device_of(tensor) == GPU:
             return None
         return torch.empty_like(tensor, dtype=target_dtype, device="meta", memory_format=target_layout)
 
@@ -217,31 +243,22 @@ def swap_for_meta(tensor: Tensor, fresh: Tensor) -> None:
 
 
 @contextmanager
-def present_gpu(platform: Platform, watcher: Watcher, values: ReadValues, count: int = 1) -> Iterator[None]:
-    """Context in which ``torch.cuda`` answers for ``count`` GPUs of the platform, and modules move to the first.
-
-    The GPU's total memory is the capacity without what the driver reserves, as the driver reports it: 39.50 GiB on an A100 of
-    40 GB (see ``gpu/mig.json`` for each source).  The CUDA context and the script's tensors are not free.
-    """
-    device = platform.device
-    major, minor = device.compute_capability
-    total_bytes, context_bytes = available_mib(device) * MIB, context(device).expected_bytes
-
-    def properties(*args: object) -> SimpleNamespace:
-        return SimpleNamespace(
-            name=device.name,
-            major=major,
-            minor=minor,
-            total_memory=total_bytes,
-            multi_processor_count=device.multiprocessors,
-        )
+def present_gpu(
+    platform: Platform, watcher: Watcher, values: ReadValues, requests: GpuRequests, count: int = 1
+) -> Iterator[None]:
+    """Context in which PyTorch answers for ``count`` GPUs of the platform, and modules move to the first."""
 
     def unchanged(value: Any) -> Callable[..., Any]:
         def same(first: Any = None, *args: object, **kwargs: object) -> Any:
             values.note(f"{value} was left out")
-            return first
+            return (lambda function: function) if first is None else first  # a decorator with options
 
         return same
+
+    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        to_gpu = isinstance(map_location, str | torch.device) and _stands_for_gpu(map_location)
+        loaded = original_load(file, "cpu" if to_gpu else map_location, *args, **kwargs)
+        return map_tensors(loaded, lambda tensor: tensor.to(GPU)) if to_gpu else loaded
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         target, dtype, _ = _parsed(args, kwargs, watcher)
@@ -250,7 +267,9 @@ def present_gpu(platform: Platform, watcher: Watcher, values: ReadValues, count:
             move_module(module, dtype, kwargs.get("memory_format") or torch.preserve_format, watcher)
             return module
         if target is not None:
-            values.note("Module.to moved a module to the host; it was left on the GPU")
+            first = next(module.parameters(), None)
+            if first is not None and watcher.device_of(first) == GPU:
+                values.note("Module.to moved a module to the host; it was left on the GPU")
             args = tuple(arg for arg in args if not isinstance(arg, str | torch.device))
             kwargs.pop("device", None)
             if not args and not kwargs:
@@ -268,43 +287,25 @@ def present_gpu(platform: Platform, watcher: Watcher, values: ReadValues, count:
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
-    original_to, original_to_empty = names.MODULE_TO.value(), names.MODULE_TO_EMPTY.value()
+    original_to, original_to_empty, original_load = (
+        name.value() for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD)
+    )
 
-    def always(value: object) -> Callable[..., object]:
-        return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, are keyed by identity
-
-    def allocated() -> Callable[..., int]:
-        return lambda *args, **kwargs: watcher.live_bytes()
-
-    constants = {
-        "is_available": True,
-        "is_initialized": True,
-        "device_count": count,
-        "current_device": 0,
-        "get_device_name": device.name,
-        "get_device_capability": (major, minor),
-        "is_current_stream_capturing": False,
-    }
-    functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
-    functions |= {name: always(None) for name in names.CUDA_WITHOUT_EFFECT}
-    functions |= {name: allocated() for name in names.CUDA_AMOUNTS}
-    functions |= {
-        "get_device_properties": properties,
-        "mem_get_info": lambda *args: (max(0, total_bytes - context_bytes - watcher.live_bytes()), total_bytes),
-        "empty_cache": lambda: watcher.emptied(),
-    }
-    functions |= {name: getattr(watcher.streams, name) for name in names.CUDA_STREAMS}
     replacements = (
-        *((names.CUDA[name], function) for name, function in functions.items()),
-        (names.CURRENT_STREAM, watcher.streams.current_stream),  # optimizers ask for it where PyTorch is built for GPUs
-        (names.DATA_PARALLEL, not_traced("DataParallel", "DistributedDataParallel with a process for each GPU")),
+        *gpu_answers(platform, watcher.streams, watcher.live_bytes, watcher.emptied, count),
+        *cuda_tensor_types(),
+        (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
+        (names.GENERATOR, names.cpu_generator(GPU)),
+        (names.LOAD, load),
+        (names.PIN_MEMORY, lambda tensor, device=None: tensor),  # data loaders call it in a thread of their own
         (names.RECORD_STREAM, lambda tensor, stream: None),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
-        (names.MODULE_CUDA, lambda module, device=None: to(module, _GPU)),
+        (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (names.COMPILE, unchanged("torch.compile")),
         (names.SAVE, unchanged("torch.save")),
-        (names.SET_DEFAULT_DEVICE, unchanged("torch.set_default_device")),
+        (names.SET_DEFAULT_DEVICE, requests.set_default_device),
+        (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
     )
     with replaced(replacements):
         yield
@@ -333,7 +334,7 @@ def _parsed(
         elif isinstance(value, str | torch.device) or (type(value) is int):
             device = value
     if type(device) is int:
-        device = _GPU
+        device = GPU
     copies = bool(named.get("copy", False))
     return (None if device is None else torch.device(device)), dtype, copies
 

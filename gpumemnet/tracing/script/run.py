@@ -129,14 +129,15 @@ def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int,
     sys.modules["__main__"] = module
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.parent))
+    requests = GpuRequests(watch, values)
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())
         stack.enter_context(KnownValues(values, largest_real=None))
-        stack.enter_context(GpuRequests(watch, values))
+        stack.enter_context(requests)
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, values, local_ranks(ranks)))
+        stack.enter_context(present_gpu(platform, watch, values, requests, local_ranks(ranks)))
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
         stack.enter_context(one_of(ranks, watch, values.note_once))

@@ -182,7 +182,6 @@ for _ in range(3):
             "dist.init_process_group('nccl')\nfully_shard(model, offload_policy=CPUOffloadPolicy())",
             "offloading parameters to host memory",
         ),
-        ("nn.DataParallel(model)", "use its successor, DistributedDataParallel"),
         ("dist.init_process_group('nccl')\ndist.init_process_group('nccl')", "a second default process group"),
     ],
 )

@@ -1,0 +1,134 @@
+"""What ``torch.cuda`` and ``torch.accelerator`` answer for the simulated GPU."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gpumemnet.gpu.catalogue import context
+from gpumemnet.gpu.mig import available_mib
+from gpumemnet.torch_private import script as names
+from gpumemnet.torch_private.names import TorchName
+from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.streams import Streams
+from gpumemnet.units import MIB
+
+GPU: Final = torch.device("cuda", 0)
+_RANDOM_STATE_BYTES: Final = 16
+
+
+def gpu_answers(
+    platform: Platform, streams: Streams, live_bytes: Callable[[], int], emptied: Callable[[], None], count: int
+) -> list[tuple[TorchName, object]]:
+    """Return names of ``torch.cuda`` and ``torch.accelerator`` with what takes their place.
+
+    The GPU's total memory is the capacity without what the driver reserves, as the driver reports it: 39.50 GiB on an A100 of
+    40 GB (see ``gpu/mig.json`` for each source).  The CUDA context and the script's tensors are not free.
+
+    Args:
+        platform: the simulated GPU.
+        streams: its streams.
+        live_bytes: returns the bytes that are allocated now.
+        emptied: called when the script empties the cache.
+        count: number of GPUs.
+    """
+    device = platform.device
+    major, minor = device.compute_capability
+    total_bytes, context_bytes = available_mib(device) * MIB, context(device).expected_bytes
+
+    def properties(*args: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=device.name,
+            major=major,
+            minor=minor,
+            total_memory=total_bytes,
+            multi_processor_count=device.multiprocessors,
+        )
+
+    def statistics(*args: object) -> OrderedDict[str, int]:
+        amounts = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+        moments = ("current", "peak", "allocated")
+        counts = dict.fromkeys(("num_alloc_retries", "num_ooms", "inactive_split_bytes.all.current"), 0)
+        return OrderedDict({f"{a}.all.{m}": live_bytes() for a in amounts for m in moments} | counts)
+
+    def always(value: object) -> Callable[..., object]:
+        return lambda *args, **kwargs: value  # one function for each name: Dynamo's tables, once loaded, are keyed by identity
+
+    def allocated() -> Callable[..., int]:
+        return lambda *args, **kwargs: live_bytes()
+
+    def random_state(*args: object) -> Tensor:
+        return torch.zeros(_RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+    constants = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": count,
+        "current_device": 0,
+        "get_device_name": device.name,
+        "get_device_capability": (major, minor),
+        "is_current_stream_capturing": False,
+        "is_bf16_supported": True,  # where the hardware lacks it, PyTorch emulates it
+        "is_tf32_supported": major >= 8,
+        "get_allocator_backend": "native",
+        "get_arch_list": [f"sm_{major}{minor}"],
+        "can_device_access_peer": True,
+        "initial_seed": 0,
+        "utilization": 0,
+        "memory_snapshot": [],
+    }
+    functions: dict[str, Any] = {name: always(value) for name, value in constants.items()}
+    functions |= {name: always(None) for name in names.CUDA_WITHOUT_EFFECT}
+    functions |= {name: allocated() for name in names.CUDA_AMOUNTS}
+    functions |= {
+        "get_device_properties": properties,
+        "mem_get_info": lambda *args: (max(0, total_bytes - context_bytes - live_bytes()), total_bytes),
+        "empty_cache": lambda: emptied(),
+        "memory_stats": statistics,
+        "memory_summary": lambda *args, **kwargs: f"{live_bytes():,} bytes are allocated on the simulated GPU",
+        "get_rng_state": random_state,
+        "get_rng_state_all": lambda: [random_state() for _ in range(count)],
+        "device": _same_device,
+        "device_of": _same_device,
+    }
+    functions |= {name: getattr(streams, name) for name in names.CUDA_STREAMS}
+    return [
+        *((names.CUDA[name], function) for name, function in functions.items()),
+        *((names.ACCELERATOR[name], functions[cuda_name]) for name, cuda_name in names.ACCELERATOR_FROM_CUDA.items()),
+        (names.ACCELERATOR["current_accelerator"], lambda check_available=False: torch.device("cuda")),
+        (names.RAW_STREAM, lambda device: 0),
+    ]
+
+
+def _same_device(index: object = None) -> AbstractContextManager[None]:
+    """Replace ``torch.cuda.device``: the script runs on the first GPU throughout."""
+    return nullcontext()
+
+
+class _CudaTensorType(type):
+    """The class of ``torch.cuda.FloatTensor`` and its like: tensors on the GPU of that type are its instances."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Tensor) and value.dtype == cls.dtype and value.is_cuda
+
+    def __call__(cls, *args: Any) -> Tensor:
+        if len(args) == 1 and not isinstance(args[0], int | torch.Size):
+            return torch.as_tensor(args[0], dtype=cls.dtype).to(GPU)
+        shape = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return torch.empty(shape, dtype=cls.dtype, device=GPU)
+
+
+def cuda_tensor_types() -> list[tuple[TorchName, object]]:
+    """Return ``torch.cuda.FloatTensor`` and the like with what takes their place."""
+    return [
+        (name, _CudaTensorType(short, (), {"dtype": names.TENSOR_TYPES[short], "__module__": "torch.cuda"}))
+        for short, name in names.CUDA_TENSOR_TYPES.items()
+    ]
