@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 from anyio import CapacityLimiter, to_thread
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from ..middleware.limits import INLINE_BODY_BYTES
+from ..middleware.limits import INLINE_BODY_BYTES, run_in_turn
 from .operations import JSON
 from .problems import OVERLOADED, Refusal
 from .requests import JobRequest, read_job_request
@@ -59,7 +58,7 @@ class JsonEndpoint:
         body = await read_json_body(scope, receive)
         if body is not None:
             is_long = len(body) > INLINE_BODY_BYTES
-            await send_response(send, 200, JSON, await run_in_threadpool(self._bytes, body) if is_long else self._bytes(body))
+            await send_response(send, 200, JSON, await run_in_turn(self._bytes, body) if is_long else self._bytes(body))
 
     def _bytes(self, body: bytes) -> bytes:
         return orjson.dumps(self._respond(body))
@@ -116,7 +115,7 @@ class SearchEndpoint:
         body = await read_json_body(scope, receive)
         if body is not None:
             is_long = len(body) > INLINE_BODY_BYTES
-            search = await run_in_threadpool(self._read, body) if is_long else self._read(body)
+            search = await run_in_turn(self._read, body) if is_long else self._read(body)
             await send_response(send, 200, JSON, await self._queue.answer(search))
 
 
@@ -143,7 +142,7 @@ class PredictEndpoint:
         if body is None:
             return
         if len(body) > INLINE_BODY_BYTES:
-            document = await run_in_threadpool(self._current().predict, body)
+            document = await run_in_turn(self._current().predict, body)
         else:
             document = await self._microbatch.predict(read_job_request(body))
         if wants_text(scope):

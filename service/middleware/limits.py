@@ -7,15 +7,21 @@ bypass it.  FastAPI's own limit responds in plain text, and every error of this 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, TypeVarTuple
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.problems import REQUEST_TIMEOUT, Refusal
 
+A = TypeVarTuple("A")
+R = TypeVar("R")
+
 INLINE_BODY_BYTES: Final = 32 * 1024
-"""Longer bodies are handled in a worker thread, so that one long batch does not delay concurrent short requests."""
+"""Longer bodies are handled by :func:`run_in_turn`, so that one long batch does not delay concurrent short requests."""
 
 MAX_PROBABILITIES: Final = 2**18
 """Most probabilities in one response (jobs times bins): bounds the memory of a batch with narrow bins."""
@@ -24,6 +30,21 @@ BODY_SECONDS: Final = 10.0
 """Default time to receive a body, in seconds."""
 
 _CLOSE: Final = {"Connection": "close"}
+_LIMITER: Final = RunVar[CapacityLimiter]("one thread for long bodies")
+
+
+async def run_in_turn(handle: Callable[[*A], R], *arguments: *A) -> R:
+    """Handle a long body in a thread, after all long bodies before it.
+
+    Threads share Python's lock with the event loop: each more that computes makes every other request wait for one more turn, and
+    none finishes earlier.
+    """
+    try:
+        limiter = _LIMITER.get()
+    except LookupError:
+        limiter = CapacityLimiter(1)
+        _LIMITER.set(limiter)
+    return await to_thread.run_sync(handle, *arguments, limiter=limiter)
 
 
 class BodyLimit:

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 import orjson
-from starlette.concurrency import run_in_threadpool
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,7 +27,7 @@ from ..api.examples import EXAMPLE_JOBS
 from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation, Schemas, routes
 from ..api.predictions import PredictionApi
 from ..api.routes import NOT_READY
-from ..middleware.limits import INLINE_BODY_BYTES
+from ..middleware.limits import INLINE_BODY_BYTES, run_in_turn
 from . import schemas
 from .models import OipModel, oip_models
 from .outputs import OUTPUTS, output_tensors
@@ -275,7 +274,7 @@ class OipApplication:
         header_length = None if header is None else header.encode("latin-1")
         if len(body) <= INLINE_BODY_BYTES:
             return infer(model, body, header_length)
-        return await run_in_threadpool(infer, model, body, header_length)
+        return await run_in_turn(infer, model, body, header_length)
 
 
 def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response:

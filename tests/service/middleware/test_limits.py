@@ -1,13 +1,17 @@
 """The body limit holds whatever the client announces, and the service lives on after it."""
 
+import asyncio
 import contextlib
 import json
+import threading
+import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from service.api.predictions import Document
+from service.middleware.limits import run_in_turn
 from tests.conftest import StartService
 from tests.service.sockets import connect
 
@@ -91,3 +95,23 @@ def test_a_client_that_leaves_in_the_middle_is_no_failure(start_service: StartSe
                 connection.sendall(head)
         assert httpx.get(f"{running.url}/healthz").status_code == 200
     assert '"level":"error"' not in running.log.read_text()
+
+
+def test_long_bodies_are_handled_one_after_the_other():
+    """Each thread that computes takes a share of Python's lock from all short requests."""
+    handled: list[tuple[str, int]] = []
+
+    def handle(number: int) -> int:
+        handled.append(("begun", number))
+        time.sleep(0.01)
+        handled.append(("done", number))
+        assert threading.current_thread() is not threading.main_thread()
+        return number
+
+    async def handle_all() -> list[int]:
+        return await asyncio.gather(*(run_in_turn(handle, number) for number in range(5)))
+
+    for _ in range(2):  # a second event loop has a thread of its own
+        handled.clear()
+        assert asyncio.run(handle_all()) == [0, 1, 2, 3, 4]
+        assert [word for word, _ in handled] == ["begun", "done"] * 5
