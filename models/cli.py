@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -214,7 +214,7 @@ def real_networks(
 
     torch.set_num_threads(1)
     datasets = {family: DATASETS / f"traced_{family}_h200.parquet" for family in chosen}
-    runs = real_runs or sorted((DATASETS / "real_runs").glob("*_*.parquet"))
+    runs = real_runs or _committed_runs()
     with _progress("evaluating") as progress:
         typer.echo(f"wrote {write_report(datasets, runs, out, seed, progress)}")
 
@@ -222,29 +222,38 @@ def real_networks(
 @app.command("calibrate-closed-form")
 def calibrate_closed_form(
     bundles: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Bundles whose cards get the calibration.")],
-    rows: Annotated[Path, typer.Option("--rows", metavar="FILE", help="Real networks with their memory.")] = REAL_NETWORKS,
+    rows: Annotated[Path, typer.Option("--rows", metavar="FILE", help="Traced ordinary networks.")] = REAL_NETWORKS,
     real_runs: Annotated[
-        list[Path] | None, typer.Option("--real-runs", metavar="FILE", help="Published runs of real networks to use as well.")
+        list[Path] | None, typer.Option("--real-runs", metavar="FILE", help="Runs of real networks; the committed unless given.")
     ] = None,
     union: Annotated[
         Path, typer.Option("--union", metavar="FOLDER", help="Bundle of all families, whose options and ranges were tested.")
     ] = SHIPPED / "all-h200-traced",
 ) -> None:
-    """Calibrate the closed form on real networks, for jobs beyond the training data, without training anything."""
+    """Calibrate the closed form on real networks, in the cards of bundles, without training anything."""
     from gpumemnet.predict.bundle import load_bundle
 
-    from .evaluation.closed_form import extend_bundle, read_rows, rows_of_runs
+    from .evaluation.closed_form import calibration, extend_bundle, networks_of_runs, ordinary_networks, together
 
-    networks = [*read_rows(rows), *rows_of_runs(real_runs or [])]
+    networks = together([ordinary_networks(rows), networks_of_runs(real_runs or _committed_runs())])
     support = load_bundle(union).card.document["support"]
+    by_coverages: dict[tuple[float, ...], dict[str, Any]] = {}
     for folder in bundles:
-        entry = extend_bundle(folder, networks, support).card.document["fallback"]["closed_form"]
-        typer.echo(f"wrote {folder}: {entry['rows']} rows of {entry['kinds']} architecture families")
-    for coverage, bound, held_out in zip(
-        load_bundle(folder).card.coverages, entry["log_bounds"], entry["held_out_coverage"], strict=True
-    ):
-        factor = "no bound" if bound is None else f"{math.exp(bound):.2f} times the closed form"
-        typer.echo(f"coverage {coverage:g}: {factor}; held out {held_out:.1%}")
+        coverages = load_bundle(folder).card.coverages
+        if coverages not in by_coverages:
+            by_coverages[coverages] = calibration(networks, coverages)
+        extend_bundle(folder, by_coverages[coverages], support)
+        typer.echo(f"wrote {folder}: {len(networks):,} rows")
+    for coverages, entry in by_coverages.items():
+        typer.echo("slopes: " + ", ".join(f"{name} {slope:.3f}" for name, slope in entry["slopes"].items()))
+        for name, group in entry["groups"].items():
+            typer.echo(f"{name}: {group['rows']:,} rows")
+            for coverage, bound, held_out in zip(coverages, group["log_bounds"], group["held_out_coverage"], strict=True):
+                typer.echo(f"  coverage {coverage:g}: {math.exp(bound):.2f} times the centre; held out {held_out:.1%}")
+
+
+def _committed_runs() -> list[Path]:
+    return sorted((DATASETS / "real_runs").glob("*_*.parquet"))
 
 
 @app.command()

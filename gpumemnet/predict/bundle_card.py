@@ -13,6 +13,7 @@ from typing import Any, Final
 from gpumemnet.errors import BundleError
 from gpumemnet.features.vector import FEATURE_NAMES, FEATURE_SCHEMA
 from gpumemnet.job.training_job import FAMILIES, NUMBER_FIELDS, OPTION_FIELDS
+from gpumemnet.predict.real_networks import GROUPS, TERMS, GroupCalibration
 from gpumemnet.predict.site_calibration import SiteCalibration, site_calibration_from_card
 
 FORMAT_VERSION: Final = 2
@@ -46,21 +47,20 @@ class TracedPeakCalibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedFormCalibration:
-    """The closed form's error on real networks, for jobs beyond the training data whose layers' memory is known.
+    """The closed form's error on real networks, for jobs whose layers' memory is known (:mod:`gpumemnet.predict.real_networks`).
 
     Attributes:
-        log_shift: centre of memory above the context, relative to the logarithm of the closed form.
-        log_scale: scale of a logistic around that centre.
-        log_bounds: upper bound for each coverage of the card, relative to the same logarithm; ``None`` where the calibration has
-            too few rows for the coverage.
+        slopes: of :data:`gpumemnet.predict.real_networks.TERMS`.
+        groups: for each of :data:`gpumemnet.predict.real_networks.GROUPS`, in that order.
+        within_support: whether the closed form answers for jobs inside the model's support, too.
         options: job field → values for which the closed form was tested.
         ranges: feature column → smallest and largest value for which it was tested.
         other_share: largest share of output elements that belonged to layers of kind ``other``, whose memory is unknown.
     """
 
-    log_shift: float
-    log_scale: float
-    log_bounds: tuple[float | None, ...]
+    slopes: tuple[float, ...]
+    groups: tuple[GroupCalibration, ...]
+    within_support: bool
     options: Mapping[str, tuple[str | bool | int | None, ...]]
     ranges: Mapping[str, tuple[float, float]]
     other_share: float
@@ -233,16 +233,23 @@ def _traced_peak(document: Any, levels: int) -> TracedPeakCalibration | None:
 def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
     if document is None:
         return None
-    log_bounds = tuple(None if bound is None else _number(bound) for bound in document["log_bounds"])
-    if len(log_bounds) != levels:
-        raise ValueError("the calibration of the closed form needs a bound or null for each coverage")
     return ClosedFormCalibration(
-        log_shift=_number(document["log_shift"]),
-        log_scale=_positive(document["log_scale"]),
-        log_bounds=log_bounds,
+        slopes=tuple(_number(document["slopes"][name]) for name in TERMS),
+        groups=tuple(_group(document["groups"][name], levels) for name in GROUPS),
+        within_support=document["within_support"] is True,
         options=_options(document["options"]),
         ranges={column: (_number(low), _number(high)) for column, (low, high) in document["ranges"].items()},
         other_share=_number(document["other_share"]),
+    )
+
+
+def _group(document: Mapping[str, Any], levels: int) -> GroupCalibration:
+    log_bounds = tuple(map(_number, document["log_bounds"]))
+    if len(log_bounds) != levels:
+        raise ValueError("the calibration of the closed form needs a bound for each coverage")
+    without, with_benchmark = map(_number, document["log_shifts"])
+    return GroupCalibration(
+        log_shifts=(without, with_benchmark), log_scale=_positive(document["log_scale"]), log_bounds=log_bounds
     )
 
 

@@ -26,6 +26,7 @@ from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.bundle_card import COMMON
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
+from gpumemnet.predict.real_networks import group_codes, has_benchmark, line_terms, with_log_errors
 from gpumemnet.predict.site_calibration import SiteCalibration
 from gpumemnet.predict.support import Support, Unseen, option_reasons
 from gpumemnet.units import GIB
@@ -34,7 +35,6 @@ Array = NDArray[np.floating[Any]]
 
 _ROWS_AT_ONCE: Final = {"mlp": 256, "transformer": 32, COMMON: 256}
 """Encoder → jobs per run of the graph; larger runs do not fit the processor's cache, and onnxruntime keeps their memory."""
-_SEGMENT_COLUMN: Final = FEATURE_NAMES.index("segment_bytes")
 CERTAIN_COLUMNS: Final = slice(FEATURE_NAMES.index("weight_bytes"), FEATURE_NAMES.index("optimizer_state_bytes") + 1)
 """What every training step holds at once, whatever else it does: weights, gradients, optimizer state."""
 NO_NUMBER: Final = "the model gives no number for it"
@@ -208,11 +208,15 @@ class BundleModel:
             scales = np.where(unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
             distribution = distribution.replaced(outside, np.log(reference), scales)
             expected = np.where(outside, reference, expected)
-            wider = unseen.is_in_wider_class if is_broken is None else unseen.is_in_wider_class & ~is_broken
-            if wider.any():
-                distribution, expected, safe = self._by_closed_form(wider, features, distribution, expected, safe, level)
-                if self._bounds_closed_form(level):
-                    reasons = {row: words for row, words in reasons.items() if not wider[row]}
+        by_closed_form = unseen.is_by_closed_form if is_broken is None else unseen.is_by_closed_form & ~is_broken
+        if by_closed_form.any():
+            if model_gpu.site is not None:  # a site's calibration is of the model's answers
+                by_closed_form = by_closed_form & (unseen.counts > 0)
+            centre, scale, bound = self._closed_form_amounts(features, level)
+            distribution = distribution.replaced(by_closed_form, np.log(centre), scale)
+            expected = np.where(by_closed_form, centre, expected)
+            safe = np.where(by_closed_form, bound, safe)
+            reasons = {row: words for row, words in reasons.items() if not by_closed_form[row]}
         traced = None if self.card.traced_peak is None else table.column("traced_peak_bytes")
         if traced is not None and traced.any():
             distribution, expected, safe, theirs = self._with_traces(table, traced, distribution, expected, safe, level)
@@ -243,31 +247,20 @@ class BundleModel:
             (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, model_gpu.shift_bytes)),),
         )
 
-    def _bounds_closed_form(self, level: int) -> bool:
-        """Whether the closed form's calibration reaches the coverage at ``level``."""
-        return self.card.closed_form is not None and self.card.closed_form.log_bounds[level] is not None
+    def _closed_form_amounts(self, features: Array, level: int) -> tuple[Array, Array, Array]:
+        """The closed form's answers for ``B`` jobs, with the context of the labels.
 
-    def _by_closed_form(
-        self,
-        rows: NDArray[np.bool_],
-        features: NDArray[np.float64],
-        distribution: MemoryDistribution,
-        expected: NDArray[np.float64],
-        safe: NDArray[np.float64],
-        level: int,
-    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64]]:
-        """Replaces the predictions of ``rows`` by the closed form, calibrated on real networks."""
+        Returns:
+            Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the coverage at ``level``, ``[B]`` each.
+        """
         calibration = self.card.closed_form
         assert calibration is not None
-        reserved = features[:, _SEGMENT_COLUMN]
-        centre = reserved * math.exp(calibration.log_shift) + self.card.context_bytes
-        bound = reserved * math.exp(calibration.log_bounds[level] or 0.0) + self.card.context_bytes
-        scales = np.full(len(rows), calibration.log_scale)
-        return (
-            distribution.replaced(rows, np.log(np.maximum(centre, 1.0)), scales),
-            np.where(rows, centre, expected),
-            np.where(rows, bound, safe),
-        )
+        line, codes = line_terms(features) @ np.array(calibration.slopes), group_codes(features)
+        groups = calibration.groups
+        shifts = np.array([group.log_shifts for group in groups])[codes, has_benchmark(features)]
+        scales, bounds = np.array([(group.log_scale, group.log_bounds[level]) for group in groups])[codes].T
+        centre, bound = with_log_errors(line, shifts), with_log_errors(line, shifts + bounds)
+        return np.maximum(centre + self.card.context_bytes, 1.0), scales, bound + self.card.context_bytes
 
     def _with_traces(
         self,

@@ -258,7 +258,7 @@ def _nearest(trials: Sequence[_Trial], count: int) -> Indices:
     choice = np.zeros(count, dtype=np.int64)
     fewest = np.full(count, _UNKNOWN)
     for number, (_, _, rows, _, unseen) in enumerate(trials):
-        distance = np.where(unseen.is_in_wider_class | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
+        distance = np.where(unseen.is_by_closed_form | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
         is_nearer = distance < fewest[rows]
         nearer = rows[is_nearer]
         choice[nearer], fewest[nearer] = number, distance[is_nearer]

@@ -3,8 +3,9 @@
 A network's predictions far from its training data are unreliable, and a scheduler has to know.  The support consists of the
 options, layer kinds and feature ranges seen in training.  Each reason names the value of the job and the values seen.
 
-Around it lies a wider class: jobs whose layers' memory is known, by the rules of :mod:`gpumemnet.physics.saved_tensors`, under
-options for which the closed form was tested on real networks.  They get the closed form and its own calibrated bound.
+Jobs whose layers' memory is known, by the rules of :mod:`gpumemnet.physics.saved_tensors`, under options for which the closed
+form was tested on real networks get the closed form and its own calibrated bound: outside the support, and for models that do no
+better than the closed form inside it, too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _LISTED: Final = 8
 _KNOWN_TABLES: Final = 256
 _NAMED: Final = re.compile(r"([a-z][a-z0-9_]*) is ")
 _OF_KINDS: Final = "layers of kind"
+_CHECKPOINTED: Final = FEATURE_NAMES.index("is_checkpointed")
 
 
 class Support:
@@ -57,6 +59,7 @@ class Support:
         }
         self._closed_form = card.closed_form
         self._unseen_options = lru_cache(maxsize=_KNOWN_TABLES)(self._count_unseen_options)
+        self._tested_options = lru_cache(maxsize=_KNOWN_TABLES)(self._are_tested_options)
 
     def check(self, table: JobTable, features: Array) -> Unseen:
         """Finds the options, layer kinds and feature values of ``B`` jobs that were not seen in training.
@@ -85,35 +88,46 @@ class Support:
                 found.setdefault(row, set()).add(names[kind])
             kinds = {row: frozenset(theirs) for row, theirs in found.items()}
             counts[list(kinds)] += list(map(len, kinds.values()))
-        return Unseen(self, table, option_counts, kinds, values, beyond, counts, self._in_wider_class(table, features, counts))
+        return Unseen(self, table, option_counts, kinds, values, beyond, counts, self._is_by_closed_form(table, features, counts))
 
-    def _in_wider_class(self, table: JobTable, features: Array, counts: Indices) -> Flags:
-        """Whether each job lies outside the support, but where the closed form was tested on real networks, shape ``[B]``."""
-        is_wider: Flags = counts > 0
-        if not is_wider.any():
-            return is_wider
+    def _is_by_closed_form(self, table: JobTable, features: Array, counts: Indices) -> Flags:
+        """Whether the closed form answers for each job: where it was tested on real networks, shape ``[B]``.
+
+        Inside the support it does so only if the card says so, and not for recomputed blocks, of which the model knows more.
+        """
         tested = self._closed_form
         if tested is None:
             return np.zeros(len(table), dtype=np.bool_)
-        is_wider &= table.layer_counts > 0
-        is_tested = [
-            all(value in tested.options.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
-            for options in table.option_sets
-        ]
-        is_wider &= np.array(is_tested, dtype=np.bool_)[table.option_codes]
+        is_by: Flags = counts > 0
+        if tested.within_support:
+            is_by |= features[:, _CHECKPOINTED] == 0
+        is_by &= table.layer_counts > 0
+        if not is_by.any():
+            return is_by
+        is_by &= self._tested_options(table.option_sets)[table.option_codes]
         for name, seen in tested.options.items():
             if name not in OPTION_FIELDS:
-                is_wider &= np.isin(table.column(name), [0 if value is None else value for value in seen])
+                is_by &= np.isin(table.column(name), [0 if value is None else value for value in seen])
         for name, (low, high) in tested.ranges.items():
             values = features[:, FEATURE_NAMES.index(name)]
-            is_wider &= (values >= low / RANGE_TOLERANCE) & (values <= high * RANGE_TOLERANCE)
-        is_wider[table.layer_owners[table.layer_kinds >= len(KINDS)]] = False
+            is_by &= (values >= low / RANGE_TOLERANCE) & (values <= high * RANGE_TOLERANCE)
+        is_by[table.layer_owners[table.layer_kinds >= len(KINDS)]] = False
         is_other = table.layer_kinds == OTHER_CODE
         other, every = (
             np.bincount(table.layer_owners[chosen], table.layer_activations[chosen], minlength=len(table))
             for chosen in (is_other, slice(None))
         )
-        return is_wider & (other <= tested.other_share * every)
+        return is_by & (other <= tested.other_share * every)
+
+    def _are_tested_options(self, option_sets: tuple[OptionSet, ...]) -> Flags:
+        """Whether the closed form was tested with the options of each set, shape ``[S]``."""
+        assert self._closed_form is not None
+        tested = self._closed_form.options
+        are_tested = [
+            all(value in tested.get(name, (value,)) for name, value in zip(OPTION_FIELDS, options, strict=True))
+            for options in option_sets
+        ]
+        return np.array(are_tested, dtype=np.bool_)
 
     def _count_unseen_options(self, option_sets: tuple[OptionSet, ...]) -> Indices:
         """Number of options of each set that were not seen in training, shape ``[S]``."""
@@ -151,7 +165,7 @@ class Unseen:
         values: the features that have a range, shape ``[B, R]``.
         is_beyond: which of these lie outside their range, shape ``[B, R]``.
         counts: number of unseen options, kinds and values of each job, shape ``[B]``; 0 inside the support.
-        is_in_wider_class: whether the closed form's calibration holds for a job outside the support, shape ``[B]``.
+        is_by_closed_form: whether the closed form, calibrated on real networks, answers for the job, shape ``[B]``.
     """
 
     support: Support
@@ -161,7 +175,7 @@ class Unseen:
     values: Array
     is_beyond: Flags
     counts: Indices
-    is_in_wider_class: Flags
+    is_by_closed_form: Flags
 
     def reasons(self, row: int) -> tuple[str, ...]:
         """Why the job in ``row`` lies outside the support, one sentence each; empty inside the support."""
@@ -191,7 +205,7 @@ class Unseen:
             self.values[rows],
             self.is_beyond[rows],
             self.counts[rows],
-            self.is_in_wider_class[rows],
+            self.is_by_closed_form[rows],
         )
 
 

@@ -1,9 +1,10 @@
 """The closed form's error on real networks: fits its calibration, tests it on held-out families, writes it to cards.
 
-A bundle's network is trained on synthetic networks.  The closed form needs no training, so it is tested on networks that nobody
-designed it for: traces of ordinary networks, and published readings of timm models.  Its bound is split-conformal: the error that
-a share of the rows, plus one row, stays below (Vovk et al., Algorithmic Learning in a Random World, 2005).  Five folds over
-architecture families say how well the bound holds for a family that it has not seen.
+A bundle's network is trained on synthetic networks.  The closed form needs no training, so it is calibrated on networks that
+nobody designed it for: published readings, traces of ordinary networks, and traced jobs of real architectures over all training
+options.  A line over its bytes (:mod:`gpumemnet.predict.real_networks`) is fitted by median regression.  The bounds are
+split-conformal in each group: the error that a share of its rows, plus one row, stays below (Vovk et al., Algorithmic Learning in
+a Random World, 2005).  Five folds over architecture families say how well they hold for a family that was in none of the fits.
 """
 
 from __future__ import annotations
@@ -18,53 +19,69 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.linear_model import QuantileRegressor
 
+from gpumemnet.data.measurement import TRACED
 from gpumemnet.errors import DatasetError
-from gpumemnet.features.vector import FEATURE_NAMES, feature_matrix
+from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.gpu.catalogue import device_profile
-from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS, TrainingJob
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
+from gpumemnet.predict.real_networks import GROUPS, TERMS, group_codes, has_benchmark, line_terms, log_errors, with_log_errors
 
-from ..training.data import above_context_bytes, real_rows
+from ..training.bounds import FEWEST_SCORES
+from ..training.data import above_context_bytes, features_on, real_rows
+from ..training.splits import folds
 
-PUBLISHED: Final = "published"
 GPU: Final = "A100-40GB"
-"""The GPU of all rows: its cuBLAS workspace is part of the closed form."""
+"""The GPU of the traced ordinary networks: its cuBLAS workspace is part of the closed form."""
 FOLDS: Final = 5
 TESTED_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
-    "checkpointing": ("none",),
+    "checkpointing": ("none", "every_block"),
     "cudnn_benchmark": (False, True),
     "attention_kernel": (None, "cudnn", "flash", "math", "memory_efficient"),
 }
 """Options whose values are not those of the bundle's own support.
 
-Kernels other than math keep the same tensors.  Recomputed blocks are not in the rows.
+Kernels other than math keep the same tensors.
 """
+PREFERRED: Final = ("cnn", "transformer")
+"""Families for whose real networks the closed form answers, whether or not a classifier has learned from jobs like them."""
+LEAST_LOG_SCALE: Final = 1e-3
 _RANGED: Final = ("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share")
 
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One real network at one batch size.
+@dataclass(frozen=True, slots=True, eq=False)
+class RealNetworks:
+    """``B`` jobs of real networks.
 
     Attributes:
-        kind: its architecture family.
-        job: the training job, from an extraction.
-        above_context_bytes: its memory without the CUDA context, as traced or measured.
+        families: architecture family of each, shape ``[B]``.
+        jobs: the jobs.
+        features: their feature vectors, each on its own GPU, shape ``[B, F]``.
+        above_context_bytes: memory without the CUDA context, as traced or measured, shape ``[B]``.
     """
 
-    kind: str
-    job: TrainingJob
-    above_context_bytes: int
+    families: NDArray[np.str_]
+    jobs: tuple[TrainingJob, ...]
+    features: Array
+    above_context_bytes: Array
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def take(self, chosen: NDArray[np.bool_]) -> RealNetworks:
+        """Returns the chosen jobs; ``chosen`` has shape ``[B]``."""
+        jobs = tuple(job for job, is_chosen in zip(self.jobs, chosen.tolist(), strict=True) if is_chosen)
+        return RealNetworks(self.families[chosen], jobs, self.features[chosen], self.above_context_bytes[chosen])
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Reads rows, one network a line: ``kind``, ``job``, and ``readings``, pairs of batch size and bytes above the context.
+def ordinary_networks(path: Path) -> RealNetworks:
+    """Reads networks, one a line: ``kind``, ``job``, and ``readings``, pairs of batch size and bytes above the context.
 
     Raises:
         DatasetError: when the file cannot be read or holds no rows.
@@ -74,75 +91,156 @@ def read_rows(path: Path) -> list[Row]:
             documents = [json.loads(line) for line in stream]
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read as gzipped JSON lines ({error})") from None
-    rows = []
-    for document in documents:
-        job = job_from_dict(document["job"])
-        rows += [Row(document["kind"], replace(job, batch_size=size), above) for size, above in document["readings"]]
-    if not rows:
+    if not documents:
         raise DatasetError(f"{path}: holds no rows")
-    return rows
+    readings = [(document, size, above) for document in documents for size, above in document["readings"]]
+    jobs = tuple(replace(job_from_dict(document["job"]), batch_size=size) for document, size, _ in readings)
+    return RealNetworks(
+        np.array([document["kind"] for document, _, _ in readings]),
+        jobs,
+        features_on(device_profile(GPU).name, jobs),
+        np.array([above for _, _, above in readings], dtype=np.float64),
+    )
 
 
-def rows_of_runs(paths: Sequence[Path]) -> list[Row]:
-    """Returns the published readings of real networks in datasets of runs, without their CUDA context.
+def networks_of_runs(paths: Sequence[Path]) -> RealNetworks:
+    """Returns the runs of real networks in datasets, without the constant of their GPU and source.
 
     Raises:
-        DatasetError: when a dataset cannot be read.
+        DatasetError: when a dataset cannot be read, or there is no such run.
     """
-    runs = [row for family in FAMILIES for row in real_rows(paths, family) if row.provenance == PUBLISHED]
-    above = above_context_bytes(runs).astype(np.int64).tolist() if runs else []
-    return [Row(run.split_group, run.job, amount) for run, amount in zip(runs, above, strict=True)]
+    runs = [row for family in FAMILIES for row in real_rows(paths, family)]
+    if not runs:
+        raise DatasetError(f"{', '.join(map(str, paths))}: no run of a real network ended well")
+    return RealNetworks(
+        np.array([run.split_group for run in runs]),
+        tuple(run.job for run in runs),
+        np.concatenate([features_on(run.gpu, [run.job]) for run in runs]),
+        above_context_bytes(runs),
+    )
 
 
-def log_errors(rows: Sequence[Row]) -> Array:
-    """Logarithm of each row's memory over the closed form, shape ``[N]``."""
-    features = feature_matrix(JobTable.from_jobs([row.job for row in rows]), device_profile(GPU).blas_workspace_bytes)
-    truth = np.array([row.above_context_bytes for row in rows], dtype=np.float64)
-    errors: Array = np.log(truth / features[:, FEATURE_NAMES.index("segment_bytes")])
-    return errors
+def together(parts: Sequence[RealNetworks]) -> RealNetworks:
+    """Joins the networks of several sources."""
+    return RealNetworks(
+        np.concatenate([part.families for part in parts]),
+        tuple(job for part in parts for job in part.jobs),
+        np.concatenate([part.features for part in parts]),
+        np.concatenate([part.above_context_bytes for part in parts]),
+    )
 
 
-def conformal_bound(errors: Array, coverage: float) -> float | None:
-    """The smallest error that covers the share ``coverage`` of future rows; ``None`` where there are too few rows."""
-    rank = math.ceil((len(errors) + 1) * coverage)
-    return None if rank > len(errors) else float(np.sort(errors)[rank - 1])
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """The line and its error in each group.
+
+    Attributes:
+        slopes: of the line's terms.
+        shifts: median error of each group, without and with ``cudnn.benchmark``, shape ``[G, 2]``.
+        scales: scale of a logistic with the quartiles of the errors less the shift, shape ``[G]``.
+        bounds: conformal bounds of the errors less the shift, shape ``[G, C]`` for ``C`` coverages.
+    """
+
+    slopes: Array
+    shifts: Array
+    scales: Array
+    bounds: Array
+
+    def amounts(self, features: Array) -> tuple[Array, Array]:
+        """Returns expected memory above the context of ``B`` jobs, shape ``[B]``, and its bounds, shape ``[B, C]``."""
+        line, groups = line_terms(features) @ self.slopes, group_codes(features)
+        shifts = self.shifts[groups, has_benchmark(features)]
+        return with_log_errors(line, shifts), with_log_errors(line[:, None], shifts[:, None] + self.bounds[groups])
 
 
-def held_out_coverage(rows: Sequence[Row], errors: Array, coverage: float) -> float:
-    """Share of the rows below the bound that was fitted without their architecture family's fold."""
-    kinds = sorted({row.kind for row in rows})
-    folds = np.array([kinds.index(row.kind) % FOLDS for row in rows])
-    below = 0
-    for fold in range(FOLDS):
-        bound = conformal_bound(errors[folds != fold], coverage)
-        below += int((errors[folds == fold] <= (np.inf if bound is None else bound)).sum())
-    return below / len(rows)
+def fit(features: Array, above_context_bytes: Array, families: NDArray[np.str_], coverages: Sequence[float]) -> Fit:
+    """Fits the line, and the errors of each group; a group of fewer than :data:`FEWEST_SCORES` rows takes those of all.
+
+    A row weighs less in the line the more rows its architecture family has, so that no family decides alone.
+    """
+    terms, closed_form = line_terms(features), features[:, FEATURE_NAMES.index("segment_bytes")]
+    _, codes, counts = np.unique(families, return_inverse=True, return_counts=True)
+    regression = QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs", fit_intercept=False)
+    regression.fit(terms / closed_form[:, None], above_context_bytes / closed_form, sample_weight=1.0 / np.sqrt(counts[codes]))
+    errors, groups = log_errors(above_context_bytes, terms @ regression.coef_), group_codes(features)
+    benchmark, numbers = has_benchmark(features), range(len(GROUPS))
+    shifts = np.array([[_median(errors, groups == group, benchmark == chosen) for chosen in (0, 1)] for group in numbers])
+    errors = errors - shifts[groups, benchmark]
+    parts = [own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors for group in numbers]
+    quartiles = np.array([np.quantile(own, (0.25, 0.5, 0.75)) for own in parts])
+    return Fit(
+        slopes=regression.coef_,
+        shifts=shifts,
+        scales=np.maximum((quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE),
+        bounds=np.array([conformal_bounds(own, coverages) for own in parts]),
+    )
 
 
-def calibration(rows: Sequence[Row], coverages: Sequence[float]) -> dict[str, Any]:
-    """The part of the card that the rows give: everything but the options and ranges, which are the bundle's."""
-    errors = log_errors(rows)
-    shift = float(np.median(errors))
-    spread = np.quantile(errors, (0.25, 0.75))
+def _median(errors: Array, is_own: NDArray[np.bool_], is_chosen: NDArray[np.bool_]) -> float:
+    """Returns the median of the chosen rows of a group, or of the group, or of all: the first with enough rows."""
+    parts = (errors[is_own & is_chosen], errors[is_own], errors)
+    return float(np.median(next((part for part in parts if len(part) >= FEWEST_SCORES), errors)))
+
+
+def conformal_bounds(errors: Array, coverages: Sequence[float]) -> list[float]:
+    """Returns for each coverage the smallest error that covers that share of future rows.
+
+    Where there are too few rows, it is twice the largest error.
+    """
+    ordered = np.append(np.sort(errors), 2.0 * np.abs(errors).max())
+    return [float(ordered[min(math.ceil(len(ordered) * coverage), len(ordered)) - 1]) for coverage in coverages]
+
+
+def held_out_coverage(networks: RealNetworks, coverages: Sequence[float]) -> Array:
+    """Returns the share of each group's rows below bounds that were fitted without their family's fold; ``[G, C]``.
+
+    It is NaN for a group without rows.
+    """
+    is_below = np.zeros((len(networks), len(coverages)))
+    _, codes = np.unique(networks.families, return_inverse=True)
+    for training, testing in folds(codes, FOLDS, 0):
+        found = fit(*(part[training] for part in (networks.features, networks.above_context_bytes, networks.families)), coverages)
+        is_below[testing] = networks.above_context_bytes[testing, None] <= found.amounts(networks.features[testing])[1]
+    groups = group_codes(networks.features)
+    with np.errstate(invalid="ignore"):
+        return np.array([is_below[groups == group].sum(axis=0) / (groups == group).sum() for group in range(len(GROUPS))])
+
+
+def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str, Any]:
+    """Returns the part of the card that the networks give: everything but the options and ranges, which are the bundle's."""
+    found = fit(networks.features, networks.above_context_bytes, networks.families, coverages)
+    covered, codes = held_out_coverage(networks, coverages), group_codes(networks.features)
+    groups = {
+        name: {
+            "rows": int((codes == group).sum()),
+            "log_shifts": found.shifts[group].tolist(),
+            "log_scale": float(found.scales[group]),
+            "log_bounds": found.bounds[group].tolist(),
+            "held_out_coverage": covered[group].round(4).tolist(),
+        }
+        for group, name in enumerate(GROUPS)
+    }
     return {
-        "method": "split-conformal over the logarithm of memory above the context over the closed form",
-        "rows": len(rows),
-        "kinds": len({row.kind for row in rows}),
-        "log_shift": shift,
-        "log_scale": float(spread[1] - spread[0]) / (2.0 * math.log(3.0)),
-        "log_bounds": [conformal_bound(errors, coverage) for coverage in coverages],
-        "held_out_coverage": [round(held_out_coverage(rows, errors, coverage), 4) for coverage in coverages],
+        "method": "a line over the closed form by median regression; in each group split-conformal bounds over the logarithm of "
+        "memory above the context over the line, both with 256 MiB added",
+        "rows": len(networks),
+        "families": len(set(networks.families.tolist())),
+        "slopes": dict(zip(TERMS, found.slopes.tolist(), strict=True)),
+        "groups": groups,
         "held_out_method": f"{FOLDS} folds over architecture families",
-        "other_share": max(_other_share(row.job) for row in rows),
+        "other_share": max(map(_other_share, networks.jobs)),
     }
 
 
-def extend_bundle(folder: Path, rows: Sequence[Row], union: Mapping[str, Any]) -> Bundle:
+def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[str, Any]) -> Bundle:
     """Writes the closed form's calibration into the card of the bundle in ``folder``.
+
+    The closed form answers inside the support, too, where the classifier has learned from sampled CNNs or transformers: on real
+    networks it is as good as the classifier in the median, and its bound is narrower (``docs/evaluation/real_networks.md``).
 
     Args:
         folder: the bundle.
-        rows: from :func:`read_rows`.
+        calibrated: from :func:`calibration`, for the coverages of the bundle.
         union: ``support`` of a bundle of all families: its options and ranges are those for which the closed form was tested.
 
     Raises:
@@ -155,8 +253,13 @@ def extend_bundle(folder: Path, rows: Sequence[Row], union: Mapping[str, Any]) -
         for name, values in union["options"].items()
         if name in OPTION_FIELDS or name == "gradient_accumulation"
     }
-    ranges = {name: union["ranges"][name] for name in _RANGED}
-    entry = {**calibration(rows, bundle.card.coverages), "options": options, "ranges": ranges}
+    is_sampled = document["training_data"]["provenance"] == TRACED
+    entry = {
+        **calibrated,
+        "within_support": document["encoder"] == "mlp" and document["family"] in PREFERRED and is_sampled,
+        "options": options,
+        "ranges": {name: union["ranges"][name] for name in _RANGED},
+    }
     for part in (document, *document.get("families", {}).values()):
         part["fallback"]["closed_form"] = entry
     return save_bundle(folder, bundle.model, document)

@@ -6,6 +6,7 @@ the whole reading, with the CUDA context: one constant for each GPU and source (
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,13 @@ from ..training.data import LabelledJobs, load_labelled_jobs, real_rows, with_re
 from ..training.mlp import train_classifier
 from ..training.plans import mlp_plan
 from ..training.splits import folds
+from .closed_form import RealNetworks, fit, networks_of_runs
 
 FOLDS: Final = 5
 COVERAGE: Final = 0.99
 _RESAMPLES: Final = 1_000
+SHIPPED: Final = "closed form, as shipped"
+"""What the bundles of CNNs and transformers answer with (:mod:`gpumemnet.predict.real_networks`)."""
 _SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
 
 Array = NDArray[np.float64]
@@ -42,16 +46,27 @@ class Answers:
     bound_bytes: Array
 
 
-def held_out_answers(data: LabelledJobs, seed: int, progress: Callable[[str, float], None]) -> dict[str, Answers]:
-    """Answer for the real rows of ``data``, the last ones, each by estimators that have not seen its architecture family."""
-    first = len(data) - data.real_rows
+def held_out_answers(
+    data: LabelledJobs, networks: RealNetworks, seed: int, progress: Callable[[str, float], None]
+) -> dict[str, Answers]:
+    """Answer for the real rows of ``data``, the last ones, each by estimators that have not seen its architecture family.
+
+    Args:
+        data: jobs of one family.
+        networks: real networks of all families, on which the closed form is calibrated.
+        seed: of folds and networks.
+        progress: called with a step and its share.
+    """
+    first = int(data.calibration_rows[0])
     real = data.take(np.arange(first, len(data)))
     answers: dict[str, list[tuple[NDArray[np.int64], Array, Array]]] = {}
     for number, (training, testing) in enumerate(folds(real.groups, FOLDS, seed)):
         tested = real.take(testing)
         own = real.take(training)
         both = data.take(np.concatenate((np.arange(first), first + training)))
-        for name, (expected, bound) in _estimators(own, both, tested, seed).items():
+        held_out = np.array(data.real_families)[tested.groups - real.groups.min()]
+        others = networks.take(~np.isin(networks.families, held_out))
+        for name, (expected, bound) in _estimators(own, both, others, tested, seed).items():
             answers.setdefault(name, []).append((testing, expected, bound))
         progress(f"{data.family}: fold {number + 1} of {FOLDS}", (number + 1) / FOLDS)
     found = {}
@@ -61,12 +76,15 @@ def held_out_answers(data: LabelledJobs, seed: int, progress: Callable[[str, flo
     return found
 
 
-def _estimators(own: LabelledJobs, both: LabelledJobs, tested: LabelledJobs, seed: int) -> Mapping[str, tuple[Array, Array]]:
+def _estimators(
+    own: LabelledJobs, both: LabelledJobs, networks: RealNetworks, tested: LabelledJobs, seed: int
+) -> Mapping[str, tuple[Array, Array]]:
     """Return name → expectation and bound for the rows of ``tested``.
 
     Args:
         own: real networks to learn from.
         both: these and sampled ones.
+        networks: real networks of all families to calibrate the closed form on.
         tested: the rows to answer for.
         seed: of the network.
     """
@@ -82,8 +100,10 @@ def _estimators(own: LabelledJobs, both: LabelledJobs, tested: LabelledJobs, see
         asked = base(tested.features)
         bound = float(np.quantile(errors, COVERAGE, method="higher"))
         answers[name] = (asked * np.exp(np.median(errors)), asked * np.exp(bound))
+    centre, bounds = fit(networks.features, networks.above_context_bytes, networks.families, (COVERAGE,)).amounts(tested.features)
+    answers[SHIPPED] = (centre + context, bounds[:, 0] + context)
     classifier = train_classifier(both, mlp_plan(both, seed))
-    level = classifier.coverages.index(COVERAGE)
+    level = min(bisect_left(classifier.coverages, COVERAGE), len(classifier.coverages) - 1)
     with torch.no_grad():
         amounts = classifier.network(float_tensor(tested.features))[GRAPH_OUTPUTS.index("amounts")].double().numpy()
     answers["MLP-based classifier"] = (np.exp(amounts[:, 1]), np.exp(amounts[:, 2 + level]))
@@ -107,6 +127,7 @@ def write_report(
     """
     lines = ["# Real networks, from layers alone", "", *_PREFACE, *_HEADER]
     worst: list[str] = []
+    networks = networks_of_runs(runs)
     for family, dataset in datasets.items():
         data = with_real_networks(load_labelled_jobs(dataset, family), runs)
         rows = real_rows(runs, family)
@@ -115,14 +136,14 @@ def write_report(
         families = np.array([row.split_group for row in rows])
         sources = np.array([row.provenance for row in rows])
         names = [f"{row.architecture}, batch {row.job.batch_size}" for row in rows]
-        for name, answers in held_out_answers(data, seed, progress).items():
+        for name, answers in held_out_answers(data, networks, seed, progress).items():
             expected, bound = (
                 amounts - float(data.context_bytes or 0) + constants for amounts in (answers.expected_bytes, answers.bound_bytes)
             )
             for source in sorted(set(sources.tolist())):
                 chosen = sources == source
                 lines.append(_line(family, source, name, expected[chosen], bound[chosen], readings[chosen], families[chosen]))
-            if name == "MLP-based classifier":
+            if name == SHIPPED:
                 worst += _worst(family, names, families, expected, readings)
     lines += ["", "## The twenty worst rows of each family, in MiB", "", *_WORST_HEADER]
     lines += worst

@@ -53,7 +53,7 @@ class LabelledJobs:
         sha256: hash of the dataset file; for several files, the hash over their hashes, one per line, in the order of the
             families.
         real_families: architecture families of the real networks among the jobs; empty without any.
-        real_rows: number of rows of real networks, the last ones.
+        is_real: whether each job is of a real network, shape ``[B]``; ``None`` where all are sampled.
     """
 
     jobs: tuple[TrainingJob, ...]
@@ -69,7 +69,7 @@ class LabelledJobs:
     sha256: str
     context_bytes: int | None = None
     real_families: tuple[str, ...] = ()
-    real_rows: int = 0
+    is_real: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -84,6 +84,7 @@ class LabelledJobs:
             lower_bytes=self.lower_bytes[rows],
             upper_bytes=self.upper_bytes[rows],
             groups=self.groups[rows],
+            is_real=None if self.is_real is None else self.is_real[rows],
         )
 
     @property
@@ -96,6 +97,14 @@ class LabelledJobs:
     def family(self) -> str:
         """The family, or ``all`` if there are several."""
         return self.families[0] if len(self.families) == 1 else ALL_FAMILIES
+
+    @property
+    def calibration_rows(self) -> NDArray[np.int64]:
+        """The rows that bounds are calibrated on: those of real networks, or all where there are none.
+
+        Sampled convolutions need workspaces that those of real networks do not, so bounds for both would be too wide for one.
+        """
+        return np.arange(len(self)) if self.is_real is None else np.flatnonzero(self.is_real)
 
     def rows_of(self, family: str) -> NDArray[np.int64]:
         """Return the rows of one family."""
@@ -216,7 +225,7 @@ def with_real_networks(data: LabelledJobs, paths: Sequence[str | Path]) -> Label
         groups=np.concatenate((data.groups, groups + data.groups.max() + 1)),
         sha256=hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
         real_families=tuple(names.tolist()),
-        real_rows=len(rows),
+        is_real=np.arange(len(labels)) >= len(data),
     )
 
 

@@ -80,7 +80,7 @@ def _credit(data: LabelledJobs) -> Mapping[str, str]:
 
 def _real_networks(data: LabelledJobs) -> Mapping[str, Any]:
     """Return the entry on real networks among the training jobs; empty without any."""
-    if not data.real_rows:
+    if data.is_real is None:
         return {}
     return {
         "real_networks": {
@@ -88,7 +88,7 @@ def _real_networks(data: LabelledJobs) -> Mapping[str, Any]:
             "traced jobs of real architectures",
             "source": "https://github.com/itu-rad/GPUMemNet (Related_works/FakeTensor); gpumemnet build trace-real-jobs",
             "licence": "CC BY 4.0; Apache-2.0",
-            "rows": data.real_rows,
+            "rows": int(data.is_real.sum()),
             "architecture_families": list(data.real_families),
         }
     }

@@ -110,21 +110,25 @@ def train_classifier(
     rows = [torch.cat((a, *[b] * TOTALS_COPIES)) for a, b in zip(layers_rows, totals_rows, strict=True)]
     best_epochs = _fit(members, rows, np.tile(piece, 1 + TOTALS_COPIES), plan, progress)
 
-    rows_of = _rows_of_families(data)
+    calibrated = data.calibration_rows
+    rows_of = _rows_of_families(data.take(calibrated))
     fewest = min(map(len, rows_of.values()))
     coverages = tuple(level for level in COVERAGES if math.ceil((fewest + 1) * level) <= fewest)
     multiples: dict[str, tuple[float, ...]] = {}
-    errors = {"layers": _errors(transform, members, data, piece), "totals": _errors(transform, members, totals, piece)}
+    errors = {
+        mode: _errors(transform, members, jobs.take(calibrated), piece[calibrated])
+        for mode, jobs in (("layers", data), ("totals", totals))
+    }
     floor = spread_floor(list(errors.values()))
     for mode, mode_errors in errors.items():
         scores = conformal_scores(mode_errors, floor)
         for family, family_rows in rows_of.items():
             name = mode_name(mode, family)
-            multiples |= grouped_multiples(name, scores[family_rows], data.take(family_rows), coverages)
+            multiples |= grouped_multiples(name, scores[family_rows], data.take(calibrated[family_rows]), coverages)
     network = MixtureClassifier(transform, MixtureHead(members, transform, multiples, floor)).eval()
     scales = {
         family: max(extrapolation_scale(data.take(some), LAYER_TERMS), extrapolation_scale(totals.take(some), TOTALS_TERMS))
-        for family, some in rows_of.items()
+        for family, some in _rows_of_families(data).items()
     }
     by_family = scales if len(scales) > 1 else {}
     return TrainedClassifier(network, members, coverages, multiples, floor, max(scales.values()), best_epochs, by_family)

@@ -36,7 +36,6 @@ def test_layers_that_training_never_saw_get_a_limit_when_their_memory_is_known()
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"checkpointing": "every_block", "channels_last": True}, "channels_last"),
         ({"gradient_accumulation": 64}, "gradient_accumulation"),
         ({"layers": (*LAYERS, Layer("my_kernel", 100))}, "my_kernel"),
         ({"layers": (Layer("other", 10**6, 10**6),)}, "other"),
@@ -49,6 +48,49 @@ def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str
     answer = PREDICTOR.predict(replace(JOB, **fields))
     assert answer.safe_bytes is None
     assert any(reason in words for words in answer.reasons)
+
+
+def test_recomputed_blocks_get_a_wider_limit() -> None:
+    jobs = (replace(JOB, checkpointing=checkpointing) for checkpointing in ("none", "every_block"))
+    kept, recomputed = ((answer.safe_bytes or 0) / answer.expected_bytes for answer in map(PREDICTOR.predict, jobs))
+    assert 1.0 < kept < recomputed
+
+
+def test_logits_of_language_models_are_counted_again() -> None:
+    """Libraries convert logits in half precision to fp32 for the loss, and a loss is no layer."""
+    body = (Layer("embedding", 128 * 256, 10**6), *(Layer("linear", 128 * 256, 65_792), Layer("gelu", 128 * 256)) * 8)
+    classifier, model = (
+        PREDICTOR.predict(
+            TrainingJob(
+                family="transformer",
+                batch_size=64,
+                input_elements=128,
+                sequence_length=128,
+                optimizer="adam",
+                precision="bf16",
+                layers=(*body, Layer("linear", outputs, 256 * 50_000)),
+            )
+        )
+        for outputs in (10, 128 * 50_000)
+    )
+    assert model.expected_bytes - classifier.expected_bytes > 5 * (64 * 128 * 50_000 * 2)
+
+
+def test_the_closed_form_answers_for_cnns_inside_the_support() -> None:
+    """Sampled convolutions need workspaces that those of real networks do not."""
+    block = (Layer("conv2d", 256 * 56 * 56, 590_080), Layer("batch_norm2d", 256 * 56 * 56, 512), Layer("relu", 256 * 56 * 56))
+    cnn = TrainingJob(
+        family="cnn",
+        batch_size=32,
+        input_elements=3 * 224 * 224,
+        optimizer="sgd_momentum",
+        precision="fp32",
+        layers=(Layer("conv2d", 64 * 112 * 112, 9_472), *block * 8, Layer("linear", 1000, 257_000)),
+    )
+    limits = [
+        answer.safe_bytes / answer.expected_bytes for answer in map(PREDICTOR.predict, (cnn, replace(cnn, cudnn_benchmark=True)))
+    ]  # type: ignore[operator]
+    assert all(1.2 < limit < 1.4 for limit in limits)
 
 
 def test_more_coverage_is_a_higher_limit() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpumemnet.data.dataset import read_dataset, write_dataset
-from models.evaluation.closed_form import rows_of_runs
+from models.evaluation.closed_form import fit, networks_of_runs
 from models.evaluation.real_networks import write_report
 from models.training.data import load_labelled_jobs, with_real_networks
 
@@ -42,7 +42,7 @@ def test_real_runs_join_the_training_jobs_with_the_context_of_its_labels(few: tu
     sampled, runs = few
     data = load_labelled_jobs(sampled, "transformer")
     both = with_real_networks(data, [runs])
-    assert both.real_rows == len(both) - len(data) == 48
+    assert len(both.calibration_rows) == len(both) - len(data) == 48
     assert len(both.real_families) == 6
     assert set(both.groups[: len(data)]).isdisjoint(both.groups[len(data) :])
     traced = np.array([row.traced["steady_reserved_bytes"] for row in read_dataset(runs)])
@@ -59,10 +59,14 @@ def test_other_families_and_start_ups_are_left_out(few: tuple[Path, Path], tmp_p
 
 
 def test_published_readings_calibrate_the_closed_form(few: tuple[Path, Path]) -> None:
-    rows = rows_of_runs([few[1]])
-    assert len(rows) == 48
-    assert len({row.kind for row in rows}) == 6
-    assert all(row.above_context_bytes > 0 for row in rows)
+    networks = networks_of_runs([few[1]])
+    assert len(networks) == 48
+    assert len(set(networks.families.tolist())) == 6
+    found = fit(networks.features, networks.above_context_bytes, networks.families, (0.5, 0.9))
+    expected, bounds = found.amounts(networks.features)
+    assert np.median(np.abs(expected / networks.above_context_bytes - 1.0)) < 0.1
+    assert np.mean(networks.above_context_bytes <= bounds[:, 1]) >= 0.9
+    assert (bounds[:, 1] > bounds[:, 0]).all()
 
 
 def test_the_report_has_a_line_for_every_estimator(few: tuple[Path, Path], tmp_path: Path) -> None:
@@ -70,6 +74,11 @@ def test_the_report_has_a_line_for_every_estimator(few: tuple[Path, Path], tmp_p
     steps: list[str] = []
     path = write_report({"transformer": sampled}, [runs], tmp_path, 0, lambda step, share: steps.append(step))
     lines = [line.split(" | ") for line in path.read_text("utf-8").splitlines() if line.startswith("| transformer | published |")]
-    assert [line[2] for line in lines] == ["closed form, scaled", "closed form, line", "MLP-based classifier"]
+    assert [line[2] for line in lines] == [
+        "closed form, scaled",
+        "closed form, line",
+        "closed form, as shipped",
+        "MLP-based classifier",
+    ]
     assert all(line[3] == "48" for line in lines)
     assert len(steps) == 5

@@ -1,0 +1,99 @@
+"""The closed form on real networks: a line over its bytes, and groups of jobs whose errors have one cause.
+
+A closed form needs no training, so it is calibrated on networks that people train: published readings, and traces of real
+architectures (``docs/evaluation/real_networks.md``).  The line adds what a layer list does not say: libraries compute the loss
+of a language model in fp32 and hold its logits meanwhile.  Each group has its own bound, as in Mondrian conformal prediction
+(Vovk et al., Algorithmic Learning in a Random World, section 4.5), so that a rare cause of large errors does not widen every
+bound.  No job changes its group with the batch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.job.job_table import Array, Indices
+from gpumemnet.units import MIB
+
+TERMS: Final = ("segment_bytes", "unfragmented_bytes", "logits_bytes", "logits_bytes, autocast", "logits_bytes, half")
+"""What the line multiplies: the closed form with and without fragmentation, and the logits, once more under autocast and for
+weights in half precision."""
+GROUPS: Final = ("checkpointed", "partly_trained", "cnn", "half_language_model", "language_model", "transformer", "mlp")
+"""The first that fits is a job's group.
+
+Attributes:
+    checkpointed: blocks are recomputed; a layer list does not say how much of them at a time.
+    partly_trained: frozen parameters, or Adafactor, which holds a convolution's update in several forms.
+    half_language_model: a language model with weights in half precision; only some convert their logits to fp32.
+    language_model: logits of at least :data:`LOGITS_SHARE` of all outputs, in a network that is no CNN.
+"""
+LOGITS_SHARE: Final = 0.02
+TYPICAL_SLACK_BYTES: Final = 256 * MIB
+"""Errors are relative to the line and this: those of small jobs are a few segments, whatever their size."""
+_ALL_TRAINED: Final = 0.99
+_SEGMENT, _UNFRAGMENTED, _LOGITS, _AUTOCAST, _HALF, _OUTPUTS = (
+    FEATURE_NAMES.index(name)
+    for name in ("segment_bytes", "unfragmented_bytes", "logits_bytes", "is_autocast", "is_half", "activation_bytes")
+)
+_CHECKPOINTED, _TRAINED, _FACTORED, _OF_CONVOLUTIONS = (
+    FEATURE_NAMES.index(name) for name in ("is_checkpointed", "trainable_share", "is_factored", "kept_by_conv_bytes")
+)
+_IS_CNN, _IS_TRANSFORMER, _BENCHMARK = (FEATURE_NAMES.index(f"is_{name}") for name in ("cnn", "transformer", "cudnn_benchmark"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCalibration:
+    """The line's error in one group, in logarithms of memory above the context over the line, see :func:`log_errors`.
+
+    Attributes:
+        log_shifts: the centre, without and with ``cudnn.benchmark``, whose searches leave free segments behind.
+        log_scale: scale of a logistic around the centre.
+        log_bounds: upper bound for each coverage of the card, from the centre.
+    """
+
+    log_shifts: tuple[float, float]
+    log_scale: float
+    log_bounds: tuple[float, ...]
+
+
+def line_terms(features: Array) -> Array:
+    """Returns the :data:`TERMS` of jobs with features of shape ``[B, F]`` in bytes; shape ``[B, 5]``."""
+    logits = features[:, _LOGITS]
+    of_logits = (logits, logits * features[:, _AUTOCAST], logits * features[:, _HALF])
+    return np.stack((features[:, _SEGMENT], features[:, _UNFRAGMENTED], *of_logits), axis=1)
+
+
+def log_errors(above_context_bytes: Array, line_bytes: Array) -> Array:
+    """Returns the line's errors, shape ``[B]``."""
+    errors: Array = np.log((above_context_bytes + TYPICAL_SLACK_BYTES) / (line_bytes + TYPICAL_SLACK_BYTES))
+    return errors
+
+
+def with_log_errors(line_bytes: Array, errors: Array) -> Array:
+    """Returns the memory above the context that has these errors, shape ``[B]``; the inverse of :func:`log_errors`."""
+    return (line_bytes + TYPICAL_SLACK_BYTES) * np.exp(errors) - TYPICAL_SLACK_BYTES
+
+
+def group_codes(features: Array) -> Indices:
+    """Returns the position of each job's group in :data:`GROUPS`, shape ``[B]``."""
+    is_factored = (features[:, _FACTORED] > 0) & (features[:, _OF_CONVOLUTIONS] > 0)
+    is_language_model = features[:, _LOGITS] >= LOGITS_SHARE * features[:, _OUTPUTS]
+    conditions = (
+        features[:, _CHECKPOINTED] > 0,
+        (features[:, _TRAINED] < _ALL_TRAINED) | is_factored,
+        features[:, _IS_CNN] > 0,
+        is_language_model & (features[:, _HALF] > 0),
+        is_language_model,
+        features[:, _IS_TRANSFORMER] > 0,
+    )
+    codes: Indices = np.select(conditions, range(len(conditions)), len(GROUPS) - 1)
+    return codes
+
+
+def has_benchmark(features: Array) -> Indices:
+    """Returns 1 for jobs with ``cudnn.benchmark`` and 0 for others, shape ``[B]``."""
+    codes: Indices = (features[:, _BENCHMARK] > 0).astype(np.int64)
+    return codes
