@@ -74,7 +74,8 @@ def log_errors(above_context_bytes: Array, line_bytes: Array) -> Array:
 
 def with_log_errors(line_bytes: Array, errors: Array) -> Array:
     """Returns the memory above the context that has these errors, shape ``[B]``; the inverse of :func:`log_errors`."""
-    return (line_bytes + TYPICAL_SLACK_BYTES) * np.exp(errors) - TYPICAL_SLACK_BYTES
+    amounts: Array = (line_bytes + TYPICAL_SLACK_BYTES) * np.exp(errors) - TYPICAL_SLACK_BYTES
+    return amounts
 
 
 def group_codes(features: Array) -> Indices:

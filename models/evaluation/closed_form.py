@@ -33,6 +33,7 @@ from gpumemnet.predict.real_networks import GROUPS, TERMS, group_codes, has_benc
 
 from ..training.bounds import FEWEST_SCORES
 from ..training.data import above_context_bytes, features_on, real_rows
+from ..training.export import LIMITS
 from ..training.splits import folds
 
 GPU: Final = "A100-40GB"
@@ -74,10 +75,10 @@ class RealNetworks:
     def __len__(self) -> int:
         return len(self.jobs)
 
-    def take(self, chosen: NDArray[np.bool_]) -> RealNetworks:
-        """Returns the chosen jobs; ``chosen`` has shape ``[B]``."""
-        jobs = tuple(job for job, is_chosen in zip(self.jobs, chosen.tolist(), strict=True) if is_chosen)
-        return RealNetworks(self.families[chosen], jobs, self.features[chosen], self.above_context_bytes[chosen])
+    def take(self, rows: NDArray[np.int64]) -> RealNetworks:
+        """Returns the jobs in ``rows``, shape ``[R]``."""
+        jobs = tuple(self.jobs[row] for row in rows.tolist())
+        return RealNetworks(self.families[rows], jobs, self.features[rows], self.above_context_bytes[rows])
 
 
 def ordinary_networks(path: Path) -> RealNetworks:
@@ -153,13 +154,14 @@ class Fit:
         return with_log_errors(line, shifts), with_log_errors(line[:, None], shifts[:, None] + self.bounds[groups])
 
 
-def fit(features: Array, above_context_bytes: Array, families: NDArray[np.str_], coverages: Sequence[float]) -> Fit:
+def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
     """Fits the line, and the errors of each group; a group of fewer than :data:`FEWEST_SCORES` rows takes those of all.
 
     A row weighs less in the line the more rows its architecture family has, so that no family decides alone.
     """
+    features, above_context_bytes = networks.features, networks.above_context_bytes
     terms, closed_form = line_terms(features), features[:, FEATURE_NAMES.index("segment_bytes")]
-    _, codes, counts = np.unique(families, return_inverse=True, return_counts=True)
+    _, codes, counts = np.unique(networks.families, return_inverse=True, return_counts=True)
     regression = QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs", fit_intercept=False)
     regression.fit(terms / closed_form[:, None], above_context_bytes / closed_form, sample_weight=1.0 / np.sqrt(counts[codes]))
     errors, groups = log_errors(above_context_bytes, terms @ regression.coef_), group_codes(features)
@@ -199,7 +201,7 @@ def held_out_coverage(networks: RealNetworks, coverages: Sequence[float]) -> Arr
     is_below = np.zeros((len(networks), len(coverages)))
     _, codes = np.unique(networks.families, return_inverse=True)
     for training, testing in folds(codes, FOLDS, 0):
-        found = fit(*(part[training] for part in (networks.features, networks.above_context_bytes, networks.families)), coverages)
+        found = fit(networks.take(training), coverages)
         is_below[testing] = networks.above_context_bytes[testing, None] <= found.amounts(networks.features[testing])[1]
     groups = group_codes(networks.features)
     with np.errstate(invalid="ignore"):
@@ -208,7 +210,7 @@ def held_out_coverage(networks: RealNetworks, coverages: Sequence[float]) -> Arr
 
 def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str, Any]:
     """Returns the part of the card that the networks give: everything but the options and ranges, which are the bundle's."""
-    found = fit(networks.features, networks.above_context_bytes, networks.families, coverages)
+    found = fit(networks, coverages)
     covered, codes = held_out_coverage(networks, coverages), group_codes(networks.features)
     groups = {
         name: {
@@ -253,6 +255,7 @@ def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[st
         for name, values in union["options"].items()
         if name in OPTION_FIELDS or name == "gradient_accumulation"
     }
+    document["limits"] = LIMITS
     is_sampled = document["training_data"]["provenance"] == TRACED
     entry = {
         **calibrated,

@@ -65,7 +65,7 @@ def held_out_answers(
         own = real.take(training)
         both = data.take(np.concatenate((np.arange(first), first + training)))
         held_out = np.array(data.real_families)[tested.groups - real.groups.min()]
-        others = networks.take(~np.isin(networks.families, held_out))
+        others = networks.take(np.flatnonzero(~np.isin(networks.families, held_out)))
         for name, (expected, bound) in _estimators(own, both, others, tested, seed).items():
             answers.setdefault(name, []).append((testing, expected, bound))
         progress(f"{data.family}: fold {number + 1} of {FOLDS}", (number + 1) / FOLDS)
@@ -100,7 +100,7 @@ def _estimators(
         asked = base(tested.features)
         bound = float(np.quantile(errors, COVERAGE, method="higher"))
         answers[name] = (asked * np.exp(np.median(errors)), asked * np.exp(bound))
-    centre, bounds = fit(networks.features, networks.above_context_bytes, networks.families, (COVERAGE,)).amounts(tested.features)
+    centre, bounds = fit(networks, (COVERAGE,)).amounts(tested.features)
     answers[SHIPPED] = (centre + context, bounds[:, 0] + context)
     classifier = train_classifier(both, mlp_plan(both, seed))
     level = min(bisect_left(classifier.coverages, COVERAGE), len(classifier.coverages) - 1)

@@ -28,6 +28,10 @@ from .mlp import TrainedClassifier, TrainingPlan
 from .sequence import SequencePlan, batch_of
 from .traced_peak import fit_traced_peak, traced_peak_card
 
+LIMITS: Final = (
+    "Holds for the options, layer kinds and ranges under 'support'; beyond them the answer is the closed form, with safe bytes "
+    "only where its calibration on real networks, under 'fallback', holds."
+)
 OPTION_FIELDS: Final = (
     *("optimizer", "optimizer_implementation", "precision", "checkpointing", "attention_kernel"),
     *("channels_last", "cudnn_benchmark", "gradient_accumulation", "sequence_length"),
@@ -177,8 +181,7 @@ def save_classifier(
         },
         "intended_use": f"Memory of {', '.join(data.families)} training jobs on one GPU, before they start, for schedulers and "
         "batch prediction.",
-        "limits": "Holds for the options, layer kinds and ranges under 'support'; beyond them the answer is the calibrated "
-        "closed form, without safe bytes.",
+        "limits": LIMITS,
         "training_data": {
             **_credit(data),
             **_real_networks(data),

@@ -87,9 +87,8 @@ def test_the_closed_form_answers_for_cnns_inside_the_support() -> None:
         precision="fp32",
         layers=(Layer("conv2d", 64 * 112 * 112, 9_472), *block * 8, Layer("linear", 1000, 257_000)),
     )
-    limits = [
-        answer.safe_bytes / answer.expected_bytes for answer in map(PREDICTOR.predict, (cnn, replace(cnn, cudnn_benchmark=True)))
-    ]  # type: ignore[operator]
+    answers = map(PREDICTOR.predict, (cnn, replace(cnn, cudnn_benchmark=True)))
+    limits = [(answer.safe_bytes or 0) / answer.expected_bytes for answer in answers]
     assert all(1.2 < limit < 1.4 for limit in limits)
 
 

@@ -62,7 +62,7 @@ def test_published_readings_calibrate_the_closed_form(few: tuple[Path, Path]) ->
     networks = networks_of_runs([few[1]])
     assert len(networks) == 48
     assert len(set(networks.families.tolist())) == 6
-    found = fit(networks.features, networks.above_context_bytes, networks.families, (0.5, 0.9))
+    found = fit(networks, (0.5, 0.9))
     expected, bounds = found.amounts(networks.features)
     assert np.median(np.abs(expected / networks.above_context_bytes - 1.0)) < 0.1
     assert np.mean(networks.above_context_bytes <= bounds[:, 1]) >= 0.9
