@@ -188,6 +188,7 @@ def _all_boxes(boxes: Tensor, *others: Any) -> tuple[Any, str]:
     return _empty(boxes.shape[0]), f"was taken to keep all {boxes.shape[0]:,} boxes"
 
 
+_READS: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::_local_scalar_dense": _scalar,
     "aten::is_nonzero": _true,
@@ -200,6 +201,14 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::unique_consecutive": _unique_consecutive,
     "torchvision::nms": _all_boxes,
 }
+
+
+def whole_selection(operator: Any) -> Callable[..., tuple[Any, str]] | None:
+    """Return what takes the place of an operator that selects elements by their values: it selects all of them, and says so.
+
+    ``None`` for other operators.  It is called with the operator's arguments.
+    """
+    return None if schema(operator).name in _READS else _GUESSES.get(schema(operator).name)
 
 
 def _guess(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:

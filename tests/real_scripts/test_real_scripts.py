@@ -63,6 +63,7 @@ CASES = {
     "lbfgs": Case(  # eleven updates of two vectors, the direction, the last gradient
         {"parameter": SMALL, "optimizer_state": 23 * SMALL + 21 * 4}, 8, "LBFGS: its history is counted in full"
     ),
+    "masked_loss": Case({"parameter": linear(256, 256)}, 1024, "was taken to pick all 1,024 elements of its mask"),
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),

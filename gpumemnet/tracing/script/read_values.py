@@ -2,6 +2,7 @@
 
 Numbers that are read are 0, because scripts print and log them.  Checks for infinite numbers find none.  Any other condition on
 values is false; a script that branches in its own code can be traced a second time the other way (conditions true, numbers 1).
+An operator that selects elements by their values selects all of them, which is the most that it can take.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gpumemnet.extract.placement import MissingValues
 from gpumemnet.sandbox.faults import UnknownValueError, is_user_code, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.operators import operator_name, schema
+from gpumemnet.tracing.missing_values import whole_selection
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
@@ -80,13 +82,18 @@ class ReadValues(MissingValues):
         return self.on_host(function, tensor)
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """Return what is read: a truth value or a number.
+        """Return what is read: a truth value or a number; an operator that selects elements selects all of them.
 
         Raises:
-            UnknownValueError: ``error``, for a shape that depends on values.
+            UnknownValueError: ``error``, for another shape that depends on values.
         """
         if schema(operator).name not in _READS:
-            raise error
+            selection = whole_selection(operator)
+            if selection is None:
+                raise error
+            result, what = selection(*args, **kwargs)
+            self.note(f"{error.operator} {what}")
+            return result
         dtype = args[0].dtype
         if operator_name(operator) != "_local_scalar_dense" or dtype == torch.bool:
             return self.condition(args[0])
@@ -140,8 +147,11 @@ class ReadValues(MissingValues):
         if (func in _EQUAL or func in _UNEQUAL) and args[0] is args[1]:
             return func in _EQUAL  # not a number is the one value that is unlike itself
         known = [self._truths.get(arg) if isinstance(arg, Tensor) else arg for arg in args[:2]]
+        if func in _ALL and known[0] is None:
+            self.note("all() of values on the GPU was taken to be true")
+            return True
         if func in _SAME:
-            return True if known[0] is None and func in _ALL else known[0]
+            return known[0]
         if func in _NOT:
             return None if known[0] is None else not known[0]
         for functions, decides in ((_OR, True), (_AND, False)):

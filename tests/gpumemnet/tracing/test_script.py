@@ -72,7 +72,7 @@ def test_checkpointing_compile_fused_and_saving() -> None:
     ("script", "sentence"),
     [
         ("cpu_only", "ended before its second optimizer step"),
-        ("shapes", "shapes.py line 10: aten.index has an output whose shape depends on values"),
+        ("shapes", "shapes.py line 10: aten.bincount has an output whose shape depends on values"),
     ],
 )
 def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
