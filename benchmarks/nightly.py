@@ -77,6 +77,7 @@ STEPS = (
     Step("trace", ("benchmarks/trace.py",), "cost of a trace"),
     Step("real_models", ("benchmarks/real_models.py",), "traces against published readings"),
     Step("limits", ("benchmarks/limits.py", "--work", "nightly/limits", "--trace"), "ordinary networks: limits against traces"),
+    Step("monotone", ("benchmarks/monotone.py",), "steps of the batch size at which request or limit fall"),
     Step("real_runs", ("benchmarks/real_runs.py",), "traced parts against published runs"),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )
