@@ -97,7 +97,7 @@ def test_a_client_that_leaves_in_the_middle_is_no_failure(start_service: StartSe
     assert '"level":"error"' not in running.log.read_text()
 
 
-def test_long_bodies_are_handled_one_after_the_other():
+def test_long_bodies_are_handled_one_after_the_other() -> None:
     """Each thread that computes takes a share of Python's lock from all short requests."""
     handled: list[tuple[str, int]] = []
 
