@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from gpumemnet.job.layers import MAX_ELEMENTS
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS
-from service.api.schemas import BatchPrediction, Prediction, Problem
+from service.api.predictions import Document
+from service.api.schemas import BatchPrediction, Prediction, Problem, Schema
 
 bounded = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 
-SHAPE_OF_PATH = {"/v1/predict": Prediction, "/v1/predict/batch": BatchPrediction}
+SHAPE_OF_PATH: dict[str, type[Schema]] = {"/v1/predict": Prediction, "/v1/predict/batch": BatchPrediction}
 
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(-(10**400), 10**400) | st.floats() | st.text(max_size=20),
@@ -35,9 +36,9 @@ layers = st.lists(
 
 
 @st.composite
-def nearly_valid_jobs(draw):
+def nearly_valid_jobs(draw: st.DrawFn) -> Document:
     """Jobs of valid words and counts, most of them absurd, with some fields spoilt."""
-    fields = {name: st.sampled_from(words) for name, words in FIELD_CHOICES.items()}
+    fields: dict[str, st.SearchStrategy[object]] = {name: st.sampled_from(words) for name, words in FIELD_CHOICES.items()}
     fields |= {name: st.integers(low, high) for name, low, high in FIELD_RANGES}
     job = draw(st.fixed_dictionaries(fields))
     if draw(st.booleans()):
@@ -80,19 +81,19 @@ def assert_answered(http: httpx.Client, path: str, body: bytes) -> None:
 @pytest.mark.parametrize("path", SHAPE_OF_PATH)
 @bounded
 @given(body=st.binary(max_size=300) | junk.map(lambda value: json.dumps(value).encode()))
-def test_any_body(http, path, body):
+def test_any_body(http: httpx.Client, path: str, body: bytes) -> None:
     assert_answered(http, path, body)
 
 
 @bounded
 @given(job=nearly_valid_jobs(), options=options)
-def test_nearly_valid_questions(http, job, options):
+def test_nearly_valid_questions(http: httpx.Client, job: Document, options: Document) -> None:
     assert_answered(http, "/v1/predict", json.dumps({"job": job, **options}).encode())
 
 
 @bounded
 @given(jobs=st.lists(nearly_valid_jobs() | junk, max_size=4), options=options)
-def test_nearly_valid_batches(http, jobs, options):
+def test_nearly_valid_batches(http: httpx.Client, jobs: list[object], options: Document) -> None:
     assert_answered(http, "/v1/predict/batch", json.dumps({"jobs": jobs, **options}).encode())
 
 
@@ -107,7 +108,7 @@ names = st.text(
     method=st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS"]),
     headers=st.dictionaries(names, names, max_size=5),
 )
-def test_any_path_method_and_headers(http, path, method, headers):
+def test_any_path_method_and_headers(http: httpx.Client, path: str, method: str, headers: dict[str, str]) -> None:
     headers = {
         name: value for name, value in headers.items() if name.lower() not in ("content-length", "transfer-encoding", "host")
     }

@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -125,7 +125,7 @@ def spoilt_sums(draw: st.DrawFn) -> Files:
 
 
 @pytest.mark.parametrize("spoilt", [spoilt_graphs, spoilt_cards, spoilt_sums])
-def test_spoilt_bundles(trial, spoilt):
+def test_spoilt_bundles(trial: Trial, spoilt: Callable[[], st.SearchStrategy[Files]]) -> None:
     @fuzzed
     @given(files=spoilt())
     def load(files: Files) -> None:

@@ -10,7 +10,7 @@ import io
 import json
 import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from typing import cast
 
 import httpx
 import pytest
@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from service.api.examples import EXAMPLE_JOBS
 from service.api.schemas import Problem
+from tests.conftest import StartService
 from tests.fuzzing import fuzzed
+from tests.service.sockets import connect
 
 WAIT_SECONDS = 0.05
 """A request that promises more than it sends is not answered: so long we wait before we hang up."""
@@ -114,7 +116,7 @@ bodies = st.sampled_from(
 
 
 @st.composite
-def requests(draw):
+def requests(draw: st.DrawFn) -> bytes:
     """The bytes of a request in which most is as it should be."""
     version = draw(
         st.sampled_from([b"HTTP/1.1"] * 8 + [b"HTTP/1.0", b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 x", b"HTTP/99999999999.9"])
@@ -140,7 +142,7 @@ def requests(draw):
 
 
 @pytest.fixture(scope="module", params=["open", "with keys"])
-def service_alone(request, start_service) -> Iterator[str]:
+def service_alone(request: pytest.FixtureRequest, start_service: StartService) -> Iterator[str]:
     """A service of its own, whose log holds these requests alone."""
     keys = f"fuzz:predict+observe+admin:{hashlib.sha256(KEY).hexdigest()}" if request.param == "with keys" else ""
     with start_service(GPUMEMNET_API_KEYS=keys) as running:
@@ -151,9 +153,8 @@ def service_alone(request, start_service) -> Iterator[str]:
 
 def answer_to(url: str, request: bytes) -> bytes:
     """What comes back until the service closes the connection or waits for more."""
-    address = urlsplit(url)
     received = []
-    with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+    with connect(url) as connection:
         try:
             connection.sendall(request)
             connection.settimeout(WAIT_SECONDS)
@@ -180,7 +181,7 @@ def parsed(answer: bytes, request: bytes) -> tuple[int, http.client.HTTPMessage,
 
     if b"\r\n\r\n" not in answer:
         return None
-    response = http.client.HTTPResponse(Source(), method="HEAD" if request.startswith(b"HEAD ") else "POST")
+    response = http.client.HTTPResponse(cast(socket.socket, Source()), method="HEAD" if request.startswith(b"HEAD ") else "POST")
     try:
         response.begin()
         body = response.read()
@@ -193,7 +194,7 @@ def parsed(answer: bytes, request: bytes) -> tuple[int, http.client.HTTPMessage,
 
 @fuzzed
 @given(request=requests())
-def test_odd_requests(service_alone, request):
+def test_odd_requests(service_alone: str, request: bytes) -> None:
     answer = parsed(answer_to(service_alone, request), request)
     if answer is None:
         event("no answer: more was promised than sent")
@@ -211,8 +212,7 @@ def test_odd_requests(service_alone, request):
         assert status < 400 or request.startswith(b"HEAD "), request
 
 
-def test_what_is_sent_in_pieces_is_answered_as_a_whole(service_alone):
-    address = urlsplit(service_alone)
+def test_what_is_sent_in_pieces_is_answered_as_a_whole(service_alone: str) -> None:
     lines = (
         b"POST /v1/predict HTTP/1.1",
         b"Host: localhost",
@@ -221,7 +221,7 @@ def test_what_is_sent_in_pieces_is_answered_as_a_whole(service_alone):
         b"Content-Type: application/json",
     )
     request = b"\r\n".join((*lines, b"Content-Length: %d" % len(BODY), b"", BODY))
-    with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+    with connect(service_alone) as connection:
         for at in range(0, len(request), 7):
             connection.sendall(request[at : at + 7])
         answer = b""

@@ -4,7 +4,8 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import event, given
 
 from service.api.examples import EXAMPLE_JOBS, predict_examples
 from service.api.schemas import Problem
+from tests.conftest import StartService
 from tests.fuzzing import fuzzed, spoilt_json
 
 JOBS = list(EXAMPLE_JOBS.values())
@@ -19,7 +21,7 @@ LISTED = {**JOBS[0], "layers": [[layer["kind"], layer["activations"], layer["par
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 PUT = ("/v1/admin/models/champion", "/v1/admin/models/challenger")
 OPTIONS = {"coverage": 0.95, "bin_width_mib": 2048}
-QUESTIONS = {
+QUESTIONS: dict[str, Sequence[Mapping[str, Any]]] = {
     "/v1/predict": [
         *({"job": job, **OPTIONS} for job in JOBS),
         *predict_examples("mlp").values(),
@@ -53,7 +55,7 @@ QUESTIONS = {
 
 
 @pytest.fixture(scope="module")
-def http(start_service, tmp_path_factory) -> Iterator[httpx.Client]:
+def http(start_service: StartService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service of its own, whose log holds these questions alone."""
     with start_service(GPUMEMNET_REGISTRY=str(tmp_path_factory.mktemp("registry"))) as running:
         with httpx.Client(base_url=running.url, timeout=300, headers={"Content-Type": "application/json"}) as client:
@@ -77,7 +79,7 @@ def assert_answered(response: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("path", QUESTIONS)
-def test_spoilt_questions(http, path):
+def test_spoilt_questions(http: httpx.Client, path: str) -> None:
     @fuzzed
     @given(body=spoilt_json(QUESTIONS[path]))
     def ask(body: bytes) -> None:
@@ -88,7 +90,7 @@ def test_spoilt_questions(http, path):
 
 @fuzzed
 @given(text=spoilt_json(JOBS))
-def test_spoilt_jobs_in_a_tensor_of_raw_bytes(http, text):
+def test_spoilt_jobs_in_a_tensor_of_raw_bytes(http: httpx.Client, text: bytes) -> None:
     parameters = {"binary_data_size": len(text) + 4}
     head = json.dumps({"inputs": [{"name": "job", "datatype": "BYTES", "shape": [1], "parameters": parameters}]}).encode()
     body = head + len(text).to_bytes(4, "little") + text

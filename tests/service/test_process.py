@@ -9,16 +9,19 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from gpumemnet.predict.bundle import MODEL_FILE, shipped_bundles
+from service.api.predictions import Document
 from service.middleware.keys import new_key
+from tests.conftest import StartService
 from tests.nightly import nightly
+from tests.service.sockets import connect
 
 MAX_RESIDENT_MIB = 200
 HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
@@ -35,7 +38,7 @@ def resident_mib(pid: int) -> float:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def test_it_loads_neither_torch_nor_pandas():
+def test_it_loads_neither_torch_nor_pandas() -> None:
     script = (
         "import sys\n"
         "from service.app import create_app\n"
@@ -48,14 +51,14 @@ def test_it_loads_neither_torch_nor_pandas():
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
-def test_importing_it_loads_nothing():
+def test_importing_it_loads_nothing() -> None:
     script = "import sys, service, service.settings; print('numpy' in sys.modules, 'fastapi' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
-def test_memory_stays_small_under_large_batches(start_service, job):
+def test_memory_stays_small_under_large_batches(start_service: StartService, job: Document) -> None:
     with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
         for body in [{"jobs": [job] * 1000, "bin_width_mib": 1024}, {"jobs": [job] * 60, "bin_width_mib": 49}] * 5:
             assert client.post("/v1/predict/batch", json=body).status_code == 200
@@ -63,18 +66,18 @@ def test_memory_stays_small_under_large_batches(start_service, job):
 
 
 @pytest.fixture(autouse=True)
-def hangups_are_not_ignored():
+def hangups_are_not_ignored() -> Iterator[None]:
     """Under nohup the service would ignore SIGHUP, as it should."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
-def wait_until_refused(host, port):
+def wait_until_refused(url: str) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
-            socket.create_connection((host, port), timeout=300).close()
+            connect(url).close()
         except ConnectionRefusedError:
             return
         time.sleep(0.02)
@@ -82,24 +85,25 @@ def wait_until_refused(host, port):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0)])
-def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number, code):
+def test_a_signal_ends_it_after_the_accepted_requests(
+    start_service: StartService, job: Document, number: signal.Signals, code: int
+) -> None:
     body = json.dumps({"job": job}).encode()
     head = (
         "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
     )
     with start_service() as running:
-        address = urlsplit(running.url)
         with (
-            socket.create_connection((address.hostname, address.port), timeout=300),  # idle: must not hold the end up
-            socket.create_connection((address.hostname, address.port), timeout=300) as connection,
+            connect(running.url),  # idle: must not hold the end up
+            connect(running.url) as connection,
         ):
             connection.sendall(head.encode())
             assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")  # the handler is waiting for the body
             running.process.send_signal(number)
             with pytest.raises(subprocess.TimeoutExpired):
                 running.process.wait(timeout=0.5)
-            wait_until_refused(address.hostname, address.port)
+            wait_until_refused(running.url)
             connection.sendall(body)
             answer = b"".join(iter(lambda: connection.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 200 ")
@@ -108,15 +112,14 @@ def test_a_signal_ends_it_after_the_accepted_requests(start_service, job, number
         assert "Traceback" not in running.log.read_text()
 
 
-def test_a_client_that_has_just_connected_is_still_answered(start_service, job):
+def test_a_client_that_has_just_connected_is_still_answered(start_service: StartService, job: Document) -> None:
     """Its request is late, because its machine is busy."""
     body = json.dumps({"job": job}).encode()
     head = (
         f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with start_service() as running:
-        address = urlsplit(running.url)
-        with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+        with connect(running.url) as connection:
             running.process.terminate()
             time.sleep(1)
             connection.sendall(head.encode() + body)
@@ -124,11 +127,10 @@ def test_a_client_that_has_just_connected_is_still_answered(start_service, job):
         assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
+def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service: StartService) -> None:
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
     with start_service(GPUMEMNET_SHUTDOWN_SECONDS="1") as running:
-        address = urlsplit(running.url)
-        with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
+        with connect(running.url) as connection:
             connection.sendall(head)
             while "0.0" in re.findall(r"requests_in_work (\S+)", httpx.get(f"{running.url}/metrics").text):
                 time.sleep(0.1)
@@ -141,11 +143,13 @@ def test_what_is_not_finished_in_time_is_refused_and_not_cut(start_service):
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_clients_see_no_reset_when_it_ends(start_service, job, number, workers):
+def test_clients_see_no_reset_when_it_ends(
+    start_service: StartService, job: Document, number: signal.Signals, workers: str
+) -> None:
     """Clients that go on asking, over kept and over new connections, are answered until they are told to go elsewhere."""
     answers: list[int] = []
 
-    def ask(is_kept):
+    def ask(is_kept: bool) -> str:
         with httpx.Client(timeout=300, limits=httpx.Limits(max_keepalive_connections=1 if is_kept else 0)) as client:
             while True:
                 try:
@@ -168,26 +172,25 @@ def test_clients_see_no_reset_when_it_ends(start_service, job, number, workers):
         assert "Traceback" not in running.log.read_text()
 
 
-def test_an_answer_says_that_the_connection_closes(start_service, job):
+def test_an_answer_says_that_the_connection_closes(start_service: StartService, job: Document) -> None:
     with start_service() as running, httpx.Client(base_url=running.url, timeout=300) as client:
         assert "connection" not in client.post("/v1/predict", json={"job": job}).headers
         running.process.terminate()
-        address = urlsplit(running.url)
-        wait_until_refused(address.hostname, address.port)
+        wait_until_refused(running.url)
         assert client.post("/v1/predict", json={"job": job}).headers["connection"] == "close"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sighup_reads_the_keys_again(start_service, tmp_path, workers):
+def test_sighup_reads_the_keys_again(start_service: StartService, tmp_path: Path, workers: str) -> None:
     (old, old_entry), (new, new_entry) = new_key("old", "predict"), new_key("new", "predict")
     file = tmp_path / "keys"
     file.write_text(old_entry)
 
-    def statuses(key):
+    def statuses(key: str) -> set[int]:
         """Of several connections, so that every worker answers some."""
         return {httpx.get(f"{running.url}/v1/models", headers={"X-API-Key": key}).status_code for _ in range(12)}
 
-    def change(text, said):
+    def change(text: str, said: str) -> None:
         count = running.log.read_text().count(said)
         file.write_text(text)
         running.process.send_signal(signal.SIGHUP)
@@ -207,7 +210,7 @@ def test_sighup_reads_the_keys_again(start_service, tmp_path, workers):
     assert running.process.returncode == 0
 
 
-def test_a_taken_port_is_said_in_one_sentence():
+def test_a_taken_port_is_said_in_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run_service("--port", str(port))
@@ -217,14 +220,14 @@ def test_a_taken_port_is_said_in_one_sentence():
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_without_keys_it_does_not_listen_for_others(host):
+def test_without_keys_it_does_not_listen_for_others(host: str) -> None:
     done = run_service("--host", host, "--port", "0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "GPUMEMNET_API_KEYS" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["# nothing", *nightly([" ", ",", "\n"])])
-def test_keys_that_are_none_do_not_open_the_service(tmp_path, text):
+def test_keys_that_are_none_do_not_open_the_service(tmp_path: Path, text: str) -> None:
     done = run_service("--host", "0.0.0.0", "--port", "0", GPUMEMNET_API_KEYS=text)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "GPUMEMNET_API_KEYS holds no key" in done.stderr
@@ -236,26 +239,26 @@ def test_keys_that_are_none_do_not_open_the_service(tmp_path, text):
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "no-such-host.invalid", "203.0.113.1"])
-def test_a_host_that_is_not_ours_is_said_in_one_sentence(host):
+def test_a_host_that_is_not_ours_is_said_in_one_sentence(host: str) -> None:
     done = run_service("--host", host, "--port", "0", GPUMEMNET_API_KEYS=f"a:predict:{'0' * 64}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"cannot listen on {host}" in done.stderr
 
 
-def test_a_bad_key_is_said_in_one_sentence_that_does_not_repeat_it():
+def test_a_bad_key_is_said_in_one_sentence_that_does_not_repeat_it() -> None:
     done = run_service("--port", "0", GPUMEMNET_API_KEYS="my-secret-key")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "GPUMEMNET_API_KEYS has an entry that cannot be used" in done.stderr
     assert "my-secret-key" not in done.stderr
 
 
-def test_a_missing_bundle_is_said_in_one_sentence(tmp_path):
+def test_a_missing_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
     done = run_service("--port", "0", GPUMEMNET_BUNDLES=str(tmp_path / "none"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "none: no such bundle folder" in done.stderr
 
 
-def test_an_altered_bundle_is_said_in_one_sentence(tmp_path):
+def test_an_altered_bundle_is_said_in_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / "bundle"
     shutil.copytree(shipped_bundles()[0].source, folder)
     with (folder / MODEL_FILE).open("ab") as stream:
@@ -265,7 +268,7 @@ def test_an_altered_bundle_is_said_in_one_sentence(tmp_path):
     assert "checksum" in done.stderr
 
 
-def test_bundles_are_a_setting(start_service, tmp_path):
+def test_bundles_are_a_setting(start_service: StartService, tmp_path: Path) -> None:
     source = shipped_bundles()[0]
     folder = shutil.copytree(source.source, tmp_path / "mine")
     with start_service("--bundles", str(folder)) as running:
@@ -273,13 +276,13 @@ def test_bundles_are_a_setting(start_service, tmp_path):
     assert [model["sha256"] for model in models] == [source.sha256]
 
 
-def test_a_bad_setting_is_said_in_one_sentence():
+def test_a_bad_setting_is_said_in_one_sentence() -> None:
     done = run_service(GPUMEMNET_PORT="eighty")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "gpumemnet service: GPUMEMNET_PORT must be a whole number between 0 and 65535, not 'eighty'\n"
 
 
-def test_help_names_the_variables():
+def test_help_names_the_variables() -> None:
     done = run_service("--help")
     assert done.returncode == 0
     assert "GPUMEMNET_PORT" in done.stdout

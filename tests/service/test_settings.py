@@ -11,19 +11,19 @@ HASH = "0" * 64
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch):
+def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith(PREFIX):
             monkeypatch.delenv(name)
 
 
-def test_without_variables_the_defaults_hold(monkeypatch):
+def test_without_variables_the_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings() == Settings()
     monkeypatch.setenv("GPUMEMNET_PORT", "")
     assert read_settings(host=None) == Settings()
 
 
-def test_every_setting_has_a_variable(monkeypatch):
+def test_every_setting_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {
         "host": ("::1", "::1"),
         "port": ("9000", 9000),
@@ -69,7 +69,7 @@ def test_every_setting_has_a_variable(monkeypatch):
     assert all(value != Settings.model_fields[name].default for name, (_, value) in wanted.items())
 
 
-def test_an_argument_takes_precedence_even_over_a_bad_variable(monkeypatch):
+def test_an_argument_takes_precedence_even_over_a_bad_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEMNET_PORT", "tcp://10.0.0.1:80")
     monkeypatch.setenv("GPUMEMNET_HOST", "a")
     settings = read_settings(port="81", host="localhost")
@@ -89,25 +89,25 @@ def test_an_argument_takes_precedence_even_over_a_bad_variable(monkeypatch):
         ("RECORD_PREDICTIONS", "perhaps"),
     ],
 )
-def test_a_bad_value_is_named_with_its_variable(monkeypatch, variable, value):
+def test_a_bad_value_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(f"GPUMEMNET_{variable}", value)
     with pytest.raises(SettingsError, match=rf"^GPUMEMNET_{variable} must be .*, not "):
         read_settings()
 
 
-def test_a_bad_argument_is_named():
+def test_a_bad_argument_is_named() -> None:
     with pytest.raises(SettingsError, match=r"^--log-level must be one of .* not 'loud'"):
         read_settings(log_level="loud")
 
 
-def test_the_variable_that_kubernetes_sets_for_a_service_is_explained(monkeypatch):
+def test_the_variable_that_kubernetes_sets_for_a_service_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEMNET_PORT", "tcp://10.96.0.12:8000")
     with pytest.raises(SettingsError, match="enableServiceLinks"):
         read_settings()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gpu-host.example"])
-def test_without_keys_only_this_machine_is_served(monkeypatch, host):
+def test_without_keys_only_this_machine_is_served(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     with pytest.raises(SettingsError, match="needs API keys"):
         read_settings(host=host)
     monkeypatch.setenv("GPUMEMNET_API_KEYS", f"a:predict:{HASH}")
@@ -115,11 +115,11 @@ def test_without_keys_only_this_machine_is_served(monkeypatch, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
-def test_on_a_loopback_address_no_key_is_needed(host):
+def test_on_a_loopback_address_no_key_is_needed(host: str) -> None:
     assert read_settings(host=host).host == host
 
 
-def test_a_variable_that_is_no_setting_is_pointed_out():
+def test_a_variable_that_is_no_setting_is_pointed_out() -> None:
     assert unknown_variables({"GPUMEMNET_PORT": "1", "GPUMEMNET_URL": "x", "GPUMEMNET_COMPILE": "1", "OTHER": "y"}) == []
     of_kubernetes = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR")
     assert unknown_variables(dict.fromkeys((PREFIX + name for name in of_kubernetes), "x")) == []

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,24 +17,34 @@ import psutil
 import pytest
 
 from gpumemnet.registry.registry import Registry
+from service.api.predictions import Document
+from tests.conftest import RunningService, StartService
 from tests.nightly import nightly
 from tests.registries import add_release
+from tests.service.middleware.test_gate import send_head
 from tests.service.middleware.test_metrics import scrape, value
 
 
-def workers_of(running) -> list[psutil.Process]:
+def workers_of(running: RunningService) -> list[psutil.Process]:
     return sorted(psutil.Process(running.process.pid).children(), key=lambda child: child.pid)
 
 
-def wait_until(condition, seconds=300):
+def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.02)
 
 
-def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service, job, tmp_path):
+def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service: StartService, job: Document, tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
+
+    def has_gone(worker: psutil.Process) -> bool:
+        return worker.pid not in [other.pid for other in workers_of(running)]
+
+    def has_counted(number: int) -> bool:
+        return counts_of(running) == number
+
     with start_service("--workers", "2", GPUMEMNET_METRICS_DIR=str(folder)) as running:
         assert f"listening on {running.url} with 2 workers" in running.log.read_text()
         before = workers_of(running)
@@ -43,10 +55,10 @@ def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service, job, tmp
         files = len(list(folder.iterdir()))
         for number, victim in enumerate(before, start=21):
             victim.kill()
-            wait_until(lambda victim=victim: victim.pid not in [worker.pid for worker in workers_of(running)])
+            wait_until(partial(has_gone, victim))
             assert httpx.post(f"{running.url}/v1/predict", json={"job": job}, timeout=300).status_code == 200
             # An answer is counted when it is on its way: who is killed in between has answered and not counted.
-            wait_until(lambda number=number: counts_of(running) == number)
+            wait_until(partial(has_counted, number))
         wait_until(lambda: len(workers_of(running)) == 2)
         wait_until(lambda: running.log.read_text().count("was killed by SIGKILL and is replaced") == 2)
         wait_until(lambda: counts_of(running) == 22)
@@ -59,19 +71,19 @@ def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service, job, tmp
         json.loads(line)
 
 
-def counts_of(running) -> float:
+def counts_of(running: RunningService) -> float:
     return value(scrape(running.url), "gpumemnet_requests_total", path="/v1/predict", status="200")
 
 
-def release_of(running) -> dict[str, str]:
+def release_of(running: RunningService) -> dict[str, str]:
     (labels,) = (dict(labels) for name, labels in scrape(running.url) if name == "gpumemnet_model_info")
     return labels
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0)])
-def test_a_signal_ends_all_after_what_they_accepted(start_service, job, number, code):
-    from tests.service.middleware.test_gate import send_head
-
+def test_a_signal_ends_all_after_what_they_accepted(
+    start_service: StartService, job: Document, number: signal.Signals, code: int
+) -> None:
     body = json.dumps({"job": job}).encode()
     with start_service("--workers", "2") as running:
         workers = workers_of(running)
@@ -88,7 +100,7 @@ def test_a_signal_ends_all_after_what_they_accepted(start_service, job, number, 
         assert "Traceback" not in running.log.read_text()
 
 
-def test_workers_end_when_the_process_that_watches_them_is_killed(start_service):
+def test_workers_end_when_the_process_that_watches_them_is_killed(start_service: StartService) -> None:
     with start_service("--workers", "2") as running:
         workers = workers_of(running)
         running.process.kill()
@@ -96,7 +108,7 @@ def test_workers_end_when_the_process_that_watches_them_is_killed(start_service)
         assert (len(gone), alive) == (2, [])
 
 
-def run_service(*arguments, **environment):
+def run_service(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
     command = [sys.executable, "-m", "service", "--port", "0", "--workers", "2", *arguments]
     return subprocess.run(
@@ -104,13 +116,13 @@ def run_service(*arguments, **environment):
     )
 
 
-def test_what_no_worker_can_start_with_is_said_once(tmp_path):
+def test_what_no_worker_can_start_with_is_said_once(tmp_path: Path) -> None:
     done = run_service(GPUMEMNET_BUNDLES=str(tmp_path / "none"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "none: no such bundle folder" in done.stderr
 
 
-def test_a_metrics_folder_that_cannot_be_made_is_said_in_one_sentence(tmp_path):
+def test_a_metrics_folder_that_cannot_be_made_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run_service(GPUMEMNET_METRICS_DIR=str(tmp_path / "file" / "folder"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -136,7 +148,7 @@ except Exception as error:
 """
 
 
-def test_workers_that_die_at_once_end_the_service():
+def test_workers_that_die_at_once_end_the_service() -> None:
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=300)
     assert "ended: 5 workers in a row died before they were ready (the last one was killed by SIGKILL)" in done.stderr
@@ -144,7 +156,7 @@ def test_workers_that_die_at_once_end_the_service():
     assert time.monotonic() - began > 0.5  # it waits between attempts
 
 
-def test_the_process_that_watches_loads_nothing_heavy(start_service):
+def test_the_process_that_watches_loads_nothing_heavy(start_service: StartService) -> None:
     with start_service("--workers", "2") as running:
         process = Path(f"/proc/{running.process.pid}")
         assert not re.search(r"onnxruntime|numpy|uvloop", (process / "maps").read_text())
@@ -154,7 +166,9 @@ def test_the_process_that_watches_loads_nothing_heavy(start_service):
 
 
 @pytest.mark.parametrize("is_required", [True, *nightly([False])])
-def test_workers_that_cannot_read_the_champion_say_so(start_service, job, tmp_path, is_required):
+def test_workers_that_cannot_read_the_champion_say_so(
+    start_service: StartService, job: Document, tmp_path: Path, is_required: bool
+) -> None:
     registry = Registry(tmp_path / "registry")
     add_release(registry, tmp_path, "r1")
     registry.set_champion("r1", by="", reason="")
@@ -162,7 +176,7 @@ def test_workers_that_cannot_read_the_champion_say_so(start_service, job, tmp_pa
     hidden.rename(tmp_path / "bundles")
     settings = {"GPUMEMNET_RELOAD_SECONDS": "0.05", "GPUMEMNET_REQUIRE_CHAMPION": str(is_required)}
 
-    def seen(path):
+    def seen(path: str) -> set[tuple[int, str | None]]:
         """Of several connections, so that both workers answer some: status and fallback."""
         answers = [httpx.get(f"{running.url}{path}", timeout=300) for _ in range(12)]
         return {(answer.status_code, answer.headers.get("gpumemnet-fallback")) for answer in answers}

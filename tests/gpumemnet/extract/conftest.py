@@ -1,6 +1,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -8,13 +9,15 @@ EXAMPLES = Path(__file__).parent / "examples"
 
 
 @pytest.fixture(scope="session")
-def examples():
+def examples() -> Path:
     """The folder of example models."""
     return EXAMPLES
 
 
-def _example(name):
+def _example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"extract_example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -22,18 +25,18 @@ def _example(name):
 
 
 @pytest.fixture(scope="session")
-def small():
+def small() -> ModuleType:
     """The module of small example models."""
     return _example("small")
 
 
 @pytest.fixture(scope="session")
-def broken():
+def broken() -> ModuleType:
     """The module of models that fail."""
     return _example("broken")
 
 
 @pytest.fixture(scope="session")
-def vit():
+def vit() -> ModuleType:
     """The module of the vision transformer."""
     return _example("vit")

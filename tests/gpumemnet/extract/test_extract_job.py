@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -10,31 +12,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpumemnet.errors import ExtractError, InvalidJobError
-from gpumemnet.extract import ExtractOptions, extract_job
+from gpumemnet.extract import Extraction, ExtractOptions, extract_job
 from gpumemnet.job.json_codec import job_from_json, job_to_json
 
 OPTIONS = ExtractOptions(optimizer="adam", precision="fp32")
 
 
-def extract(model, *inputs, batch_size=None, **options):
+def extract(model: nn.Module, *inputs: Tensor, batch_size: int | None = None, **options: Any) -> Extraction:
     extraction = extract_job(model, inputs, replace(OPTIONS, **options), batch_size=batch_size)
     assert extraction.job.total_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert len(extraction.layer_names) == len(extraction.job.layers)
     return extraction
 
 
-def triples(extraction):
+def triples(extraction: Extraction) -> list[tuple[str, int, int]]:
     return [(layer.kind, layer.activations, layer.parameters) for layer in extraction.job.layers]
 
 
-def kinds(extraction):
+def kinds(extraction: Extraction) -> list[str]:
     return [layer.kind for layer in extraction.job.layers]
 
 
 MLP_LAYERS = [("linear", 16, 144), ("relu", 16, 0), ("dropout", 16, 0), ("linear", 4, 68)]
 
 
-def test_modules_and_functions_give_the_same_layers(small):
+def test_modules_and_functions_give_the_same_layers(small: ModuleType) -> None:
     modules = extract(small.ModuleMLP(), torch.zeros(32, 8))
     functions = extract(small.FunctionalMLP(), torch.zeros(32, 8))
     assert triples(modules) == triples(functions) == MLP_LAYERS
@@ -48,7 +50,7 @@ def test_modules_and_functions_give_the_same_layers(small):
     assert modules.notes == ()
 
 
-def test_every_functional_layer_is_seen(small):
+def test_every_functional_layer_is_seen(small: ModuleType) -> None:
     extraction = extract(small.Functions(), torch.zeros(2, 4, 8, 8))
     assert kinds(extraction) == [
         *("conv2d", "batch_norm2d", "relu", "add", "layer_norm", "gelu", "sigmoid", "concatenate", "upsample", "max_pool", "pad"),
@@ -61,13 +63,13 @@ def test_every_functional_layer_is_seen(small):
     assert by_kind["upsample"].activations == 8 * 16 * 16
 
 
-def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(small):
+def test_a_shared_module_is_a_layer_each_time_and_owns_its_parameters_once(small: ModuleType) -> None:
     extraction = extract(small.Shared(), torch.zeros(2, 8))
     assert triples(extraction) == [("linear", 8, 72), ("relu", 8, 0), *[("linear", 8, 0), ("relu", 8, 0)] * 2]
     assert extraction.notes == ("3 layer(s) overwrite their input; their outputs are counted like all others.",)
 
 
-def test_parameters_outside_executed_layers_are_counted_and_named(small):
+def test_parameters_outside_executed_layers_are_counted_and_named(small: ModuleType) -> None:
     extraction = extract(small.Unused(), torch.zeros(2, 8))
     assert triples(extraction) == [("linear", 16, 149), *MLP_LAYERS[1:], ("other", 0, 900)]
     assert extraction.layer_names[-1] == "(unused)"
@@ -75,18 +77,18 @@ def test_parameters_outside_executed_layers_are_counted_and_named(small):
     assert any("spare.weight, spare.bias" in note and "last layer" in note for note in extraction.notes)
 
 
-def test_modules_may_return_tuples_dicts_and_dataclasses(small):
+def test_modules_may_return_tuples_dicts_and_dataclasses(small: ModuleType) -> None:
     assert triples(extract(small.Outputs(), torch.zeros(2, 8))) == [("linear", 8, 72), ("linear", 2, 18)]
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_recurrent_layer_outputs_its_states_too(small, batch_first):
+def test_a_recurrent_layer_outputs_its_states_too(small: ModuleType, batch_first: bool) -> None:
     extraction = extract(small.Recurrent(batch_first), torch.zeros(4, 9, 8))
     assert triples(extraction)[0] == ("lstm", 9 * 16 + 2 * 2 * 16, 2 * (4 * 16 * (16 + 2)) + 4 * 16 * (8 + 16))
     assert extraction.job.sequence_length == 9
 
 
-def test_vision_transformers_with_either_attention_have_the_published_parameters(vit):
+def test_vision_transformers_with_either_attention_have_the_published_parameters(vit: ModuleType) -> None:
     with torch.device("meta"):
         fused, by_hand = vit.build(), vit.build_by_hand()
     images = torch.zeros(1, 3, 224, 224, device="meta")
@@ -108,14 +110,15 @@ def test_vision_transformers_with_either_attention_have_the_published_parameters
     assert second.job.layers[7].activations == 12 * 197 * 197
 
 
-def test_attention_weights_that_are_asked_for_are_layers():
+def test_attention_weights_that_are_asked_for_are_layers() -> None:
     class Weighted(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.attention = nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True)
 
-        def forward(self, x):
-            return self.attention(x, x, x)[0]
+        def forward(self, x: Tensor) -> Tensor:
+            weighted: Tensor = self.attention(x, x, x)[0]
+            return weighted
 
     assert triples(extract(Weighted(), torch.zeros(2, 5, 16))) == [
         ("linear", 3 * 5 * 16, 3 * 16 * 17),
@@ -125,12 +128,12 @@ def test_attention_weights_that_are_asked_for_are_layers():
     ]
 
 
-def test_under_the_math_kernel_attention_is_its_steps():
+def test_under_the_math_kernel_attention_is_its_steps() -> None:
     class Attends(nn.Module):
-        def forward(self, x):
+        def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x[:, :2], x[:, :2, :, :8], None, 0.1, enable_gqa=True)
 
-    def layers(model, x, kernel):
+    def layers(model: nn.Module, x: Tensor, kernel: str) -> tuple[list[tuple[str, int]], int | None, str]:
         job = extract_job(model, x, replace(OPTIONS, attention_kernel=kernel)).job
         return [(layer.kind, layer.activations) for layer in job.layers], job.sequence_length, job.family
 
@@ -140,12 +143,13 @@ def test_under_the_math_kernel_attention_is_its_steps():
     assert layers(Attends(), x, "flash") == ([("attention", 4 * 5 * 8)], 5, "transformer")
 
     class Unweighted(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
 
-        def forward(self, x):
-            return self.attention(x, x, x, need_weights=False)[0]
+        def forward(self, x: Tensor) -> Tensor:
+            unweighted: Tensor = self.attention(x, x, x, need_weights=False)[0]
+            return unweighted
 
     kinds_by_kernel = {kernel: [kind for kind, _ in layers(Unweighted(), x[:, 0], kernel)[0]] for kernel in ("math", "flash")}
     assert kinds_by_kernel == {
@@ -154,7 +158,7 @@ def test_under_the_math_kernel_attention_is_its_steps():
     }
 
 
-def test_an_encoder_decoder_takes_two_inputs(small):
+def test_an_encoder_decoder_takes_two_inputs(small: ModuleType) -> None:
     extraction = extract(small.Seq2Seq(), torch.zeros(2, 6, 16), torch.zeros(2, 5, 16))
     assert kinds(extraction).count("attention") == 4
     assert kinds(extraction).count("cross_attention") == 2
@@ -168,7 +172,7 @@ def test_an_encoder_decoder_takes_two_inputs(small):
     )
 
 
-def test_a_loss_inside_the_model_is_no_layer(small):
+def test_a_loss_inside_the_model_is_no_layer(small: ModuleType) -> None:
     model, inputs = small.with_loss()
     extraction = extract_job(model, inputs, OPTIONS)
     assert kinds(extraction) == ["embedding", "linear", "other"]
@@ -176,13 +180,13 @@ def test_a_loss_inside_the_model_is_no_layer(small):
     assert any("1 loss value(s)" in note for note in extraction.notes)
 
 
-def test_gated_units_are_recognised(small):
+def test_gated_units_are_recognised(small: ModuleType) -> None:
     assert extract(small.Gated(), torch.zeros(2, 8)).job.activation_function == "swiglu"
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_checkpointing_in_the_model_is_noticed(small, reentrant):
+def test_checkpointing_in_the_model_is_noticed(small: ModuleType, reentrant: bool) -> None:
     model, inputs = small.Checkpointed(reentrant), torch.zeros(2, 8)
     extraction = extract(model, inputs)
     assert triples(extraction) == MLP_LAYERS
@@ -190,39 +194,40 @@ def test_checkpointing_in_the_model_is_noticed(small, reentrant):
     assert extract(model, inputs, checkpointing="every_block").notes == ()
 
 
-def test_custom_functions_computed_weights_and_parametrisations_are_followed(small):
+def test_custom_functions_computed_weights_and_parametrisations_are_followed(small: ModuleType) -> None:
     assert kinds(extract(small.Custom(), torch.zeros(2, 8))) == ["linear", "other", "multiply", "relu"]
     assert triples(extract(small.Standardised(), torch.zeros(2, 3, 9, 9))) == [("conv2d", 4 * 7 * 7, 108)]
     assert triples(extract(small.weight_normed(), torch.zeros(2, 8))) == [("linear", 4, 40)]
 
 
-def test_frozen_parameters_are_not_trainable(small):
+def test_frozen_parameters_are_not_trainable(small: ModuleType) -> None:
     job = extract(small.Frozen(), torch.zeros(2, 8)).job
     assert [layer.kind for layer in job.layers] == ["linear", "relu", "dropout", "linear"]
     assert (job.total_parameters, job.trainable_parameters) == (212, 68)
 
 
-def test_outputs_that_do_not_divide_by_the_batch_are_rounded_and_said():
+def test_outputs_that_do_not_divide_by_the_batch_are_rounded_and_said() -> None:
     class Pooled(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.positions = nn.Embedding(5, 3)
 
-        def forward(self, x):
-            return x + self.positions(torch.arange(5))
+        def forward(self, x: Tensor) -> Tensor:
+            moved: Tensor = x + self.positions(torch.arange(5))
+            return moved
 
     extraction = extract(Pooled(), torch.zeros(4, 5, 3))
     assert triples(extraction) == [("embedding", 4, 15), ("add", 15, 0)]
     assert any("do not divide by the batch size 4" in note for note in extraction.notes)
 
 
-def test_the_batch_may_be_folded_into_other_dimensions():
+def test_the_batch_may_be_folded_into_other_dimensions() -> None:
     folded = nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 3))
     extraction = extract(folded, torch.zeros(4, 7, 8))
     assert triples(extraction) == [("linear", 7 * 3, 27)]
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_left_as_it_was() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
     model[2].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -234,7 +239,7 @@ def test_the_model_is_left_as_it_was():
     assert model(torch.ones(2, 8)).shape == (2, 6)
 
 
-def test_options_override_what_the_model_shows_and_survive_json(small):
+def test_options_override_what_the_model_shows_and_survive_json(small: ModuleType) -> None:
     job = extract(
         small.ModuleMLP(),
         torch.zeros(2, 8),
@@ -259,31 +264,32 @@ def test_options_override_what_the_model_shows_and_survive_json(small):
     ("how", "operator"),
     [("item", "Tensor.item"), ("branch", "Tensor.__bool__"), ("nonzero", "Tensor.__getitem__"), ("numpy", "Tensor.numpy")],
 )
-def test_code_that_needs_values_is_named_with_its_line(broken, how, operator):
+def test_code_that_needs_values_is_named_with_its_line(broken: ModuleType, how: str, operator: str) -> None:
     with pytest.raises(ExtractError, match=rf"broken\.py line \d+, in forward: {operator}") as raised:
         extract(broken.Reads(how), torch.zeros(2, 8))
     assert "\n" not in str(raised.value)
 
 
-def test_inputs_that_do_not_fit_are_said_with_shapes_and_module(small):
+def test_inputs_that_do_not_fit_are_said_with_shapes_and_module(small: ModuleType) -> None:
     with pytest.raises(ExtractError, match=r"shape 2x3: .*small\.py line \d+, in forward: RuntimeError: .*\(in module 'first'\)"):
         extract(small.ModuleMLP(), torch.zeros(2, 3))
 
 
-def test_wrong_options_are_refused_with_their_name(small):
-    for name, value in (("optimizer", "lion"), ("family", "rnn"), ("sequence_length", 0), ("activation_function", "sine")):
+def test_wrong_options_are_refused_with_their_name(small: ModuleType) -> None:
+    wrong: dict[str, Any] = {"optimizer": "lion", "family": "rnn", "sequence_length": 0, "activation_function": "sine"}
+    for name, value in wrong.items():
         with pytest.raises(InvalidJobError, match=f"{name}: must be"):
             ExtractOptions(**{name: value})
     with pytest.raises(InvalidJobError, match="batch_size: must be"):
         extract_job(small.ModuleMLP(), torch.zeros(2, 8), batch_size=0)
 
 
-def test_a_model_without_layers_is_refused():
+def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ExtractError, match="no known layer"):
         extract(nn.Flatten(), torch.zeros(2, 8))
 
 
-def test_importing_the_package_loads_no_torch():
+def test_importing_the_package_loads_no_torch() -> None:
     code = "import sys, gpumemnet.extract, gpumemnet.cli; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -306,9 +312,9 @@ class WrittenRMSNorm(nn.Module):
 def test_a_norm_in_elementary_operations_is_two_layers() -> None:
     def layers(norm: nn.Module) -> list[tuple[str, int, int]]:
         model = nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 2))
-        job = extract_job(model, torch.zeros(3, 4)).job
-        assert job.total_parameters == 40 + 8 + 18
-        return [tuple(layer) for layer in job.layers[1:-1]]
+        extraction = extract_job(model, torch.zeros(3, 4))
+        assert extraction.job.total_parameters == 40 + 8 + 18
+        return triples(extraction)[1:-1]
 
     twice = WrittenRMSNorm(8, is_fused=False)
     assert layers(nn.Sequential(twice, twice)) == [("rms_norm", 8, 0), ("multiply", 8, 8), ("rms_norm", 8, 0), ("multiply", 8, 0)]
@@ -353,7 +359,8 @@ def test_a_product_with_a_number_in_place_is_no_layer() -> None:
             self.linear = nn.Linear(8, 8)
 
         def forward(self, values: Tensor) -> Tensor:
-            return self.linear(values).mul_(0.5) * 0.5
+            scaled: Tensor = self.linear(values).mul_(0.5) * 0.5
+            return scaled
 
     layers = extract_job(Scaled(), torch.empty(2, 8, device="meta")).job.layers
     assert [layer.kind for layer in layers] == ["linear", "other"]

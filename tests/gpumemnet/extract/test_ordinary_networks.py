@@ -1,6 +1,7 @@
 """Ordinary networks, through ``gpumemnet extract FILE:FACTORY | gpumemnet predict -`` in two calls."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ FACTORIES = (
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(factory, examples, tmp_path, capfd):
+def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(
+    factory: str, examples: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.json"
     assert main(["extract", f"{examples / 'ordinary.py'}:{factory}", "--optimizer", "adam", "--out", str(path)]) == 0
     assert "no limit" not in capfd.readouterr().out
@@ -32,7 +35,7 @@ def test_an_ordinary_network_gets_a_limit_that_covers_its_trace(factory, example
     assert answer["request_mib"] * 2**20 < 5 * traced.expected_bytes
 
 
-def test_a_job_without_a_limit_is_a_warning_with_the_reason(examples, capfd):
+def test_a_job_without_a_limit_is_a_warning_with_the_reason(examples: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["extract", f"{examples / 'ordinary.py'}:mixer", "--optimizer", "adam", "--gradient-accumulation", "64"]) == 0
     shown = capfd.readouterr()
     assert job_from_json(shown.out).gradient_accumulation == 64
@@ -40,12 +43,12 @@ def test_a_job_without_a_limit_is_a_warning_with_the_reason(examples, capfd):
     assert "gradient_accumulation is 64" in shown.err
 
 
-def kernel(precision, gpu="A100", heads=4):
+def kernel(precision: str, gpu: str = "A100", heads: int = 4) -> str | None:
     model = nn.Sequential(nn.Linear(128, 128), ordinary.Attention(128, heads, written=False))
     return extract_job(model, torch.zeros(2, 16, 128), ExtractOptions(precision=precision, gpu=gpu)).job.attention_kernel
 
 
-def test_the_attention_kernel_is_the_one_that_pytorch_would_choose():
+def test_the_attention_kernel_is_the_one_that_pytorch_would_choose() -> None:
     assert kernel("fp32") == "memory_efficient"
     assert kernel("amp_bf16") == kernel("bf16") == "flash"
     assert kernel("amp_bf16", gpu="V100") != "flash"
@@ -54,7 +57,7 @@ def test_the_attention_kernel_is_the_one_that_pytorch_would_choose():
     assert extract_job(written, ids).job.attention_kernel == "math"
 
 
-def test_a_gelu_written_out_keeps_more_than_the_module():
+def test_a_gelu_written_out_keeps_more_than_the_module() -> None:
     job, written = (
         extract_job(nn.Sequential(nn.Linear(64, 64), activation, nn.Linear(64, 64)), torch.zeros(4, 64)).job
         for activation in (nn.GELU(), ordinary.WrittenGelu())
@@ -64,7 +67,7 @@ def test_a_gelu_written_out_keeps_more_than_the_module():
     assert kinds == ["linear", "other", "activation", "other", "add", "other", "tanh", "other", "multiply", "linear"]
 
 
-def test_a_traced_job_names_the_optimizer_that_was_given():
+def test_a_traced_job_names_the_optimizer_that_was_given() -> None:
     from gpumemnet.tracing.options import ExtraResults
 
     model, inputs = ordinary.perceptron()
@@ -74,4 +77,5 @@ def test_a_traced_job_names_the_optimizer_that_was_given():
         (torch.optim.SGD(model.parameters(), 0.1), ("sgd", "default")),
     ):
         job = gpumemnet.trace(model, inputs, optimizer=made, extras=ExtraResults(job=True)).job
+        assert job is not None
         assert (job["optimizer"], job["optimizer_implementation"]) == expected

@@ -1,6 +1,6 @@
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
 from gpumemnet.tracing.corrections import autocast
 from tests.gpumemnet.tracing.corrected import Operators, corrected, meta, operators, saved
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 HALF = torch.float16
 LISTS = {
-    "LOWER_PRECISION_FP": autocast.LOWER_PRECISION,
-    "FP32": autocast.FLOAT32,
-    "FP32_SET_OPT_DTYPE": autocast.FLOAT32_RESULT,
-    "PROMOTE": autocast.PROMOTE,
+    "LOWER_PRECISION_FP": LOWER_PRECISION,
+    "FP32": FLOAT32,
+    "FP32_SET_OPT_DTYPE": FLOAT32_RESULT,
+    "PROMOTE": PROMOTE,
 }
 OUTSIDE_THE_HEADER = {"cudnn_convolution", "cudnn_convolution_transpose"}
 
@@ -36,15 +37,19 @@ def test_the_lists_are_those_of_the_header(name: str) -> None:
 
 
 def test_the_operators_that_get_a_type_appended_are_those_of_the_header() -> None:
-    assert set(autocast.FLOAT32_APPENDED) == set(re.findall(r'"([\w.]+)"', macro("DIFFERENT_REDISPATCH_SIGNATURE")))
+    assert set(FLOAT32_APPENDED) == set(re.findall(r'"([\w.]+)"', macro("DIFFERENT_REDISPATCH_SIGNATURE")))
 
 
 def test_every_operator_that_pytorch_registers_is_in_a_list() -> None:
     registered = {name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")}
-    ours = {*autocast.FLOAT32_APPENDED, *autocast.BANNED}.union(*LISTS.values())
+    ours = {*FLOAT32_APPENDED, *BANNED}.union(*LISTS.values())
     # a build with CUDA has the recurrent layers of cuDNN too, which recurrent.py casts
     assert registered - {"_cudnn_rnn"} == ours
     assert len(autocast.autocast_overrides()) == len(ours)
+
+
+def attention(*shape: int) -> Tensor:
+    return F.scaled_dot_product_attention(meta(*shape), meta(*shape), meta(*shape))
 
 
 @pytest.fixture
@@ -59,7 +64,8 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
 
     def run() -> Tensor:
         with torch.autocast("cuda", dtype=dtype):
-            return layer(meta(3, 4))
+            output: Tensor = layer(meta(3, 4))
+        return output
 
     name = str(dtype).removeprefix("torch.")
     # addmm in derivatives.yaml: mat1, mat2
@@ -75,7 +81,7 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
         (lambda: meta(2, 3) @ meta(3, 4), HALF),
         (lambda: F.conv2d(meta(1, 2, 5, 5), meta(3, 2, 3, 3)), HALF),
         (lambda: torch.einsum("ij,jk->ik", meta(2, 3), meta(3, 4)), HALF),
-        (lambda: torch.chain_matmul(meta(2, 3), meta(3, 4), meta(4, 2)), HALF),
+        (lambda: torch.chain_matmul(meta(2, 3), meta(3, 4), meta(4, 2)), HALF),  # type: ignore[no-untyped-call]
         (lambda: F.prelu(meta(2, 3), meta(1)), HALF),
         (lambda: F.layer_norm(meta(2, 3, dtype=HALF), (3,)), torch.float32),
         (lambda: meta(2, 3, dtype=HALF).exp(), torch.float32),
@@ -97,11 +103,10 @@ def test_a_linear_layer_saves_casts(dtype: torch.dtype) -> None:
         (lambda: meta(2, 3, dtype=HALF) + meta(2, 3), torch.float32),
         (lambda: meta(2, 3, dtype=torch.float64) @ meta(3, 4, dtype=torch.float64), torch.float64),
         (lambda: F.interpolate(meta(1, 1, 4, 4, dtype=HALF), scale_factor=2.0), torch.float32),
-        (lambda: F.scaled_dot_product_attention(*[meta(1, 1, 8, 8) for _ in range(3)]), HALF),
+        (lambda: attention(1, 1, 8, 8), HALF),
     ],
 )
-def test_result_types(run: object, dtype: torch.dtype) -> None:
-    assert callable(run)
+def test_result_types(run: Callable[[], Tensor], dtype: torch.dtype) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chain_matmul is deprecated, and tested as it is in the list
         assert run().dtype == dtype
@@ -122,7 +127,7 @@ def test_binary_cross_entropy_is_banned() -> None:
 def test_attention_is_chosen_by_the_type_that_autocast_gives() -> None:
     def run() -> Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            return F.scaled_dot_product_attention(*[meta(2, 3, 40, 16) for _ in range(3)])
+            return attention(2, 3, 40, 16)
 
     assert saved(run)["bfloat16[2, 3, 40, 16]"] == 4
 
@@ -137,11 +142,10 @@ def test_cross_entropy_keeps_half_and_float_log_probabilities() -> None:
     assert (found["float16[4, 10]"], found["float32[4, 10]"]) == (1, 1)
 
 
-def casts(run: object, **options: object) -> int:
-    with corrected(), Operators() as mode, torch.autocast("cuda", **options):
-        assert callable(run)
+def casts(run: Callable[[], object], *, cache_enabled: bool = True) -> int:
+    with corrected(), Operators() as mode, torch.autocast("cuda", cache_enabled=cache_enabled):
         run()
-    return mode.counts["_to_copy"]
+    return int(mode.counts["_to_copy"])
 
 
 def test_the_casts_of_weights_are_kept_until_the_region_ends() -> None:
@@ -182,7 +186,13 @@ def test_the_cache_can_be_switched_off() -> None:
 
 def test_a_clear_by_hand_empties_the_cache() -> None:
     weight, x = meta(4, 4), meta(4, 4, dtype=HALF)
-    assert casts(lambda: (x @ weight, torch.clear_autocast_cache(), x @ weight)) == 2
+
+    def run() -> None:
+        x @ weight
+        torch.clear_autocast_cache()
+        x @ weight
+
+    assert casts(run) == 2
 
 
 def test_a_region_can_be_left_for_a_while() -> None:
@@ -214,7 +224,7 @@ def test_nothing_warns_and_nothing_stays() -> None:
         warnings.simplefilter("error")
         with corrected():
             assert torch.amp.autocast("cuda", dtype=torch.bfloat16)._enabled
-            torch.autocast("cuda", dtype=torch.bfloat16).__enter__()  # and never left
+            torch.autocast("cuda", dtype=torch.bfloat16).__enter__()  # type: ignore[no-untyped-call]  # and never left
     assert (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.amp.autocast_mode._cast) == before
     torch.autocast_decrement_nesting()
 
@@ -237,12 +247,13 @@ def test_a_checkpoint_enters_the_region_again(reentrant: bool) -> None:
 
     def run() -> Tensor:
         with torch.autocast("cuda"):
-            return checkpoint(layer, meta(3, 4), use_reentrant=reentrant)
+            output: Tensor = checkpoint(layer, meta(3, 4), use_reentrant=reentrant)
+        return output
 
     with corrected(), Operators() as mode:
         output = run()
         before = mode.counts["_to_copy"]
-        output.sum().backward()
+        output.sum().backward()  # type: ignore[no-untyped-call]
     assert output.dtype == HALF
     # twice: input, two weights, two biases; in the backward pass also the gradients of all these
     assert (before, mode.counts["_to_copy"]) == (5, 15)
@@ -251,18 +262,18 @@ def test_a_checkpoint_enters_the_region_again(reentrant: bool) -> None:
 def test_functions_that_ask_for_a_type_get_it() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
-        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
         def forward(ctx: object, x: Tensor) -> Tensor:
             assert not torch.is_autocast_enabled("cuda")
             return x * 2
 
         @staticmethod
-        @torch.amp.custom_bwd(device_type="cuda")
+        @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
         def backward(ctx: object, gradient: Tensor) -> Tensor:
             return gradient * 2
 
     with corrected(), torch.autocast("cuda"):
-        output = Double.apply(meta(2, 3, dtype=HALF))
+        output = Double.apply(meta(2, 3, dtype=HALF))  # type: ignore[no-untyped-call]
     assert output.dtype == torch.float32
     output.sum().backward()
 

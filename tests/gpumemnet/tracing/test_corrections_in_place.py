@@ -45,6 +45,16 @@ class Sums(torch.autograd.Function):
         return first + gradients[0], None
 
 
+def fresh(x: Tensor, made: list[int]) -> Tensor:
+    output: Tensor = Fresh.apply(x, made)  # type: ignore[no-untyped-call]
+    return output
+
+
+def added(x: Tensor, made: list[int]) -> Tensor:
+    output: Tensor = Sums.apply(x, made)  # type: ignore[no-untyped-call]
+    return output
+
+
 def place_of_sum(function: Callable[[Tensor, list[int]], Tensor], device: str) -> list[int | None]:
     """For the gradient that reaches a tensor with several consumers: which of the gradients made holds the sum, if any."""
     made: list[int] = []
@@ -53,21 +63,21 @@ def place_of_sum(function: Callable[[Tensor, list[int]], Tensor], device: str) -
     with context:
         leaf = torch.ones(4, 4, device=device, requires_grad=True)
         shared = leaf * 2
-        shared.register_hook(lambda gradient: seen.append(identity(gradient)))
+        shared.register_hook(lambda gradient: seen.append(identity(gradient)))  # type: ignore[no-untyped-call]
         output = function(shared, made)
-        output.backward(torch.ones_like(output))
+        output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
     return [made.index(place) if place in made else None for place in seen]
 
 
 CONSUMERS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
-    "two": lambda x, made: Fresh.apply(x, made) + Fresh.apply(x, made),
-    "three": lambda x, made: Fresh.apply(x, made) + Fresh.apply(x, made) + Fresh.apply(x, made),
-    "residual": lambda x, made: Fresh.apply(x + Fresh.apply(x, made), made),
-    "view first": lambda x, made: Fresh.apply(x, made) + torch.ones(4, 4, device=x.device) @ x.t(),
-    "view last": lambda x, made: torch.ones(4, 4, device=x.device) @ x.t() + Fresh.apply(x, made),
-    "expanded first": lambda x, made: Fresh.apply(x, made).sum() + x.sum(),
-    "expanded last": lambda x, made: x.sum() + Fresh.apply(x, made).sum(),
-    "python": lambda x, made: Sums.apply(x, made),
+    "two": lambda x, made: fresh(x, made) + fresh(x, made),
+    "three": lambda x, made: fresh(x, made) + fresh(x, made) + fresh(x, made),
+    "residual": lambda x, made: fresh(x + fresh(x, made), made),
+    "view first": lambda x, made: fresh(x, made) + torch.ones(4, 4, device=x.device) @ x.t(),
+    "view last": lambda x, made: torch.ones(4, 4, device=x.device) @ x.t() + fresh(x, made),
+    "expanded first": lambda x, made: fresh(x, made).sum() + x.sum(),
+    "expanded last": lambda x, made: x.sum() + fresh(x, made).sum(),
+    "python": added,
 }
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,12 @@ EXAMPLES = Path(__file__).parent / "examples"
 MODELS = Path(__file__).parents[1] / "extract" / "examples"
 
 
-def traced(source: str, *inputs: str, **options: object) -> TraceAnswer:
+def traced(source: str, *inputs: str, **options: Any) -> TraceAnswer:
     given = TraceOptions(**{name: options.pop(name) for name in OPTION_NAMES & options.keys()})
     return trace_file(source, given, inputs=inputs, **options)
 
 
-def refusal(source: str, *inputs: str, **options: object) -> str:
+def refusal(source: str, *inputs: str, **options: Any) -> str:
     with pytest.raises(ExtractError) as raised:
         traced(source, *inputs, **options)
     assert "\n" not in str(raised.value)

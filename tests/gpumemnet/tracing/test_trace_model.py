@@ -13,6 +13,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -66,11 +67,11 @@ def test_one_verdict_with_three_outcomes_everywhere(
 ) -> None:
     other = replace(answer, expected_bytes=expected_mib * MIB, safe_bytes=safe_mib * MIB)
     plot(other, tmp_path / "memory.html")
-    console = Console(file=StringIO(), width=130)
-    show_trace(other, (), console)
+    report = StringIO()
+    show_trace(other, (), Console(file=report, width=130))
     assert f"{text} in 40,448 MiB." in (tmp_path / "memory.html").read_text("utf-8")
     assert f"39.50 GiB: {text}<" in other._repr_html_()
-    assert console.file.getvalue().lower().startswith(f"{text} {answer.gpu.lower()}: ")
+    assert report.getvalue().lower().startswith(f"{text} {answer.gpu.lower()}: ")
     assert VERDICT_TEXTS[answer_to_dict(other)["verdict"]] == text
     assert other.fits == (text == "fits")
 
@@ -167,8 +168,8 @@ def test_the_answer_survives_json(answer: TraceAnswer) -> None:
 
 
 def test_precision_and_optimizer_move_the_answer() -> None:
-    def requested(**options: object) -> int:
-        return trace(network(), IMAGES, **options).requested_bytes
+    def requested(optimizer: str = "adamw", precision: str = "fp32") -> int:
+        return trace(network(), IMAGES, optimizer=optimizer, precision=precision).requested_bytes
 
     assert requested(optimizer="sgd") < requested(optimizer="adam")
     assert requested(precision="bf16") < requested(precision="amp_bf16") <= requested(precision="fp32") + 8 * MIB
@@ -207,8 +208,9 @@ def test_expandable_segments_waste_less(example: Callable[[str], ModuleType]) ->
     ],
 )
 def test_values_that_do_not_exist(option: str, value: object, error: type[Exception]) -> None:
+    given: dict[str, Any] = {option: value}
     with pytest.raises(error, match=option):
-        trace(network(), IMAGES, **{option: value})
+        trace(network(), IMAGES, **given)
 
 
 def images(width: int, layers: int) -> nn.Sequential:

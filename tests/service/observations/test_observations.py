@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
@@ -23,6 +24,7 @@ import pytest
 from gpumemnet.data.dataset import read_dataset
 from gpumemnet.job.json_codec import job_from_dict
 from service.api.examples import EXAMPLE_JOBS
+from service.api.predictions import Document
 from service.observations.routes import observation_operations
 from service.observations.schemas import ObservationResults, ObservationSummary, StoredObservation
 from tests.service.databases import PostgreSQL, running_postgresql
@@ -31,16 +33,18 @@ APP = Path(__file__).with_name("observation_app.py")
 GPU = "NVIDIA A100-SXM4-40GB"
 UNKNOWN_ID = "01900000-0000-7000-8000-000000000000"
 
+App = tuple[httpx.Client, subprocess.Popen[bytes]]
+
 
 @dataclass
 class Database:
     url: str
-    connect: Callable[[], AbstractContextManager]
+    connect: Callable[[], AbstractContextManager[Any]]
     server: PostgreSQL | None
 
     def count(self, table: str = "observations") -> int:
         with self.connect() as connection:
-            return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 @pytest.fixture(scope="session")
@@ -50,12 +54,12 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def database(request, tmp_path_factory) -> Database:
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Database:
     if request.param == "sqlite":
         file = tmp_path_factory.mktemp("db") / "observations.sqlite"
 
         @contextmanager
-        def connect():
+        def connect() -> Iterator[sqlite3.Connection]:
             connection = sqlite3.connect(file, isolation_level=None)
             try:
                 yield connection
@@ -71,7 +75,7 @@ def database(request, tmp_path_factory) -> Database:
 
 
 @contextmanager
-def running_app(database: Database, log: Path, *arguments: str) -> Iterator[tuple[httpx.Client, subprocess.Popen]]:
+def running_app(database: Database, log: Path, *arguments: str) -> Iterator[App]:
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, str(APP), database.url, *arguments], stderr=stream, env={**os.environ, "PYTHONPATH": "."}
@@ -93,31 +97,31 @@ def running_app(database: Database, log: Path, *arguments: str) -> Iterator[tupl
 
 
 @pytest.fixture(scope="module")
-def app(database, tmp_path_factory) -> Iterator[tuple[httpx.Client, subprocess.Popen]]:
+def app(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     with running_app(database, tmp_path_factory.mktemp("app") / "log") as running:
         yield running
 
 
 @pytest.fixture
-def http(app) -> httpx.Client:
+def http(app: App) -> httpx.Client:
     return app[0]
 
 
-def predict(http: httpx.Client, family: str = "mlp", **changes) -> dict:
+def predict(http: httpx.Client, family: str = "mlp", **changes: object) -> Document:
     answer = http.post("/v1/predict", json={"job": {**EXAMPLE_JOBS[family], **changes}})
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    return dict(answer.json())
 
 
-def observe(http: httpx.Client, **fields) -> httpx.Response:
+def observe(http: httpx.Client, **fields: object) -> httpx.Response:
     return http.post("/v1/observations", json={"source": "nvml_process", **fields})
 
 
-def by_job(**fields) -> dict:
+def by_job(**fields: object) -> Document:
     return {"job": EXAMPLE_JOBS["mlp"], "gpu": GPU, "peak_mib": 1700, "source": "nvml_process", **fields}
 
 
-def test_a_prediction_is_reported_on_at_once(http):
+def test_a_prediction_is_reported_on_at_once(http: httpx.Client) -> None:
     prediction = predict(http)
     answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=1800)
     assert answer.status_code == 201
@@ -126,7 +130,7 @@ def test_a_prediction_is_reported_on_at_once(http):
     assert (stored["prediction_id"], stored["gpu"]) == (prediction["prediction_id"], prediction["gpu"])
 
 
-def test_an_observation_is_stored_once(http, database):
+def test_an_observation_is_stored_once(http: httpx.Client, database: Database) -> None:
     before = database.count()
     first = observe(http, **by_job(idempotency_key="run-1"))
     again = observe(http, **by_job(idempotency_key="run-1"))
@@ -135,14 +139,14 @@ def test_an_observation_is_stored_once(http, database):
     assert database.count() == before + 1
 
 
-def test_without_a_key_the_content_decides(http, database):
+def test_without_a_key_the_content_decides(http: httpx.Client, database: Database) -> None:
     before = database.count()
     answers = [observe(http, **by_job(peak_mib=peak)).status_code for peak in (1701, 1701, 1702)]
     assert answers == [201, 200, 201]
     assert database.count() == before + 2
 
 
-def test_a_key_belongs_to_one_observation(http):
+def test_a_key_belongs_to_one_observation(http: httpx.Client) -> None:
     observe(http, **by_job(idempotency_key="run-2"))
     answer = observe(http, **by_job(idempotency_key="run-2", peak_mib=1999))
     assert answer.status_code == 409
@@ -150,25 +154,25 @@ def test_a_key_belongs_to_one_observation(http):
     assert "run-2" in answer.json()["detail"]
 
 
-def test_an_unknown_prediction_is_said(http):
+def test_an_unknown_prediction_is_said(http: httpx.Client) -> None:
     answer = observe(http, prediction_id=UNKNOWN_ID, peak_mib=1700)
     assert answer.status_code == 404
     assert "send the job itself" in answer.json()["detail"]
 
 
-def test_the_job_stands_in_for_a_forgotten_prediction(http):
+def test_the_job_stands_in_for_a_forgotten_prediction(http: httpx.Client) -> None:
     answer = observe(http, **by_job(prediction_id=UNKNOWN_ID, peak_mib=1711))
     assert (answer.status_code, answer.json()["prediction_id"]) == (201, None)
 
 
-def test_a_peak_that_the_predictions_gpu_cannot_hold_is_refused(http):
+def test_a_peak_that_the_predictions_gpu_cannot_hold_is_refused(http: httpx.Client) -> None:
     prediction = predict(http)
     answer = observe(http, prediction_id=prediction["prediction_id"], peak_mib=200_000)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "peak_bytes"
 
 
-def test_several_are_refused_one_by_one(http):
+def test_several_are_refused_one_by_one(http: httpx.Client) -> None:
     prediction = predict(http)
     body = {
         "observations": [
@@ -188,17 +192,17 @@ def test_several_are_refused_one_by_one(http):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{}", b'{"observations": 1}', b'{"observations": [], "gpu": "A100"}', b"{"])
-def test_a_body_that_is_none_is_refused(http, body):
+def test_a_body_that_is_none_is_refused(http: httpx.Client, body: bytes) -> None:
     answer = http.post("/v1/observations", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_the_body_must_be_declared(http):
+def test_the_body_must_be_declared(http: httpx.Client) -> None:
     assert http.post("/v1/observations", content=b"{}").status_code == 415
 
 
-def test_the_summary_compares_with_what_was_predicted(http):
+def test_the_summary_compares_with_what_was_predicted(http: httpx.Client) -> None:
     peaks = []
     for batch_size in (60, 61, 62):
         prediction = predict(http, "cnn", batch_size=batch_size)
@@ -227,8 +231,8 @@ def test_the_summary_compares_with_what_was_predicted(http):
     assert summary["alarm"]["rule"]
 
 
-def test_the_summary_says_why_there_was_no_limit(http):
-    expected = Counter()
+def test_the_summary_says_why_there_was_no_limit(http: httpx.Client) -> None:
+    expected: Counter[str] = Counter()
     for batch_size, optimizer in ((10_000_000, "adam"), (20_000_000, "adam"), (30_000_000, "adafactor")):
         prediction = predict(http, "transformer", batch_size=batch_size, optimizer=optimizer)
         assert prediction["limit_mib"] is None
@@ -243,11 +247,11 @@ def test_the_summary_says_why_there_was_no_limit(http):
 
 
 @pytest.mark.parametrize("query", ["days=0", "days=x", "days=99999", "weeks=1", "days=%00", "days=x&" * 30])
-def test_a_parameter_of_the_summary_is_checked(http, query):
+def test_a_parameter_of_the_summary_is_checked(http: httpx.Client, query: str) -> None:
     assert http.get(f"/v1/observations/summary?{query}").status_code == 422
 
 
-def test_observations_join_the_dataset(http, database, tmp_path):
+def test_observations_join_the_dataset(http: httpx.Client, database: Database, tmp_path: Path) -> None:
     observe(http, **by_job(idempotency_key="export-1", peak_mib=1765, driver="570.1", torch="2.11"))
     observe(http, **by_job(idempotency_key="export-2", peak_mib=None, oom=True, limit_mib=1500))
     observe(http, **by_job(idempotency_key="export-3", peak_mib=None, oom=True))
@@ -268,7 +272,7 @@ def test_observations_join_the_dataset(http, database, tmp_path):
     assert later.stdout.startswith("0 observations")
 
 
-def test_what_was_accepted_survives_a_kill(database, tmp_path):
+def test_what_was_accepted_survives_a_kill(database: Database, tmp_path: Path) -> None:
     before = database.count()
     accepted = []
 
@@ -298,7 +302,7 @@ def test_what_was_accepted_survives_a_kill(database, tmp_path):
     assert database.count() >= before + len(accepted)
 
 
-def test_a_full_queue_is_said_and_nothing_is_lost(database, tmp_path):
+def test_a_full_queue_is_said_and_nothing_is_lost(database: Database, tmp_path: Path) -> None:
     with running_app(database, tmp_path / "log", "5") as (client, _):
         assert observe(client, **by_job(idempotency_key="full-first")).status_code in (200, 201)
         with database.connect() as connection, concurrent.futures.ThreadPoolExecutor(12) as pool:
@@ -317,7 +321,7 @@ def test_a_full_queue_is_said_and_nothing_is_lost(database, tmp_path):
         assert [answer.status_code for answer in answers].count(201) == 12 - len(refused) >= 5
 
 
-def test_predictions_are_written_when_the_service_stops(database, tmp_path):
+def test_predictions_are_written_when_the_service_stops(database: Database, tmp_path: Path) -> None:
     with running_app(database, tmp_path / "log") as (client, process):
         before = database.count("predictions")
         for batch_size in range(1, 21):
@@ -327,7 +331,7 @@ def test_predictions_are_written_when_the_service_stops(database, tmp_path):
     assert database.count("predictions") >= before + 20
 
 
-def test_the_store_finds_its_way_back(postgresql, tmp_path):
+def test_the_store_finds_its_way_back(postgresql: PostgreSQL, tmp_path: Path) -> None:
     name = f"test_{uuid.uuid4().hex}"
     postgresql.execute(f"CREATE DATABASE {name}")
     database = Database(postgresql.url(name), lambda: psycopg.connect(postgresql.url(name)), postgresql)
@@ -354,7 +358,7 @@ def test_the_store_finds_its_way_back(postgresql, tmp_path):
     assert "Traceback" not in said
 
 
-def test_answers_have_the_shape_that_is_described(http):
+def test_answers_have_the_shape_that_is_described(http: httpx.Client) -> None:
     prediction = predict(http)
     fields = {"prediction_id": prediction["prediction_id"], "peak_mib": 1777, "source": "dcgm"}
     StoredObservation.model_validate_json(http.post("/v1/observations", json=fields).content)
@@ -364,7 +368,9 @@ def test_answers_have_the_shape_that_is_described(http):
     assert summary.groups
 
 
-def test_what_is_described_as_a_request_is_accepted(http):
-    for name, example in observation_operations(None)[0].request_examples().items():
+def test_what_is_described_as_a_request_is_accepted(http: httpx.Client) -> None:
+    request_examples = observation_operations(None)[0].request_examples
+    assert request_examples is not None
+    for name, example in request_examples().items():
         status = http.post("/v1/observations", json=example).status_code
         assert status == {"by_job": 201, "several": 200}.get(name, 404), name  # the example's prediction is nobody's

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -19,9 +21,13 @@ from alembic.script import ScriptDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
+from sqlalchemy import URL
 
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.training_job import TrainingJob
+from gpumemnet.predict.prediction_table import PredictionTable
+from gpumemnet.predict.predictor import Predictor
 from gpumemnet.site.observation import Observation
 from service.api.examples import EXAMPLE_JOBS
 from service.api.prediction_id import prediction_id
@@ -32,27 +38,30 @@ from service.observations.alarm import Outcome, alarm, interval, miss_probabilit
 from service.observations.database import DatabaseAwayError, DatabaseError, database_url, ensure_schema, make_engine, revision
 from service.observations.database_tables import METADATA, REVISIONS, VERSION_TABLE
 from service.observations.store import ObservationStore
+from service.observations.tables import Stored
+
+MakeStore = Callable[..., ObservationStore]
 
 GPU = "NVIDIA A100-SXM4-40GB"
 MIB = 2**20
 
 
 @pytest.fixture
-def file(tmp_path) -> Path:
+def file(tmp_path: Path) -> Path:
     return tmp_path / "observations.sqlite"
 
 
 @pytest.fixture
-def address(file) -> str:
+def address(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
 @pytest.fixture
-def make_store(address):
+def make_store(address: str) -> Iterator[MakeStore]:
     """Stores on one database, stopped after the test; patient, because on a busy machine any step may take seconds."""
-    made = []
+    made: list[ObservationStore] = []
 
-    def make(**settings) -> ObservationStore:
+    def make(**settings: Any) -> ObservationStore:
         one = ObservationStore(address, **{"busy_seconds": 300.0, "answer_seconds": 300.0, **settings})
         one.prepare()
         one.start()
@@ -65,24 +74,24 @@ def make_store(address):
 
 
 @pytest.fixture(scope="module")
-def estimate():
-    from gpumemnet.predict.predictor import Predictor
-
+def estimate() -> PredictionTable:
     return Predictor.default().predict_many([job_from_dict(EXAMPLE_JOBS["mlp"])])
 
 
-def record(estimate, job=None, *, age_seconds=0.0, release="r1") -> RecordBatch:
+def record(
+    estimate: PredictionTable, job: TrainingJob | None = None, *, age_seconds: float = 0.0, release: str = "r1"
+) -> RecordBatch:
     made_at = time.time() - age_seconds
     job = job or job_from_dict(EXAMPLE_JOBS["mlp"])
     identity = prediction_id(int(made_at * 1e9))
     return RecordBatch([identity], made_at, JobTable.from_jobs([job]), estimate, ["a" * 64], release)
 
 
-def observed(identity: str, peak_bytes: int, **fields) -> Observation:
+def observed(identity: str, peak_bytes: int, **fields: Any) -> Observation:
     return Observation(prediction_id=identity, peak_bytes=peak_bytes, source="nvml_process", **fields)
 
 
-def rows(file: Path, question: str) -> list[tuple]:
+def rows(file: Path, question: str) -> list[tuple[Any, ...]]:
     connection = sqlite3.connect(file)
     try:
         return connection.execute(question).fetchall()
@@ -90,10 +99,11 @@ def rows(file: Path, question: str) -> list[tuple]:
         connection.close()
 
 
-def test_the_server_does_not_load_alembic(address):
+def test_the_server_does_not_load_alembic(address: str) -> None:
     script = f"""
 import sys
 from service.observations.store import ObservationStore
+from service.observations.tables import Stored
 store = ObservationStore({address!r}); store.prepare(); store.start(); store.drain()
 print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))
 """
@@ -101,7 +111,7 @@ print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_migrations_make_the_tables_of_the_code(address):
+def test_migrations_make_the_tables_of_the_code(address: str) -> None:
     ensure_schema(database_url(address))
     engine = make_engine(database_url(address))
     with engine.connect() as connection:
@@ -110,25 +120,25 @@ def test_migrations_make_the_tables_of_the_code(address):
     engine.dispose()
 
 
-def test_the_code_knows_all_revisions():
+def test_the_code_knows_all_revisions() -> None:
     configuration = Config()
     configuration.set_main_option("script_location", migrations.__path__[0])
     scripts = ScriptDirectory.from_config(configuration)
     assert tuple(reversed([script.revision for script in scripts.walk_revisions()])) == REVISIONS
 
 
-def test_many_may_start_at_once(address, file):
+def test_many_may_start_at_once(address: str, file: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ensure_schema(database_url(address)), range(4)))
     assert rows(file, f"SELECT version_num FROM {VERSION_TABLE}") == [(REVISIONS[-1],)]
 
 
-def test_many_may_open_a_new_file_at_once(tmp_path):
+def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
     """SQLite does not wait for others while it turns its log on: without a second try two or three of these fail."""
     for number in range(40):
         url, together = database_url(f"sqlite:///{tmp_path}/{number}.sqlite"), threading.Barrier(6)
 
-        def open_it(url=url, together=together) -> None:
+        def open_it(url: URL = url, together: threading.Barrier = together) -> None:
             engine = make_engine(url)
             together.wait()
             assert revision(engine) is None
@@ -139,7 +149,7 @@ def test_many_may_open_a_new_file_at_once(tmp_path):
                 opened.result()
 
 
-def test_a_newer_database_is_refused(address, file):
+def test_a_newer_database_is_refused(address: str, file: Path) -> None:
     ensure_schema(database_url(address))
     connection = sqlite3.connect(file)
     connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
@@ -158,30 +168,32 @@ def test_a_newer_database_is_refused(address, file):
         ("sqlite:////proc/nowhere/x.sqlite", "cannot be made"),
     ],
 )
-def test_a_url_that_cannot_be_used_is_said(address, reason):
+def test_a_url_that_cannot_be_used_is_said(address: str, reason: str) -> None:
     with pytest.raises(DatabaseError, match=reason):
         ensure_schema(database_url(address))
 
 
-def test_a_file_that_is_no_database_is_said(file, address):
+def test_a_file_that_is_no_database_is_said(file: Path, address: str) -> None:
     file.write_text("not a database, by any means whatsoever\n" * 100)
     with pytest.raises(DatabaseError, match="not a database"):
         ensure_schema(database_url(address))
 
 
-def test_an_unreachable_server_is_said_without_the_password():
+def test_an_unreachable_server_is_said_without_the_password() -> None:
     with pytest.raises(DatabaseAwayError, match="cannot be reached") as caught:
         ensure_schema(database_url("postgresql://user:s3cret@127.0.0.1:1/x"))
     assert "s3cret" not in str(caught.value)
 
 
-def test_an_observation_may_come_before_its_prediction_is_written(make_store, estimate, monkeypatch):
+def test_an_observation_may_come_before_its_prediction_is_written(
+    make_store: MakeStore, estimate: PredictionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another worker has made the prediction, and will write it within the next moments."""
     monkeypatch.setattr(store, "YOUNG_SECONDS", 300.0)
     here, there = make_store(), make_store()
     made = record(estimate)
 
-    async def run():
+    async def run() -> Stored:
         waiting = asyncio.create_task(here.add(observed(made.prediction_ids[0], 1800 * MIB)))
         await asyncio.sleep(0.2)
         there.record(made)
@@ -190,12 +202,12 @@ def test_an_observation_may_come_before_its_prediction_is_written(make_store, es
     assert asyncio.run(run()).prediction_id == made.prediction_ids[0]
 
 
-def test_keys_of_different_clients_never_meet(make_store, estimate):
+def test_keys_of_different_clients_never_meet(make_store: MakeStore, estimate: PredictionTable) -> None:
     one = make_store()
     made = record(estimate)
     one.record(made)
 
-    async def run():
+    async def run() -> tuple[Stored, Stored]:
         first = await one.add(observed(made.prediction_ids[0], 1800 * MIB, idempotency_key="1"), "site-a")
         second = await one.add(observed(made.prediction_ids[0], 1900 * MIB, idempotency_key="1"), "site-b")
         return first, second
@@ -206,7 +218,7 @@ def test_keys_of_different_clients_never_meet(make_store, estimate):
     assert first.observation_id != second.observation_id
 
 
-def test_equal_jobs_are_stored_once(make_store, estimate, file):
+def test_equal_jobs_are_stored_once(make_store: MakeStore, estimate: PredictionTable, file: Path) -> None:
     one = make_store()
     jobs = [job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": size}) for size in (1, 2, 3)]
     for number in range(300):
@@ -218,7 +230,9 @@ def test_equal_jobs_are_stored_once(make_store, estimate, file):
     assert (family, release, safe) == (estimate.models[0].name, "r1", estimate.safe_bytes[0])
 
 
-def test_too_many_predictions_are_dropped_and_counted(address, estimate, file, monkeypatch):
+def test_too_many_predictions_are_dropped_and_counted(
+    address: str, estimate: PredictionTable, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "MAX_PENDING_PREDICTIONS", 10)
     before = dropped()
     one = ObservationStore(address)
@@ -235,7 +249,7 @@ def dropped() -> float:
     return REGISTRY.get_sample_value("gpumemnet_predictions_kept_total", {"outcome": "dropped"}) or 0.0
 
 
-def test_predictions_are_kept_only_if_asked(make_store, estimate, file):
+def test_predictions_are_kept_only_if_asked(make_store: MakeStore, estimate: PredictionTable, file: Path) -> None:
     one = make_store(record_predictions=False)
     one.record(record(estimate))
     one.record_shadow("x", "b" * 64, 1, None)
@@ -243,7 +257,7 @@ def test_predictions_are_kept_only_if_asked(make_store, estimate, file):
     assert rows(file, "SELECT count(*) FROM predictions") == [(0,)]
 
 
-def test_old_predictions_that_nobody_reports_on_go(make_store, estimate, file):
+def test_old_predictions_that_nobody_reports_on_go(make_store: MakeStore, estimate: PredictionTable, file: Path) -> None:
     first = make_store(prediction_retention_days=365)  # it deletes none before their observation has come
     kept = record(estimate, age_seconds=40 * 86_400)
     recent = record(estimate, job_from_dict({**EXAMPLE_JOBS["mlp"], "batch_size": 3}))
@@ -270,12 +284,14 @@ def test_old_predictions_that_nobody_reports_on_go(make_store, estimate, file):
     assert rows(file, "SELECT count(*) FROM challenges") == [(2,)]
 
 
-def test_a_locked_database_is_away_and_comes_back(make_store, estimate, file, caplog):
+def test_a_locked_database_is_away_and_comes_back(
+    make_store: MakeStore, estimate: PredictionTable, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one = make_store(busy_seconds=0.1)
     made = record(estimate)
     one.record(made)
 
-    async def run():
+    async def run() -> Stored:
         await one.add(observed(made.prediction_ids[0], 1800 * MIB))
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -300,21 +316,21 @@ def test_a_locked_database_is_away_and_comes_back(make_store, estimate, file, ca
     assert all(word != following for word, following in pairwise(said)), "logged once each time, not for every observation"
 
 
-def test_a_stopped_store_refuses(make_store, estimate):
+def test_a_stopped_store_refuses(make_store: MakeStore, estimate: PredictionTable) -> None:
     one = make_store()
     one.drain()
     with pytest.raises(Refusal, match="stopping"):
         asyncio.run(one.add(observed(record(estimate).prediction_ids[0], 1800 * MIB)))
 
 
-def test_the_alarm_goes_on_and_the_gauges_say_it(make_store, estimate):
+def test_the_alarm_goes_on_and_the_gauges_say_it(make_store: MakeStore, estimate: PredictionTable) -> None:
     one = make_store(alarm_window=50)
     made = [record(estimate) for _ in range(60)]
     for entry in made:
         one.record(entry)
         one.record_shadow(entry.prediction_ids[0], "b" * 64, int(estimate.expected_bytes[0]), int(estimate.safe_bytes[0]) * 2)
 
-    async def run():
+    async def run() -> dict[str, Any]:
         over = int(estimate.safe_bytes[0]) + MIB
         answers = await one.add_many([observed(entry.prediction_ids[0], over) for entry in made])
         assert all(not isinstance(answer, Exception) for answer in answers)
@@ -335,10 +351,14 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(make_store, estimate):
         time.sleep(0.05)
     second.drain()
     assert REGISTRY.get_sample_value("gpumemnet_observed_coverage_ratio", {"family": "mlp"}) == 0
-    assert REGISTRY.get_sample_value("gpumemnet_observed_error_ratio", {"family": "mlp"}) < 0
+    error = REGISTRY.get_sample_value("gpumemnet_observed_error_ratio", {"family": "mlp"})
+    assert error is not None
+    assert error < 0
 
 
-def outcome(peak: int | None, safe: int | None = 100, *, oom=False, limit=None, coverage=0.99) -> Outcome:
+def outcome(
+    peak: int | None, safe: int | None = 100, *, oom: bool = False, limit: int | None = None, coverage: float = 0.99
+) -> Outcome:
     return Outcome("mlp", GPU, "r1", coverage, 80, safe, peak, oom, limit)
 
 
@@ -354,12 +374,12 @@ def outcome(peak: int | None, safe: int | None = 100, *, oom=False, limit=None, 
         (outcome(120, oom=True, limit=99), False),
     ],
 )
-def test_whether_a_bound_held(said, covered):
+def test_whether_a_bound_held(said: Outcome, covered: bool | None) -> None:
     assert said.covered(said.safe_bytes) is covered
 
 
 @given(st.lists(st.floats(0.5, 0.999), min_size=1, max_size=40), st.integers(0, 41))
-def test_the_probability_of_misses_falls_with_their_number(promised, misses):
+def test_the_probability_of_misses_falls_with_their_number(promised: list[float], misses: int) -> None:
     here, more = miss_probability(promised, misses), miss_probability(promised, misses + 1)
     assert 0 <= more <= here <= 1
     assert miss_probability(promised, 0) == 1
@@ -367,20 +387,22 @@ def test_the_probability_of_misses_falls_with_their_number(promised, misses):
 
 
 @pytest.mark.parametrize("misses", [0, 1, 2, 5, 9])
-def test_with_one_coverage_it_is_the_binomial_test(misses):
+def test_with_one_coverage_it_is_the_binomial_test(misses: int) -> None:
     stats = pytest.importorskip("scipy.stats")
     expected = stats.binomtest(misses, 200, 0.01, alternative="greater").pvalue
     assert miss_probability([0.99] * 200, misses) == pytest.approx(expected, rel=1e-6)
 
 
-def test_nine_of_two_hundred_raise_the_alarm():
+def test_nine_of_two_hundred_raise_the_alarm() -> None:
     for misses, on in ((8, False), (9, True)):
         outcomes = [outcome(101)] * misses + [outcome(50)] * 300
         found = alarm("mlp", outcomes, 200)
         assert (found.count, found.on) == (200, on)
 
 
-def test_the_interval_holds_the_share():
+def test_the_interval_holds_the_share() -> None:
     assert interval(0, 0) is None
-    low, high = interval(190, 200)
+    bounds = interval(190, 200)
+    assert bounds is not None
+    low, high = bounds
     assert 0.9 < low < 0.95 < high < 1
