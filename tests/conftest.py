@@ -1,6 +1,5 @@
 """What all tests share: their settings, and a real service in a child process for every test that asks one."""
 
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import skips, watchdog
+from tests.environments import environment_without_settings
 
 START_SECONDS = 300
 """Long enough for a machine that is busy with other work: a service usually starts in two seconds."""
@@ -62,11 +62,12 @@ StartService = Callable[..., AbstractContextManager[RunningService]]
 
 @contextmanager
 def running_service(log: Path, *arguments: str, **environment: str) -> Iterator[RunningService]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    clean["GPUMEMNET_DATABASE_URL"] = f"sqlite:///{log.parent / 'observations.sqlite3'}"
+    variables = {"GPUMEMNET_DATABASE_URL": f"sqlite:///{log.parent / 'observations.sqlite3'}", **environment}
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service", "--port", "0", *arguments], stderr=stream, env={**clean, **environment}
+            [sys.executable, "-m", "service", "--port", "0", *arguments],
+            stderr=stream,
+            env=environment_without_settings(**variables),
         )
     try:
         yield RunningService(_address(process, log), process, log)

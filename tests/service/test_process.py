@@ -1,7 +1,6 @@
 """The service as a process: what it loads, how much memory it takes, how it starts, stops and refuses to start."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -21,16 +20,12 @@ from service.api.predictions import Document
 from service.middleware.keys import new_key
 from tests.conftest import StartService
 from tests.nightly import nightly
+from tests.service.run_service import run_service
 from tests.service.sockets import connect
+from tests.waiting import wait_until
 
 MAX_RESIDENT_MIB = 200
 HEAVY = ("torch", "pandas", "sklearn", "scipy", "matplotlib", "pyarrow", "httpx")
-
-
-def run_service(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    command = [sys.executable, "-m", "service", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**clean, **environment})
 
 
 def resident_mib(pid: int) -> float:
@@ -194,11 +189,8 @@ def test_sighup_reads_the_keys_again(start_service: StartService, tmp_path: Path
         count = running.log.read_text().count(said)
         file.write_text(text)
         running.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 300
-        while running.log.read_text().count(said) < count + int(workers):
-            assert running.process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: running.log.read_text().count(said) >= count + int(workers) or running.process.poll() is not None)
+        assert running.process.poll() is None
 
     with start_service("--workers", workers, GPUMEMNET_API_KEYS_FILE=str(file)) as running:
         assert (statuses(old), statuses(new)) == ({200}, {401})

@@ -2,13 +2,11 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,17 +21,12 @@ from tests.nightly import nightly
 from tests.registries import add_release
 from tests.service.middleware.test_gate import send_head
 from tests.service.middleware.test_metrics import scrape, value
+from tests.service.run_service import run_service
+from tests.waiting import wait_until
 
 
 def workers_of(running: RunningService) -> list[psutil.Process]:
     return sorted(psutil.Process(running.process.pid).children(), key=lambda child: child.pid)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_a_killed_worker_is_replaced_and_its_counts_stay(start_service: StartService, job: Document, tmp_path: Path) -> None:
@@ -108,23 +101,18 @@ def test_workers_end_when_the_process_that_watches_them_is_killed(start_service:
         assert (len(gone), alive) == (2, [])
 
 
-def run_service(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    command = [sys.executable, "-m", "service", "--port", "0", "--workers", "2", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**clean, "GPUMEMNET_DATABASE_URL": "off", **environment}
-    )
+TWO_WORKERS = ("--port", "0", "--workers", "2")
 
 
 def test_what_no_worker_can_start_with_is_said_once(tmp_path: Path) -> None:
-    done = run_service(GPUMEMNET_BUNDLES=str(tmp_path / "none"))
+    done = run_service(*TWO_WORKERS, GPUMEMNET_DATABASE_URL="off", GPUMEMNET_BUNDLES=str(tmp_path / "none"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "none: no such bundle folder" in done.stderr
 
 
 def test_a_metrics_folder_that_cannot_be_made_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run_service(GPUMEMNET_METRICS_DIR=str(tmp_path / "file" / "folder"))
+    done = run_service(*TWO_WORKERS, GPUMEMNET_DATABASE_URL="off", GPUMEMNET_METRICS_DIR=str(tmp_path / "file" / "folder"))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "GPUMEMNET_METRICS_DIR" in done.stderr
 

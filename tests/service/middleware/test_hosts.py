@@ -12,7 +12,7 @@ from service.middleware.hosts import LOOPBACK, AllowedHosts, host_name
 from service.middleware.keys import new_key
 from service.settings import SettingsError, read_settings
 from tests.conftest import StartService
-from tests.service.test_process import run_service
+from tests.service.run_service import run_service
 
 ROLLBACK = "/v1/admin/models/rollback"
 

@@ -24,17 +24,17 @@ from service.middleware.keys import new_key
 from service.middleware.log_sink import MAX_BLOCK_BYTES, LogSink
 from service.middleware.logs import LogHandler, LogWriter
 from tests.conftest import StartService
+from tests.environments import environment_without_settings
+from tests.waiting import wait_until
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def wait_for(log: Path, pattern: str, seconds: float = 300) -> str:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if re.search(pattern, log.read_text()):
-            return log.read_text()
-        time.sleep(0.02)
-    raise AssertionError(f"{pattern} is not in the log:\n{log.read_text()}")
+def wait_for(log: Path, pattern: str) -> str:
+    wait_until(
+        lambda: re.search(pattern, log.read_text()) is not None, lambda: f"{pattern} is not in the log:\n{log.read_text()}"
+    )
+    return log.read_text()
 
 
 def test_each_request_is_a_line_of_json(start_service: StartService, job: Document) -> None:
@@ -67,11 +67,9 @@ def test_text_is_for_people(start_service: StartService) -> None:
 def test_a_higher_level_leaves_requests_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    clean["GPUMEMNET_DATABASE_URL"] = "off"
     command = [sys.executable, "-m", "service", "--port", str(port), "--log-level", "warning"]
     with (tmp_path / "log").open("wb") as stream:
-        process = subprocess.Popen(command, stderr=stream, env=clean)
+        process = subprocess.Popen(command, stderr=stream, env=environment_without_settings(GPUMEMNET_DATABASE_URL="off"))
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
             assert answers(client, 60)
@@ -222,10 +220,8 @@ def test_a_reader_that_has_gone_is_no_failure() -> None:
 
 
 def test_the_service_answers_on_when_nobody_reads_its_log(tmp_path: Path) -> None:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUMEMNET_")}
-    clean["GPUMEMNET_DATABASE_URL"] = "off"
     command = [sys.executable, "-m", "service", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=clean)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment_without_settings(GPUMEMNET_DATABASE_URL="off"))
     try:
         assert process.stderr is not None
         found = re.search(r"listening on (http://\S+)", process.stderr.readline().decode())

@@ -39,6 +39,7 @@ from service.observations.database import DatabaseAwayError, DatabaseError, data
 from service.observations.database_tables import METADATA, REVISIONS, VERSION_TABLE
 from service.observations.store import ObservationStore
 from service.observations.tables import Stored
+from tests.waiting import wait_until
 
 MakeStore = Callable[..., ObservationStore]
 
@@ -104,6 +105,7 @@ def test_the_server_does_not_load_alembic(address: str) -> None:
 import sys
 from service.observations.store import ObservationStore
 from service.observations.tables import Stored
+from tests.waiting import wait_until
 store = ObservationStore({address!r}); store.prepare(); store.start(); store.drain()
 print(sorted({{"alembic", "mako", "pyarrow", "psycopg"}} & set(sys.modules)))
 """
@@ -274,10 +276,7 @@ def test_old_predictions_that_nobody_reports_on_go(make_store: MakeStore, estima
     connection.commit()
     connection.close()
     second = make_store(prediction_retention_days=30)
-    deadline = time.monotonic() + 300
-    while rows(file, "SELECT count(*) FROM jobs") != [(2,)]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: rows(file, "SELECT count(*) FROM jobs") == [(2,)])
     second.drain()
     left = {identity for (identity,) in rows(file, "SELECT id FROM predictions")}
     assert left == {kept.prediction_ids[0], recent.prediction_ids[0]}
@@ -345,10 +344,7 @@ def test_the_alarm_goes_on_and_the_gauges_say_it(make_store: MakeStore, estimate
     assert (beside["champion"]["coverage"], beside["challenger"]["coverage"]) == (0.0, 1.0)
     assert beside["challenger"]["waste_share"] > 0.3
     second = make_store(alarm_window=50)  # its first round refreshes the gauges, from the database
-    deadline = time.monotonic() + 300
-    while REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) != 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: REGISTRY.get_sample_value("gpumemnet_coverage_alarm", {"family": "mlp"}) == 1)
     second.drain()
     assert REGISTRY.get_sample_value("gpumemnet_observed_coverage_ratio", {"family": "mlp"}) == 0
     error = REGISTRY.get_sample_value("gpumemnet_observed_error_ratio", {"family": "mlp"})

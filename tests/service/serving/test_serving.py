@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,11 +21,11 @@ from service.admin.schemas import AdminModels
 from service.api.examples import EXAMPLE_JOBS
 from service.api.predictions import Document
 from tests.registries import add_release, shipped
+from tests.waiting import wait_until
 
 CHILD = Path(__file__).with_name("serving_child.py")
 BODY = json.dumps({"job": EXAMPLE_JOBS["cnn"]}).encode()
 JSON = {"Content-Type": "application/json"}
-WAIT_SECONDS = 300
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def serving(log: Path, registry: Registry | None = None, workers: int = 1, share
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stderr=stream, env=environment, start_new_session=True)
     try:
-        eventually(lambda: "listening on" in log.read_text() or process.poll() is not None)
+        wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         url = log.read_text().partition("listening on ")[2].split()[0]
         with httpx.Client(base_url=url, timeout=300) as client:
@@ -51,13 +51,6 @@ def serving(log: Path, registry: Registry | None = None, workers: int = 1, share
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=300)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def predict(client: httpx.Client) -> Document:
@@ -135,11 +128,11 @@ def test_every_worker_follows_the_registry(registry: Registry, tmp_path: Path) -
                     break
             return sorted(found.values())
 
-        eventually(lambda: releases() == [SHIPPED, SHIPPED])
+        wait_until(lambda: releases() == [SHIPPED, SHIPPED])
         registry.set_champion("r1", by="", reason="")
-        eventually(lambda: releases() == ["r1", "r1"])
+        wait_until(lambda: releases() == ["r1", "r1"])
         assert put(client, "champion", SHIPPED).status_code == 200
-        eventually(lambda: releases() == [SHIPPED, SHIPPED])
+        wait_until(lambda: releases() == [SHIPPED, SHIPPED])
 
 
 def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(registry: Registry, tmp_path: Path) -> None:
@@ -149,11 +142,11 @@ def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(regi
     with serving(log, registry) as client:
         assert predict(client)["release"] == "r1"
         registry.set_champion("r2", by="", reason="")
-        eventually(lambda: predict(client)["release"] == "r2")
+        wait_until(lambda: predict(client)["release"] == "r2")
         chosen = registry.aliases_file.read_text()
         alter(registry, hashes["r3"])
         registry.aliases_file.write_text(chosen.replace('"champion": "r2"', '"champion": "r3"', 1))
-        eventually(lambda: metric(client, "gpumemnet_champion_stale") == 1)
+        wait_until(lambda: metric(client, "gpumemnet_champion_stale") == 1)
         time.sleep(0.5)  # ten looks at the registry
         assert metric(client, 'gpumemnet_release_load_failures_total{alias="champion"}') == 1
         assert log.read_text().count("cannot be served, r2 stays") == 1
@@ -166,10 +159,10 @@ def test_an_altered_champion_is_reported_once_and_the_one_before_answers_on(regi
             "r3": False,
         }
         registry.set_champion("r1", by="", reason="")
-        eventually(lambda: predict(client)["release"] == "r1")
+        wait_until(lambda: predict(client)["release"] == "r1")
         assert metric(client, "gpumemnet_champion_stale") == 0
         registry.aliases_file.unlink()  # as when a shared folder is away
-        eventually(lambda: metric(client, "gpumemnet_champion_stale") == 1)
+        wait_until(lambda: metric(client, "gpumemnet_champion_stale") == 1)
         assert predict(client)["release"] == "r1"
     assert "Traceback" not in log.read_text()
 
@@ -273,7 +266,7 @@ def test_the_challenger_is_asked_about_what_the_champion_answered(registry: Regi
         predict(client)
         assert put(client, "challenger", "r1").json()["serving"]["challenger"] == "r1"
         answers = {(answer := predict(client))["prediction_id"]: answer for _ in range(5)}
-        eventually(lambda: client.get("/state").json()["shadowed"].keys() == answers.keys())
+        wait_until(lambda: client.get("/state").json()["shadowed"].keys() == answers.keys())
         for identity, (champion, challenger, expected_bytes, safe_bytes) in client.get("/state").json()["shadowed"].items():
             assert (champion, challenger) == (answers[identity]["model"]["sha256"], sha256)
             assert (expected_bytes, safe_bytes) == (answers[identity]["expected_bytes"], answers[identity]["safe_bytes"])
@@ -283,7 +276,7 @@ def test_the_challenger_is_asked_about_what_the_champion_answered(registry: Regi
         assert put(client, "challenger", None).json()["serving"]["challenger"] is None
         predict(client)
         registry.set_challenger("r1")
-        eventually(lambda: client.get("/v1/admin/models").json()["serving"]["challenger"] == "r1")
+        wait_until(lambda: client.get("/v1/admin/models").json()["serving"]["challenger"] == "r1")
         promoted = put(client, "champion", "r1").json()  # a challenger that is promoted is one no longer
         assert (promoted["challenger"], promoted["serving"]["challenger"]) == (None, None)
         assert len(client.get("/state").json()["shadowed"]) == 5

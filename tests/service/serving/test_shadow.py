@@ -1,7 +1,6 @@
 """The challenger's questions are few, dropped rather than waited for, and never reach the caller."""
 
 import time
-from collections.abc import Callable
 
 import pytest
 from prometheus_client import REGISTRY
@@ -12,6 +11,7 @@ from service.api.records import RecordBatch
 from service.serving.shadow import QUEUE_LENGTH, Shadow
 from tests.jobs import small_job
 from tests.registries import shipped
+from tests.waiting import wait_until
 
 
 class Notes:
@@ -30,13 +30,6 @@ def count(outcome: str) -> float:
     value = REGISTRY.get_sample_value("gpumemnet_shadow_predictions_total", {"outcome": outcome})
     assert value is not None
     return value
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_a_challenger_that_cannot_answer_is_counted(records: list[RecordBatch]) 
     shadow.start()
     try:
         shadow.record(records[0])
-        eventually(lambda: count("failed") == before + 1)
+        wait_until(lambda: count("failed") == before + 1)
     finally:
         shadow.stop()
     assert notes.shadowed == []
@@ -96,6 +89,6 @@ def test_nothing_need_be_stored(predictor: Predictor, records: list[RecordBatch]
     shadow.start()
     try:
         shadow.record(records[0])
-        eventually(lambda: count("compared") == before + 1)
+        wait_until(lambda: count("compared") == before + 1)
     finally:
         shadow.stop()
