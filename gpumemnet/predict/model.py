@@ -247,7 +247,9 @@ class BundleModel:
             (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, model_gpu.shift_bytes)),),
         )
 
-    def _closed_form_amounts(self, features: Array, level: int) -> tuple[Array, Array, Array]:
+    def _closed_form_amounts(
+        self, features: NDArray[np.float64], level: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """The closed form's answers for ``B`` jobs, with the context of the labels.
 
         Returns:
