@@ -38,7 +38,7 @@ _LISTED: Final = 8
 _KNOWN_TABLES: Final = 256
 _NAMED: Final = re.compile(r"([a-z][a-z0-9_]*) is ")
 _OF_KINDS: Final = "layers of kind"
-_CHECKPOINTED: Final = FEATURE_NAMES.index("is_checkpointed")
+_CHECKPOINTED, _IS_CNN = FEATURE_NAMES.index("is_checkpointed"), FEATURE_NAMES.index("is_cnn")
 
 
 class Support:
@@ -93,14 +93,15 @@ class Support:
     def _is_by_closed_form(self, table: JobTable, features: Array, counts: Indices) -> Flags:
         """Whether the closed form answers for each job: where it was tested on real networks, shape ``[B]``.
 
-        Inside the support it does so only if the card says so, and not for recomputed blocks, of which the model knows more.
+        Inside the support it does so only if the card says so, and not for recomputed blocks of transformers, for which the model
+        has narrower bounds.
         """
         tested = self._closed_form
         if tested is None:
             return np.zeros(len(table), dtype=np.bool_)
         is_by: Flags = counts > 0
         if tested.within_support:
-            is_by |= features[:, _CHECKPOINTED] == 0
+            is_by |= (features[:, _CHECKPOINTED] == 0) | (features[:, _IS_CNN] > 0)
         is_by &= table.layer_counts > 0
         if not is_by.any():
             return is_by

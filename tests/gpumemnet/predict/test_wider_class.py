@@ -90,6 +90,8 @@ def test_the_closed_form_answers_for_cnns_inside_the_support() -> None:
     answers = map(PREDICTOR.predict, (cnn, replace(cnn, cudnn_benchmark=True)))
     limits = [(answer.safe_bytes or 0) / answer.expected_bytes for answer in answers]
     assert all(1.2 < limit < 1.4 for limit in limits)
+    recomputed = PREDICTOR.predict(replace(cnn, checkpointing="every_block"))
+    assert 1.5 < (recomputed.safe_bytes or 0) / recomputed.expected_bytes < 2.5
 
 
 def test_more_coverage_is_a_higher_limit() -> None:
