@@ -83,12 +83,16 @@ class ModelInputs:
 
     def resized(self, batch_size: int) -> ModelInputs:
         """Return the inputs with ``batch_size`` samples; tensors without a batch dimension are unchanged."""
+        import torch
+
         if batch_size == self.batch_size:
             return self
 
         def resize(tensor: Tensor) -> Tensor:
             if tensor.ndim == 0 or tensor.shape[0] != self.batch_size:
                 return tensor
+            if not tensor.is_meta:  # values that models read: further samples repeat them
+                return tensor[torch.arange(batch_size) % self.batch_size]
             return tensor.new_empty((batch_size, *tensor.shape[1:]))
 
         return replace(self.mapped(resize), batch_size=batch_size)

@@ -29,6 +29,8 @@ REAL_WHOLE_ELEMENTS: Final = 2**20
 """The same for integers and booleans: above the positions of all tokens of a batch."""
 
 _Tensor = torch.Tensor
+_META: Final = torch.device("meta")
+_READS_DEVICE: Final = _Tensor.device.__get__
 _STAYS: Final = frozenset({_Tensor.cuda, _Tensor.cpu, _Tensor.pin_memory})
 _READS_VALUE: Final = frozenset(
     {
@@ -78,19 +80,24 @@ class MissingValues:
         """``function`` has requested a copy on the CPU, and got the same tensor."""
 
 
-def placement(missing_values: MissingValues | None = None, on_gpu: OnGpu | None = None) -> AbstractContextManager[object]:
+def placement(
+    missing_values: MissingValues | None = None,
+    on_gpu: OnGpu | None = None,
+    holds: Callable[[torch.Tensor], bool] | None = None,
+) -> AbstractContextManager[object]:
     """Context in which PyTorch code runs with large tensors on meta.
 
     Args:
         missing_values: what happens where an operator needs values that were not computed; by default
             :class:`UnknownValueError`, which names the operator.
         on_gpu: called with every tensor that the code requests on a device other than the CPU, and the operator.
+        holds: whether a real tensor stands for one on the GPU; the code then sees another device than the CPU.
     """
     stack = ExitStack()
     stack.enter_context(launches_do_nothing())
     values = KnownValues(missing_values or MissingValues())
     stack.enter_context(values)
-    stack.enter_context(_DeviceBlind(values, missing_values or MissingValues(), on_gpu))
+    stack.enter_context(_DeviceBlind(values, missing_values or MissingValues(), on_gpu, holds))
     return stack
 
 
@@ -168,8 +175,15 @@ class KnownValues(DispatchMode):
 class _DeviceBlind(TorchFunctionMode):
     """Ignores every device that the code requests, and names the operator that needs an unknown value."""
 
-    def __init__(self, values: KnownValues, missing_values: MissingValues, on_gpu: OnGpu | None) -> None:
+    def __init__(
+        self,
+        values: KnownValues,
+        missing_values: MissingValues,
+        on_gpu: OnGpu | None,
+        holds: Callable[[torch.Tensor], bool] | None,
+    ) -> None:
         super().__init__()
+        self._holds = holds
         self._values = values
         self._missing_values = missing_values
         self._on_gpu = on_gpu
@@ -187,6 +201,8 @@ class _DeviceBlind(TorchFunctionMode):
                 self._missing_values.copied_to_host(_name_of(func))
             self._tell(func, args[0], func is _Tensor.cuda)
             return args[0]
+        if self._holds is not None and func == _READS_DEVICE and not args[0].is_meta and self._holds(args[0]):
+            return _META
         device = named.get("device")
         if func in _READS_VALUE and self._values.unknown(args[0]):
             return self._missing_values.value(_name_of(func), args[0])

@@ -54,7 +54,7 @@ def trace(
     Args:
         model: the model, on any device, meta included; its weights are neither read nor copied.
         inputs: what the model is called with: a tensor, a tuple or list of arguments, or a dict of keyword arguments, each
-            ``[batch, …]``.  Only shapes and dtypes matter.
+            ``[batch, …]``.  Only shapes and dtypes matter, and the values of small tensors of whole numbers, such as masks.
         loss: a name of :data:`~gpumemnet.tracing.options.LOSSES`, a loss of ``torch.nn``, or a function from the model's
             output to a scalar tensor.
         optimizer: a name of :data:`~gpumemnet.job.training_options.OPTIMIZERS`, an optimizer over the model's parameters, or a
@@ -129,7 +129,7 @@ def trace_request(model: nn.Module, inputs: object, request: TraceRequest, batch
     from gpumemnet.extract.inputs import ModelInputs, inputs_from_example
     from gpumemnet.tracing.model_tracer import ModelTracer
 
-    model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size)
+    model_inputs = inputs if isinstance(inputs, ModelInputs) else inputs_from_example(inputs, batch_size, keep_values=True)
     return ModelTracer(model, model_inputs, request, notes).answer()
 
 

@@ -93,7 +93,7 @@ def record(
     run = _TrainingRun(model, inputs, options, platform, missing_values, keeps_calls)
     try:
         with torch.enable_grad(), ExitStack() as stack:
-            stack.enter_context(placement(missing_values, on_gpu=run.recorder.requested))
+            stack.enter_context(placement(missing_values, run.recorder.requested, run.recorder.holds))
             stack.enter_context(without_dynamo())
             if corrected:
                 stack.enter_context(cuda_autocast(platform))
@@ -255,7 +255,15 @@ class _TrainingRun:
             self.recorder.arrived(fresh, "input", "")
             return fresh
 
-        inputs = self._inputs.resized(batch_size).mapped(lambda tensor: arrive(tensor.shape, tensor.dtype))
+        def arrive_input(tensor: Tensor) -> Tensor:
+            if tensor.is_meta:
+                return arrive(tensor.shape, tensor.dtype)
+            with without_function_modes():  # small whole numbers keep their values, because models read them
+                fresh = tensor.clone()
+            self.recorder.arrived(fresh, "input", "")
+            return fresh
+
+        inputs = self._inputs.resized(batch_size).mapped(arrive_input)
         targets = []
         for (first, *others), dtype in self._targets:  # [samples, …], or [samples · tokens, …]
             targets.append(arrive(torch.Size((first * batch_size // whole, *others)), dtype))

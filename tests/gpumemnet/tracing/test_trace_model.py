@@ -245,3 +245,32 @@ def test_near_the_capacity_the_allocator_gives_cached_segments_back() -> None:
     too_small = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes // 2))
     assert not too_small.fits
     assert too_small.expected_bytes == roomy.expected_bytes  # what it would take on a GPU that is large enough
+
+
+class Masked(nn.Module):
+    """Attention that leaves a mask out where nothing is padded, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, 64)
+        self.output = nn.Linear(64, 100)
+
+    def forward(self, tokens: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens).view(*tokens.shape, 4, 16).transpose(1, 2)
+        mask = None if attention_mask.all() else attention_mask.bool()[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
+        hidden = nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, attn_mask=mask)
+        return torch.as_tensor(self.output(hidden.transpose(1, 2).flatten(2)))
+
+
+def test_masks_keep_their_values() -> None:
+    tokens, whole = torch.randint(100, (4, 64)), torch.ones(4, 64, dtype=torch.long)
+    padded = whole.clone()
+    padded[1, 40:] = 0
+    batches = ExtraResults(batches=(8,))
+    without, with_mask = (
+        trace(Masked(), {"tokens": tokens, "attention_mask": mask}, precision="amp_bf16", gpu="A100", extras=batches)
+        for mask in (whole, padded)
+    )
+    assert without.requested_bytes < with_mask.requested_bytes
+    assert without.batches[0].expected_bytes <= with_mask.batches[0].expected_bytes
+    assert without.notes == with_mask.notes == ()
