@@ -160,7 +160,7 @@ def _models(serving: ServedRelease) -> bytes:
         try:
             aliases = registry.aliases()
             releases = [_release_document(registry, release) for release in registry.releases()]
-        except RegistryError as error:
+        except BundleError as error:
             failure = str(error)
     return json.dumps(  # not orjson: a lineage may hold integers of any size
         {
