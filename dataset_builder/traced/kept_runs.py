@@ -56,7 +56,7 @@ def run_from_dict(document: Mapping[str, Any]) -> ScalableRun:
     """The inverse of :func:`run_to_dict`."""
     values = [_value(each) for each in document["values"]]
     storages = tuple(
-        Storage(size, bound, values[memory_class], values[operator], values[module], is_scratch=bool(is_scratch), stream=stream)
+        Storage(size, bound, values[memory_class], values[operator], values[module], "kept" if is_scratch else "", stream)
         for size, bound, memory_class, operator, module, is_scratch, stream in document["storages"]
     )
     calls = tuple(

@@ -80,8 +80,9 @@ def replay(
         prefix: bytes of allocations that are made before the first event and kept, such as library workspaces.
         streams: the CUDA stream on which each storage is allocated, by the storage's number; stream 0 by default.
             A freed block returns to the pool of its stream at once.
-        shrinkable: storages that take what is left: their size is halved until they fit, as cuDNN's search for an algorithm does
-            with its workspace (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        shrinkable: storages that take what is left: their size is halved until they fit.  cuDNN's search for an algorithm does
+            so with its workspace, and a smaller plan stands in for one whose workspace does not fit
+            (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
         steady_from: index of the event at which the steady state begins; by default all events count.
         with_curves: whether to return the values after every event.
 

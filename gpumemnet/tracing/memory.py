@@ -145,7 +145,7 @@ def replayed(
         settings,
         capacity_bytes,
         streams=timeline.streams,
-        shrinkable=timeline.searches,
+        shrinkable=timeline.shrinkable,
         steady_from=timeline.steady_from,
     )
     at = run.peak_allocated_event
@@ -261,9 +261,13 @@ def steady_memory(timeline: Timeline, device: DeviceProfile, settings: Allocator
 
 
 def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, settings: AllocatorSettings) -> int:
-    """Return the smallest memory in which the run succeeds, context included; cached blocks are released on demand."""
+    """Return the smallest memory in which the run succeeds, context included.
+
+    Cached blocks are released on demand, and convolutions do without workspaces.
+    """
     timeline = run.timeline
-    needed = [0 if timeline.storages[index].is_search else sizes[origin] for index, origin in enumerate(run.origins)]
+    shrinkable = timeline.shrinkable
+    needed = [0 if index in shrinkable else sizes[origin] for index, origin in enumerate(run.origins)]
     within = smallest_limit(timeline.events, needed, settings, streams=timeline.streams)
     return within + non_allocator_memory(device, timeline.groups).expected_bytes
 
@@ -279,7 +283,7 @@ def curve_of(run: LongRun, sizes: Sequence[int], settings: AllocatorSettings, ca
         settings,
         capacity_bytes,
         streams=timeline.streams,
-        shrinkable=timeline.searches,
+        shrinkable=timeline.shrinkable,
         with_curves=True,
     ).reserved_curve_bytes
     assert reserved is not None

@@ -60,8 +60,7 @@ class _UnclassifiedStorage(NamedTuple):
     bound_bytes: int
     operator: str
     module: str
-    is_scratch: bool = False
-    is_search: bool = False
+    scratch: str = ""
     stream: int = 0
 
 
@@ -216,7 +215,7 @@ class Recorder(DispatchMode):
         storages = tuple(
             Storage(
                 *(storage.size_bytes, storage.bound_bytes, memory_class, storage.operator, storage.module),
-                *(storage.is_scratch, storage.is_search, storage.stream),
+                *(storage.scratch, storage.stream),
             )
             for storage, memory_class in zip(self._storages, self._classes, strict=True)
         )
@@ -315,9 +314,7 @@ class Recorder(DispatchMode):
                 if (self._backward, piece.once) in self._done_once:
                     continue
                 self._done_once.add((self._backward, piece.once))
-            index = self._record_library_memory(
-                piece.expected_bytes, piece.bound_bytes, operator, is_scratch=True, is_search=piece.once is not None
-            )
+            index = self._record_library_memory(piece.expected_bytes, piece.bound_bytes, operator, piece.kind)
             if piece.held:
                 held.append(index)
             else:
@@ -325,13 +322,11 @@ class Recorder(DispatchMode):
             if piece.once is not None:
                 self._events.append(EMPTY_CACHE)
 
-    def _record_library_memory(
-        self, size_bytes: int, bound_bytes: int, operator: Any, *, is_scratch: bool = False, is_search: bool = False
-    ) -> int:
+    def _record_library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, scratch: str = "") -> int:
         index = len(self._storages)
         self._events.append(index)
         self._storages.append(
-            _UnclassifiedStorage(size_bytes, bound_bytes, _name(operator), self._owner(), is_scratch, is_search, self._stream)
+            _UnclassifiedStorage(size_bytes, bound_bytes, _name(operator), self._owner(), scratch, self._stream)
         )
         self._classes.append("workspace")
         return index

@@ -20,6 +20,10 @@ MEMORY_CLASSES: Final = (
 )
 CONVOLUTION: Final = "aten.convolution"
 """How the names of the operators of convolutions begin."""
+CONVOLUTION_WORKSPACE: Final = "convolution"
+"""Kind of the scratch memory of a convolution."""
+CONVOLUTION_SEARCH: Final = "convolution_benchmark"
+"""Kind of what cuDNN takes when it searches for the fastest algorithm (``torch.backends.cudnn.benchmark``)."""
 STEADY_STEPS: Final = 3
 """How often the replay repeats the last step; the measured loop stops when reserved bytes are steady, after 3 to 10 steps."""
 
@@ -34,8 +38,8 @@ class Storage:
         memory_class: one of :data:`MEMORY_CLASSES`.
         operator: the operator that allocated it, such as ``aten.mm``.
         module: dotted path of the module that it belongs to; empty for the model itself and outside of it.
-        is_scratch: whether a library uses it during one operator; such memory is estimated, not traced.
-        is_search: whether cuDNN uses it to try algorithms (``torch.backends.cudnn.benchmark``), which takes what is free.
+        scratch: kind of the scratch memory that a library uses during one operator
+            (:class:`~gpumemnet.tracing.workspaces.scratch.Scratch`); such memory is estimated, not traced.  Empty for a tensor.
         stream: the CUDA stream that it is allocated on; 0 is the default stream.
     """
 
@@ -44,9 +48,18 @@ class Storage:
     memory_class: str
     operator: str
     module: str
-    is_scratch: bool = False
-    is_search: bool = False
+    scratch: str = ""
     stream: int = 0
+
+    @property
+    def is_scratch(self) -> bool:
+        """Whether it is scratch memory."""
+        return bool(self.scratch)
+
+    @property
+    def is_search(self) -> bool:
+        """Whether cuDNN uses it to try algorithms."""
+        return self.scratch == CONVOLUTION_SEARCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +114,14 @@ class Timeline:
         return found if any(found) else None
 
     @property
-    def searches(self) -> frozenset[int]:
-        """Indices of the storages with which cuDNN searches for an algorithm."""
-        return frozenset(index for index, storage in enumerate(self.storages) if storage.is_search)
+    def shrinkable(self) -> frozenset[int]:
+        """Indices of the storages that are smaller where memory is short: the workspaces of convolutions.
+
+        A search takes what is free.  Else PyTorch tries cuDNN's plans in turn, until the workspace of one can be allocated
+        (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
+        """
+        kinds = (CONVOLUTION_WORKSPACE, CONVOLUTION_SEARCH)
+        return frozenset(index for index, storage in enumerate(self.storages) if storage.scratch in kinds)
 
     @property
     def steady_from(self) -> int | None:

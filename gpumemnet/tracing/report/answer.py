@@ -108,7 +108,8 @@ class TraceAnswer:
         parts: bytes by name; they add up to ``expected_bytes``.
         reserved_bytes, allocated_bytes, requested_bytes: maxima of the caching allocator.
         context_bytes, context_source: the CUDA context, and the source of the number.
-        smallest_bytes: the smallest memory in which the job still runs, context included; cached blocks are released on demand.
+        smallest_bytes: the smallest memory in which the job still runs, context included; cached blocks are released on demand,
+            and convolutions do without workspaces.
         peak: the moment of most allocated bytes, and the modules that hold most of them.
         loss: the loss that was used.
         notes: assumptions that the trace made.

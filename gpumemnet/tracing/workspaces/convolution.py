@@ -16,6 +16,7 @@ from torch import Tensor
 from gpumemnet.cudnn.plans import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.platform import Platform
+from gpumemnet.tracing.timeline import CONVOLUTION_SEARCH, CONVOLUTION_WORKSPACE
 from gpumemnet.tracing.workspaces.cudnn import workspace
 from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 from gpumemnet.tracing.workspaces.cudnn_plans import planned_workspace
@@ -137,13 +138,13 @@ def cudnn_workspace(
     if is_native(convolution):
         return ()
     found = planned_workspace(convolution, operation, platform) or workspace(convolution, operation, platform)
-    chosen = (Scratch(found.expected_bytes, found.bound_bytes, "convolution", after=after),) if found.bound_bytes else ()
+    chosen = (Scratch(found.expected_bytes, found.bound_bytes, CONVOLUTION_WORKSPACE, after=after),) if found.bound_bytes else ()
     if not platform.cudnn_benchmark:
         return chosen
     search_bytes = found.search_bytes
     if platform.tries_transforms:
         search_bytes = max(search_bytes, largest_transform_bytes(convolution, operation, platform.device.capacity_bytes))
-    search = Scratch(search_bytes, search_bytes, "convolution_benchmark", after=after, once=(operation, convolution))
+    search = Scratch(search_bytes, search_bytes, CONVOLUTION_SEARCH, after=after, once=(operation, convolution))
     return (search, *chosen)
 
 

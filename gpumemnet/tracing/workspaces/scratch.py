@@ -23,7 +23,8 @@ class Scratch:
     Attributes:
         expected_bytes: its most likely size; 0 if only a bound is known.
         bound_bytes: upper bound of its size.
-        kind: its purpose: ``convolution``, ``convolution_benchmark``, ``attention``, ``reduction``, ``sort``, ``copy`` …
+        kind: its purpose: ``attention``, ``reduction``, ``sort``, ``copy`` …, or one of those of convolutions in
+            :mod:`gpumemnet.tracing.timeline`.
         held: whether it stays allocated until the operator returns, or until the next output if it comes between two outputs.
         after: number of the operator's new outputs that are allocated before it; ``None`` for all of them.
         once: key of a piece that a thread needs only at the first call with this key; ``None`` for a piece that every call

@@ -242,6 +242,8 @@ def test_near_the_capacity_the_allocator_gives_cached_segments_back() -> None:
     tight = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=usable_bytes + reserve_bytes))
     assert roomy.smallest_bytes <= tight.expected_bytes <= usable_bytes < roomy.expected_bytes
     assert sum(tight.parts.values()) == tight.expected_bytes
+    without_workspaces = replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes + spare_bytes // 16 + reserve_bytes)
+    assert trace(images(64, 3), batch, gpu=without_workspaces).expected_bytes <= roomy.smallest_bytes + spare_bytes // 16
     too_small = trace(images(64, 3), batch, gpu=replace(device_profile("A100"), capacity_bytes=roomy.smallest_bytes // 2))
     assert not too_small.fits
     assert too_small.expected_bytes == roomy.expected_bytes  # what it would take on a GPU that is large enough
