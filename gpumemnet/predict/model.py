@@ -100,6 +100,12 @@ class BundleModel:
         self.support = Support(card)
         self._rows_at_once = _ROWS_AT_ONCE[card.encoder]
         self._session = session or load_session(bundle)
+        if card.closed_form is not None:
+            groups = card.closed_form.groups
+            self._slopes = np.array(card.closed_form.slopes)
+            self._log_shifts = np.array([group.log_shifts for group in groups])
+            self._log_scales = np.array([group.log_scale for group in groups])
+            self._log_bounds = np.array([group.log_bounds for group in groups])
 
     def model_gpu(self, answer_gpu: AnswerGpu) -> ModelGpu:
         """Returns the GPU as this model sees it; the same object for the same GPU."""
@@ -255,14 +261,10 @@ class BundleModel:
         Returns:
             Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the coverage at ``level``, ``[B]`` each.
         """
-        calibration = self.card.closed_form
-        assert calibration is not None
-        line, codes = line_terms(features) @ np.array(calibration.slopes), group_codes(features)
-        groups = calibration.groups
-        shifts = np.array([group.log_shifts for group in groups])[codes, has_benchmark(features)]
-        scales, bounds = np.array([(group.log_scale, group.log_bounds[level]) for group in groups])[codes].T
-        centre, bound = with_log_errors(line, shifts), with_log_errors(line, shifts + bounds)
-        return np.maximum(centre + self.card.context_bytes, 1.0), scales, bound + self.card.context_bytes
+        line, codes = line_terms(features) @ self._slopes, group_codes(features)
+        shifts = self._log_shifts[codes, has_benchmark(features)]
+        centre, bound = with_log_errors(line, shifts), with_log_errors(line, shifts + self._log_bounds[codes, level])
+        return np.maximum(centre + self.card.context_bytes, 1.0), self._log_scales[codes], bound + self.card.context_bytes
 
     def _with_traces(
         self,

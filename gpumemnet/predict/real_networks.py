@@ -89,8 +89,9 @@ def group_codes(features: Array) -> Indices:
         is_language_model & (features[:, _HALF] > 0),
         is_language_model,
         features[:, _IS_TRANSFORMER] > 0,
+        np.ones(len(features), dtype=np.bool_),
     )
-    codes: Indices = np.select(conditions, range(len(conditions)), len(GROUPS) - 1)
+    codes: Indices = np.stack(conditions).argmax(axis=0)
     return codes
 
 
