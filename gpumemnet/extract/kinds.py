@@ -106,7 +106,6 @@ _ACTIVATION_CLASSES: Final = _inverted(
 )
 """The same for activations that show no function of PyTorch inside: those with a backward pass of their own."""
 
-
 _CLASS_ENDINGS: Final = {"rmsnorm": "rms_norm", "layernorm": "layer_norm", "groupnorm": "group_norm", "droppath": "drop_path"}
 """Ends of such names, as in ``LlamaRMSNorm``."""
 

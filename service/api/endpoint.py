@@ -16,7 +16,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from ..middleware.limits import INLINE_BODY_BYTES, run_in_turn
+from ..middleware.limits import INLINE_BODY_BYTES, handle_body, run_in_turn
 from .operations import JSON
 from .problems import OVERLOADED, Refusal
 from .requests import JobRequest, read_job_request
@@ -57,8 +57,7 @@ class JsonEndpoint:
         """
         body = await read_json_body(scope, receive)
         if body is not None:
-            is_long = len(body) > INLINE_BODY_BYTES
-            await send_response(send, 200, JSON, await run_in_turn(self._bytes, body) if is_long else self._bytes(body))
+            await send_response(send, 200, JSON, await handle_body(self._bytes, body))
 
     def _bytes(self, body: bytes) -> bytes:
         return orjson.dumps(self._respond(body))
@@ -114,8 +113,7 @@ class SearchEndpoint:
         """
         body = await read_json_body(scope, receive)
         if body is not None:
-            is_long = len(body) > INLINE_BODY_BYTES
-            search = await run_in_turn(self._read, body) if is_long else self._read(body)
+            search = await handle_body(self._read, body)
             await send_response(send, 200, JSON, await self._queue.answer(search))
 
 

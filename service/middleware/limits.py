@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..api.problems import REQUEST_TIMEOUT, Refusal
 
-A = TypeVarTuple("A")
-R = TypeVar("R")
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
 
 INLINE_BODY_BYTES: Final = 32 * 1024
 """Longer bodies are handled by :func:`run_in_turn`, so that one long batch does not delay concurrent short requests."""
@@ -33,7 +33,12 @@ _CLOSE: Final = {"Connection": "close"}
 _LIMITER: Final = RunVar[CapacityLimiter]("one thread for long bodies")
 
 
-async def run_in_turn(handle: Callable[[*A], R], *arguments: *A) -> R:
+async def handle_body(handle: Callable[[bytes], Result], body: bytes) -> Result:
+    """Handle a short body at once, and a long one by :func:`run_in_turn`."""
+    return await run_in_turn(handle, body) if len(body) > INLINE_BODY_BYTES else handle(body)
+
+
+async def run_in_turn(handle: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
     """Handle a long body in a thread, after all long bodies before it.
 
     Threads share Python's lock with the event loop: each more that computes makes every other request wait for one more turn, and

@@ -19,7 +19,7 @@ from ..api.endpoint import read_json_body, send_response
 from ..api.examples import EXAMPLE_JOBS
 from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation
 from ..api.problems import OVERLOADED, UNKNOWN, Refusal, field_problem, located
-from ..middleware.limits import INLINE_BODY_BYTES, run_in_turn
+from ..middleware.limits import handle_body
 from . import schemas
 from .schemas import MAX_OBSERVATIONS
 from .store import ObservationStore, Reply
@@ -123,7 +123,7 @@ class _Observations:
         body = await read_json_body(scope, receive)
         if body is None:
             return
-        read = read_observations(body) if len(body) <= INLINE_BODY_BYTES else await run_in_turn(read_observations, body)
+        read = await handle_body(read_observations, body)
         key_name = str(scope.get("state", {}).get(KEY_NAME) or "")[:MAX_TEXT_LENGTH]
         if isinstance(read, Observation):
             stored = await self._store.add(read, key_name)

@@ -27,7 +27,7 @@ from ..api.examples import EXAMPLE_JOBS
 from ..api.operations import BODY_REFUSALS, JSON, Answer, Operation, Schemas, routes
 from ..api.predictions import PredictionApi
 from ..api.routes import NOT_READY
-from ..middleware.limits import INLINE_BODY_BYTES, run_in_turn
+from ..middleware.limits import handle_body
 from . import schemas
 from .models import OipModel, oip_models
 from .outputs import OUTPUTS, output_tensors
@@ -272,9 +272,7 @@ class OipApplication:
             return Response(status_code=400)  # the client has disconnected
         header = request.headers.get(HEADER_LENGTH)
         header_length = None if header is None else header.encode("latin-1")
-        if len(body) <= INLINE_BODY_BYTES:
-            return infer(model, body, header_length)
-        return await run_in_turn(infer, model, body, header_length)
+        return await handle_body(lambda body: infer(model, body, header_length), body)
 
 
 def infer(model: OipModel, body: bytes, header_length: bytes | None) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -170,6 +170,12 @@ class _ReadNumber:
 
     values: ReadValues
 
+    @classmethod
+    def of(cls, values: ReadValues) -> Self:
+        number = cls(values.number)  # type: ignore[call-arg]  # a class that follows takes it
+        number.values = values
+        return number
+
     def __lt__(self, other: Any) -> bool:
         return self._compared(super().__lt__(other))  # type: ignore[misc]
 
@@ -199,24 +205,12 @@ class _ReadNumber:
 class _ReadFloat(_ReadNumber, float):
     """A floating-point number that was read from the GPU."""
 
-    @classmethod
-    def of(cls, values: ReadValues) -> _ReadFloat:
-        number = cls(values.number)
-        number.values = values
-        return number
-
     def __reduce__(self) -> tuple[Any, ...]:
         return float, (float.__add__(self, 0.0),)
 
 
 class _ReadInt(_ReadNumber, int):
     """A whole number that was read from the GPU."""
-
-    @classmethod
-    def of(cls, values: ReadValues) -> _ReadInt:
-        number = cls(values.number)
-        number.values = values
-        return number
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, (int.__add__(self, 0),)
