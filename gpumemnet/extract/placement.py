@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -19,8 +20,10 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from gpumemnet.extract.known_layouts import KnownLayouts, argument_tensors, as_meta, call_on_meta
 from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.faults import UnknownValueError
+from gpumemnet.torch_private.mixed_precision import AUTOCAST_BY_DEVICE
 from gpumemnet.torch_private.modules import own_parameters
-from gpumemnet.torch_private.operators import DispatchMode, schema, tree_leaves
+from gpumemnet.torch_private.names import replaced
+from gpumemnet.torch_private.operators import DispatchMode, aten, schema, tree_leaves
 from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 
 REAL_ELEMENTS: Final = 2**14
@@ -49,6 +52,9 @@ OnGpu = Callable[[torch.Tensor, str], None]
 
 _CONSTANTS: Final = frozenset({torch.arange, torch.linspace, torch.tensor, torch.as_tensor})
 """Functions with known values: code requests them on the device of its input and then reads them."""
+_FILLED: Final = frozenset({torch.ones, torch.full, torch.zeros})
+"""Functions whose values are known, too.  Only ones and whole numbers keep them: those are masks, other zeros are buffers."""
+_PACK: Final = aten._pack_padded_sequence.default
 
 
 def is_small(tensor: torch.Tensor) -> bool:
@@ -98,7 +104,19 @@ def placement(
     values = KnownValues(missing_values or MissingValues())
     stack.enter_context(values)
     stack.enter_context(_DeviceBlind(values, missing_values or MissingValues(), on_gpu, holds))
+    stack.enter_context(replaced([(name, _cuda_for_meta(name.value())) for name in AUTOCAST_BY_DEVICE]))
     return stack
+
+
+def _cuda_for_meta(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` of autocast, for code that asks for ``tensor.device.type``: the meta device has no autocast."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {name: "cuda" if value == "meta" else value for name, value in kwargs.items()}
+        return function(*("cuda" if isinstance(value, str) and value == "meta" else value for value in args), **kwargs)
+
+    return run
 
 
 class KnownValues(DispatchMode):
@@ -145,6 +163,8 @@ class KnownValues(DispatchMode):
         name = schema(func).name.replace("::", ".")
         if schema(func).name in _READS_VALUE_BELOW:
             return self._missing_values.result(func, args, kwargs, UnknownValueError(name, NEEDS_VALUES))
+        if func is _PACK:
+            return self._packed(args, kwargs)
         try:
             result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
@@ -158,6 +178,14 @@ class KnownValues(DispatchMode):
         if isinstance(result, torch.Tensor):
             return written[0]
         return result
+
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Pack a sequence by the lengths of its samples, which PyTorch keeps on the host."""
+        lengths = args[1]
+        if self.unknown(lengths) or not bool((lengths > 0).all()):
+            error = UnknownValueError("pack_padded_sequence", "needs the lengths of the samples, and here no values are computed")
+            return self._missing_values.result(_PACK, args, kwargs, error)
+        return _PACK(as_meta(args[0]), *args[1:], **kwargs)
 
     def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that the operator wrote into, and mark the real ones as unknown."""
@@ -214,7 +242,7 @@ class _DeviceBlind(TorchFunctionMode):
             named = {key: _without_device(value) if key in ("device", "other") else value for key, value in named.items()}
             if "other" in named:
                 named["dtype"] = named.pop("other")
-        if "device" in named and (func in _CONSTANTS or not is_meta(named["device"])):
+        if "device" in named and (not is_meta(named["device"]) or _has_known_values(func, args, named)):
             named["device"] = None
         if named.get("pin_memory"):
             named["pin_memory"] = False
@@ -266,6 +294,14 @@ def _name_of(func: Callable[..., Any]) -> str:
 def is_meta(device: object) -> bool:
     """Whether ``device``, as code may name one, is the meta device."""
     return device is not None and not isinstance(device, int) and torch.device(str(device)).type == "meta"
+
+
+def _has_known_values(func: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Whether the values of what ``func`` makes are known, and code may read them."""
+    if func not in _FILLED:
+        return func in _CONSTANTS
+    dtype = named.get("dtype")
+    return func is torch.ones or (dtype is not None and not (dtype.is_floating_point or dtype.is_complex))
 
 
 def _is_host(value: object) -> bool:

@@ -21,6 +21,12 @@ CHECKPOINT_DEVICE: Final = declare(
     "let checkpoints enter autocast again as on a GPU",
     probe=has_parameters("torch.utils.checkpoint:_infer_device_type", "args"),
 )
+AUTOCAST_BY_DEVICE: Final = (
+    declare("torch.amp.autocast_mode:autocast.__init__", "enter autocast for the device of a meta tensor"),
+    declare("torch:is_autocast_enabled", "answer for the device of a meta tensor whether autocast is on"),
+    declare("torch:get_autocast_dtype", "answer for the device of a meta tensor which type autocast has"),
+)
+"""Functions of autocast that take a device by its name."""
 SCALER_STEP: Final = declare(
     "torch.amp.grad_scaler:GradScaler._maybe_opt_step",
     "let gradient scalers step without reading whether gradients overflow",

@@ -124,6 +124,7 @@ PRIVATE_OPERATORS: Final[Mapping[str, str]] = {
     "_thnn_fused_lstm_cell": "run the fused kernel of an LSTM cell",
     "_foreach_norm": "know the scratch memory of norms",
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), "know the scratch memory of sorting indices"),
+    "_pack_padded_sequence": "pack sequences by their lengths",
     **dict.fromkeys(("_addmm_activation", "_scaled_mm", "_int_mm"), "know which operators use cuBLAS"),
 }
 """Private operators → what they are needed to do."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from gpumemnet.extract.placement import NEEDS_VALUES, MissingValues
 from gpumemnet.sandbox.faults import UnknownValueError, running_line
-from gpumemnet.torch_private.operators import schema, tree_leaves
+from gpumemnet.torch_private.operators import aten, schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
@@ -188,6 +188,12 @@ def _all_boxes(boxes: Tensor, *others: Any) -> tuple[Any, str]:
     return _empty(boxes.shape[0]), f"was taken to keep all {boxes.shape[0]:,} boxes"
 
 
+def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, str]:
+    batch, steps = sequence.shape[:2] if batch_first else sequence.shape[1::-1]
+    whole = torch.full((batch,), steps, dtype=torch.long, device="cpu")
+    return aten._pack_padded_sequence.default(_meta(sequence), whole, batch_first), f"was taken to get samples of {steps:,} steps"
+
+
 _READS: Final = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::_local_scalar_dense": _scalar,
@@ -199,6 +205,7 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::_unique2": _unique,
     "aten::unique_dim": _unique_dim,
     "aten::unique_consecutive": _unique_consecutive,
+    "aten::_pack_padded_sequence": _packed,
     "torchvision::nms": _all_boxes,
 }
 

@@ -41,8 +41,8 @@ _LAST_OUTPUT_FIRST: Final = frozenset({aten.native_dropout.default})
 """Operators that allocate their last output first: dropout its mask (``aten/src/ATen/native/cuda/Dropout.cu``)."""
 
 _EFFICIENT_ATTENTION: Final = aten._scaled_dot_product_efficient_attention.default
-_ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2}
-"""Operator → number of its outputs that are on the GPU: this one keeps its random state in host memory."""
+_ON_THE_GPU: Final = {_EFFICIENT_ATTENTION: 2, aten._pack_padded_sequence.default: 1}
+"""Operator → number of its outputs that are on the GPU: these keep a random state, or the sizes of batches, in host memory."""
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]

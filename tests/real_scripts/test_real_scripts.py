@@ -36,6 +36,8 @@ class Case(NamedTuple):
 COPIES, SMALL = linear(512, 512, 512), linear(256, 256, 256)
 LAYERS = linear(256, 256, 10)
 HALF = 2 * (256 * 16 * 9 + 256 + 2 * 256 + 256 * 256 * 9 + 256)
+PACKED = linear(64, 256, 8) + 4 * (3 * 16 * (8 + 16) + 2 * 3 * 16)
+BIASES = linear(32, 32) + 4 * 4 * 49
 MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 
 CASES = {
@@ -65,6 +67,8 @@ CASES = {
     ),
     "masked_loss": Case({"parameter": linear(256, 256)}, 1024, "was taken to pick all 1,024 elements of its mask"),
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
+    "packed_lengths": Case({"parameter": PACKED, "saved_activation": 4 * 680 * (64 + 256) + 2 * 4}, 16),  # 680 steps, not 800
+    "relative_bias": Case({"parameter": BIASES, "optimizer_state": 2 * BIASES}, 16),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
     "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),

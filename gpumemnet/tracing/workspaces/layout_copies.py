@@ -104,7 +104,13 @@ def _softmax_gradient(call: Call) -> tuple[Scratch, ...]:
     return tuple(piece for amount in amounts for piece in exactly(amount, "copy", held=True))
 
 
+def _packed(call: Call) -> tuple[Scratch, ...]:
+    """Return the copies of the steps before they are joined (``_pack_padded_sequence`` in ``native/PackedSequence.cpp``)."""
+    return exactly(tensor_bytes(call.outputs[0]), "copy", held=True, after=0)
+
+
 RULES: Final[dict[Any, Rule]] = {
+    aten._pack_padded_sequence.default: _packed,
     aten.mm.default: _matrices("self", "mat2"),
     aten.addmm.default: _matrices("mat1", "mat2"),
     aten._addmm_activation.default: _matrices("mat1", "mat2"),

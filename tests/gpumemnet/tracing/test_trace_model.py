@@ -24,6 +24,7 @@ import gpumemnet
 from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.cli.trace_report import show_trace
 from gpumemnet.errors import InvalidJobError, InvalidRequestError
+from gpumemnet.extract import ExtractOptions, extract_job
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.gpu.mig import available_mib
 from gpumemnet.gpu.verdict import VERDICT_TEXTS, verdict
@@ -276,3 +277,36 @@ def test_masks_keep_their_values() -> None:
     assert without.requested_bytes < with_mask.requested_bytes
     assert without.batches[0].expected_bytes <= with_mask.batches[0].expected_bytes
     assert without.notes == with_mask.notes == ()
+
+
+class Packed(nn.Module):
+    """Reads the lengths of its samples, makes a mask of its own, and asks on which device it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.recurrent = nn.Embedding(100, 64), nn.LSTM(64, 32, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        if not torch.ones(tokens.shape, device=hidden.device).all():
+            raise RuntimeError("the mask hides something")
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        packed = nn.utils.rnn.pack_padded_sequence(hidden, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        output, _ = nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
+        with torch.autocast(device_type=hidden.device.type, enabled=False):
+            return torch.as_tensor(output.float().mean(1))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_sequences_are_packed_by_the_lengths_of_their_samples(precision: str) -> None:
+    tokens = torch.randint(100, (8, 500))
+    whole, half = (trace(Packed(), (tokens, torch.full((8,), steps)), precision=precision, gpu="A100") for steps in (500, 250))
+    width = 2 if precision == "amp_bf16" else 4
+    assert whole.requested_bytes - half.requested_bytes >= 8 * 250 * (64 + 32) * width
+    assert "pack_padded" not in " ".join(whole.notes)
+    unknown = trace(Packed(), (tokens, torch.empty(8, dtype=torch.long, device="meta")), gpu="A100", best_effort=True)
+    assert any("samples of 500 steps" in note for note in unknown.notes)
+    assert unknown.requested_bytes == trace(Packed(), (tokens, torch.full((8,), 500)), gpu="A100").requested_bytes
+    layers = extract_job(Packed(), (tokens, torch.full((8,), 500)), ExtractOptions(precision=precision)).job.layers
+    assert [layer.kind for layer in layers if layer.parameters] == ["embedding", "lstm"]
