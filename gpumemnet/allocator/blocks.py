@@ -46,6 +46,11 @@ class Block:
         self.mapped = True
         self.born = 0
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where it is, and how large it and its request are."""
+        return self.address, self.size, self.requested_bytes
+
 
 class Pool:
     """The free blocks of one stream, either the small or the large ones.

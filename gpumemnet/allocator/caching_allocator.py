@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 
 from gpumemnet.allocator.addresses import AddressSpace, LowestFreeAddress
 from gpumemnet.allocator.blocks import ADDRESS_BITS, GONE, IN_USE, Block, Pool, edge_block
@@ -228,6 +229,17 @@ class CachingAllocator:
         self.peak_reserved_bytes = self.reserved_bytes
         if self._expandable is None:
             self._peak_inactive_split_bytes = self.reserved_bytes - self.allocated_bytes - self._whole_free_bytes
+
+    def state(self) -> Hashable:
+        """Return a value that is equal for two moments at which the same requests would have the same effect.
+
+        Two moments are compared at which the same blocks are in use, or others at the same places.  ``None`` if the settings make
+        an effect depend on more than what is free: expandable segments, garbage collection.
+        """
+        if self._expandable is not None or self._collect_above_bytes is not None:
+            return None
+        pools = tuple((stream, tuple(pool.keys), tuple(pool.segments)) for stream, pair in self._pools.items() for pool in pair)
+        return pools, self.reserved_bytes, self.allocated_bytes, self.requested_bytes, self.alloc_retries
 
     def statistics(self) -> Statistics:
         """Return all counters."""

@@ -7,8 +7,10 @@ same events under a limit finds how much less.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from gpumemnet.allocator.caching_allocator import OutOfMemory
+from gpumemnet.allocator.loops import Loop
 from gpumemnet.allocator.replay import Integers, replay
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from gpumemnet.units import MIB
@@ -22,6 +24,7 @@ def smallest_limit(
     device_bytes: int | None = None,
     prefix: Integers = (),
     streams: Sequence[int] | None = None,
+    loops: Sequence[Loop] = (),
     step_bytes: int = 2 * MIB,
 ) -> int:
     """Return the smallest capacity, in whole steps, under which ``events`` succeed; 0 if they need no memory.
@@ -30,7 +33,7 @@ def smallest_limit(
     too, because the allocator then uses other blocks; they are not searched.
 
     Args:
-        events, sizes, settings, device_bytes, prefix, streams: as for :func:`~gpumemnet.allocator.replay.replay`.
+        events, sizes, settings, device_bytes, prefix, streams, loops: as for :func:`~gpumemnet.allocator.replay.replay`.
         step_bytes: precision of the answer; the driver maps memory in pages of 2 MiB.
 
     Raises:
@@ -38,14 +41,16 @@ def smallest_limit(
         ValueError: the stream is malformed.
     """
 
+    run = partial(replay, events, sizes, settings, device_bytes=device_bytes, prefix=prefix, streams=streams, loops=loops)
+
     def runs(steps: int) -> bool:
         try:
-            replay(events, sizes, settings, steps * step_bytes, device_bytes=device_bytes, prefix=prefix, streams=streams)
+            run(capacity_bytes=steps * step_bytes)
         except OutOfMemory:
             return False
         return True
 
-    unlimited = replay(events, sizes, settings, device_bytes=device_bytes, prefix=prefix, streams=streams)
+    unlimited = run()
     works = -(-unlimited.peak_reserved_bytes // step_bytes)
     fails = -(-unlimited.peak_requested_bytes // step_bytes) - 1  # all requests alive at one moment must be reserved
     while works and not runs(works):  # the range of an expandable segment ends with the device, and may be full of holes

@@ -3,25 +3,23 @@
 A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, event ``e < 0`` frees storage ``~e``, and
 :data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate, because one stream is replayed with the sizes of
 many batch sizes.
+
+A script may repeat a pass hundreds of times.  Where the stream says so (:class:`Loop`) and the allocator is found in the state in
+which it was a pass earlier, the passes that are left would repeat the last one, and are not replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpumemnet.allocator.blocks import GONE, Block
 from gpumemnet.allocator.caching_allocator import CachingAllocator, OutOfMemory
+from gpumemnet.allocator.loops import EMPTY_CACHE, Integers, Loop, replayable
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
-
-EMPTY_CACHE: Final = -(2**62)
-"""The event of ``torch.cuda.empty_cache()``."""
-
-Integers = Sequence[int] | NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +65,7 @@ def replay(
     streams: Sequence[int] | None = None,
     shrinkable: Collection[int] = (),
     steady_from: int | None = None,
+    loops: Sequence[Loop] = (),
     with_curves: bool = False,
 ) -> Replay:
     """Run ``events`` through a new allocator.
@@ -84,6 +83,7 @@ def replay(
             so with its workspace, and a smaller plan stands in for one whose workspace does not fit
             (``aten/src/ATen/native/cudnn/Conv_v8.cpp``).
         steady_from: index of the event at which the steady state begins; by default all events count.
+        loops: where ``events`` repeats passes; the result is the same without.
         with_curves: whether to return the values after every event.
 
     Raises:
@@ -100,38 +100,40 @@ def replay(
     allocated_curve: list[int] = []
     reserved_curve: list[int] = []
     index = peak_allocated_event = peak_reserved_event = -1
+    known_loops = [] if with_curves else replayable(loops, sizes, streams, shrinkable, steady_from)
     try:
         for size in _plain(prefix):
             malloc(size)
         peak_allocated, peak_reserved = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
-        for index, event in enumerate(order):
-            if index == steady_from and allocator.reserved_bytes < allocator.peak_reserved_bytes:
-                startup_peak_reserved = allocator.peak_reserved_bytes
-                allocator.reset_peaks()
-                peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
-                peak_allocated_event = peak_reserved_event = index - 1
-            if event < 0:
-                if event == EMPTY_CACHE:
-                    allocator.empty_cache()
+        for start, end in _stretches(len(order), known_loops, allocator, blocks, absent):
+            for index, event in enumerate(order[start:end], start):
+                if index == steady_from and allocator.reserved_bytes < allocator.peak_reserved_bytes:
+                    startup_peak_reserved = allocator.peak_reserved_bytes
+                    allocator.reset_peaks()
+                    peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
+                    peak_allocated_event = peak_reserved_event = index - 1
+                if event < 0:
+                    if event == EMPTY_CACHE:
+                        allocator.empty_cache()
+                    else:
+                        free(blocks[~event])
+                        blocks[~event] = absent
                 else:
-                    free(blocks[~event])
-                    blocks[~event] = absent
-            else:
-                if blocks[event] is not absent:
-                    raise ValueError("it is allocated already")
-                if event in shrinkable:
-                    blocks[event] = _malloc_what_fits(allocator, bytes_of[event], stream_of[event])
-                else:
-                    blocks[event] = malloc(bytes_of[event], stream_of[event])
-                if allocator.peak_allocated_bytes > peak_allocated:
-                    peak_allocated = allocator.peak_allocated_bytes
-                    peak_allocated_event = index
-                if allocator.peak_reserved_bytes > peak_reserved:
-                    peak_reserved = allocator.peak_reserved_bytes
-                    peak_reserved_event = index
-            if with_curves:
-                allocated_curve.append(allocator.allocated_bytes)
-                reserved_curve.append(allocator.reserved_bytes)
+                    if blocks[event] is not absent:
+                        raise ValueError("it is allocated already")
+                    if event in shrinkable:
+                        blocks[event] = _malloc_what_fits(allocator, bytes_of[event], stream_of[event])
+                    else:
+                        blocks[event] = malloc(bytes_of[event], stream_of[event])
+                    if allocator.peak_allocated_bytes > peak_allocated:
+                        peak_allocated = allocator.peak_allocated_bytes
+                        peak_allocated_event = index
+                    if allocator.peak_reserved_bytes > peak_reserved:
+                        peak_reserved = allocator.peak_reserved_bytes
+                        peak_reserved_event = index
+                if with_curves:
+                    allocated_curve.append(allocator.allocated_bytes)
+                    reserved_curve.append(allocator.reserved_bytes)
     except OutOfMemory as error:
         error.event = index
         raise
@@ -154,6 +156,40 @@ def replay(
         allocated_curve_bytes=np.array(allocated_curve, dtype=np.int64) if with_curves else None,
         reserved_curve_bytes=np.array(reserved_curve, dtype=np.int64) if with_curves else None,
     )
+
+
+def _stretches(
+    events: int, loops: Sequence[Loop], allocator: CachingAllocator, blocks: list[Block | None], absent: Block
+) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of events to replay: all of them, but for passes that would repeat the one before.
+
+    Between two ranges ``allocator`` and ``blocks`` are brought to where all the events so far would have left them.
+    """
+    done = 0
+    for loop in loops:
+        yield done, loop.start
+        number = 0
+        seen: dict[Hashable, int] = {}
+        while number < loop.passes:
+            first = loop.first + number * loop.storages
+            carried = blocks[first - loop.reach : first]
+            places = tuple(None if block is absent or block is None else block.place for block in carried)
+            free = allocator.state()
+            period = number - seen.setdefault((free, places), number)
+            if period and free is not None:  # double buffers change places: their period is 2
+                skipped = (loop.passes - number) // period * period
+                kept = [block if block is None else absent for block in blocks[first - loop.storages : first]]
+                blocks[first : first + skipped * loop.storages] = kept * skipped
+                blocks[first - loop.reach : first] = [block if block is None else absent for block in carried]
+                end = first + skipped * loop.storages
+                blocks[end - loop.reach : end] = carried
+                number += skipped
+                seen.clear()
+                continue
+            yield loop.start + number * loop.events, loop.start + (number + 1) * loop.events
+            number += 1
+        done = loop.end
+    yield done, events
 
 
 def _malloc_what_fits(allocator: CachingAllocator, size_bytes: int, stream: int) -> Block | None:

@@ -114,7 +114,7 @@ def _safe_bytes(
     """Return the bound on the memory of the process; at most the usable memory if the run fits with all sizes at their bounds."""
     timeline = run.timeline
     sizes = [0 if timeline.storages[index].is_search else bounds[origin] for index, origin in enumerate(run.origins)]
-    run_within = partial(replay, timeline.events, sizes, settings, streams=timeline.streams)
+    run_within = partial(replay, timeline.events, sizes, settings, streams=timeline.streams, loops=timeline.loops)
     safe = bound.of_process(max(run_within().peak_reserved_bytes, expected_reserved_bytes))
     if safe <= usable_bytes:
         return safe
@@ -147,6 +147,7 @@ def replayed(
         streams=timeline.streams,
         shrinkable=timeline.shrinkable,
         steady_from=timeline.steady_from,
+        loops=timeline.loops,
     )
     at = run.peak_allocated_event
     parts = dict.fromkeys(MEMORY_CLASSES, 0)
@@ -268,7 +269,7 @@ def smallest_bytes(run: LongRun, sizes: Sequence[int], device: DeviceProfile, se
     timeline = run.timeline
     shrinkable = timeline.shrinkable
     needed = [0 if index in shrinkable else sizes[origin] for index, origin in enumerate(run.origins)]
-    within = smallest_limit(timeline.events, needed, settings, streams=timeline.streams)
+    within = smallest_limit(timeline.events, needed, settings, streams=timeline.streams, loops=timeline.loops)
     return within + non_allocator_memory(device, timeline.groups).expected_bytes
 
 

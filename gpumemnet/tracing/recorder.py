@@ -88,6 +88,7 @@ class Recorder(DispatchMode):
         self._events: list[int] = []
         self._phases: list[Phase] = []
         self._step_starts: list[int] = []
+        self._passes: list[int] = []
         self._cublas_handles: set[bool] = set()
         self._done_once: set[tuple[bool, Hashable]] = set()
         self._nodes: list[tuple[int, str]] = []
@@ -115,6 +116,10 @@ class Recorder(DispatchMode):
         self._modules.forget()
         self._backward = phase == "backward"
         self._phases.append(Phase(phase, self._steps, len(self._events)))
+
+    def begin_pass(self) -> None:
+        """Begin a pass through a model, which the code may repeat."""
+        self._passes.append(len(self._events))
 
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
@@ -221,7 +226,7 @@ class Recorder(DispatchMode):
         )
         starts = (*self._step_starts, len(self._events))
         groups = tuple(self._groups.values())
-        return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups)
+        return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups, tuple(self._passes))
 
     def close(self) -> None:
         """Stop recording releases."""

@@ -9,10 +9,11 @@ as a class of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gpumemnet.allocator import EMPTY_CACHE
+from gpumemnet.allocator.loops import Loop, find_loops
 
 MEMORY_CLASSES: Final = (
     *("parameter", "buffer", "gradient", "optimizer_state", "saved_activation", "input", "temporary"),
@@ -88,6 +89,7 @@ class Timeline:
         step_starts: for each optimizer step, index of its first event; the last entry is the end of the last step.
         ranks: number of GPUs that the job runs on; the timeline is that of one of them.
         groups: number of ranks in each process group that this GPU communicated in.
+        passes: index of the event at which each pass through a model begins, if the run may repeat equal ones.
     """
 
     storages: tuple[Storage, ...]
@@ -96,6 +98,12 @@ class Timeline:
     step_starts: tuple[int, ...]
     ranks: int = 1
     groups: tuple[int, ...] = ()
+    passes: tuple[int, ...] = ()
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """Where the run repeats passes with the same events."""
+        return find_loops(self.events, self.passes)
 
     @property
     def sizes(self) -> list[int]:
@@ -168,6 +176,8 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
     if [_role(storages[s]) for s in inherited] != [_role(storages[s]) for s in left]:
         return LongRun(timeline, tuple(origins))
     events, phases, starts = list(timeline.events), list(timeline.phases), list(timeline.step_starts)
+    passes = list(timeline.passes)
+    window_passes = [index for index in passes if index >= start]
     window_phases = [phase for phase in phases if phase.start >= start]
     successor = dict(zip(inherited, left, strict=True))
     for step in range(1, steps + 1):
@@ -183,10 +193,18 @@ def repeated(timeline: Timeline, steps: int = STEADY_STEPS) -> LongRun:
             else:
                 events.append(~names[~event] if ~event in names else ~successor[~event])
         phases += [Phase(phase.name, phase.step + step, phase.start + offset) for phase in window_phases]
+        passes += [index + offset for index in window_passes]
         starts.append(len(events))
         successor = {old: names[new] for old, new in zip(inherited, left, strict=True)}
     long_storages = tuple(storages[origin] for origin in origins)
-    longer = Timeline(long_storages, tuple(events), tuple(phases), tuple(starts), timeline.ranks, timeline.groups)
+    longer = replace(
+        timeline,
+        storages=long_storages,
+        events=tuple(events),
+        phases=tuple(phases),
+        step_starts=tuple(starts),
+        passes=tuple(passes),
+    )
     return LongRun(longer, tuple(origins))
 
 

@@ -174,6 +174,7 @@ class Watch:
                 handle.remove()
 
     def _model_starts(self) -> None:
+        self.recorder.begin_pass()
         if not self._started and torch.is_grad_enabled() and self.recorder.has_live_storages:
             self._started = True
             self.recorder.begin_step()
