@@ -24,12 +24,12 @@ from ..recipe.recipe import Recipe
 from ..recipe.sampling import sample_jobs
 from .subjects import traceable, traced_run
 
-PROTOCOL: Final = "trace-7"
+PROTOCOL: Final = "trace-8"
 """``trace-2`` since the trace follows PyTorch's CUDA code allocation by allocation (``benchmarks/cuda_code.py``),
 ``trace-3`` since fp32 leaves convolutions the TF32 that PyTorch lets them use, ``trace-4`` since the steady state is the answer
 and the replay knows the card's capacity, ``trace-5`` since workspaces of convolutions follow cuDNN's own answers,
 ``trace-6`` since they follow published readings in fp32 on an A100 and after a search, ``trace-7`` since they shrink where memory
-is short."""
+is short, ``trace-8`` since fp32 convolutions follow published readings on every GPU."""
 
 
 def trace_recipe(recipe: Recipe, gpu: str, count: int, seed: int, folder: Path, workers: int | None) -> None:

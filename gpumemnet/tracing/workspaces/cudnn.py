@@ -5,8 +5,8 @@ frees it after the call.  With ``torch.backends.cudnn.benchmark`` it first alloc
 while it does not fit, times the plans, frees it and empties the allocator's cache.
 
 cuDNN itself can say what it takes, see :mod:`gpumemnet.tracing.workspaces.cudnn_plans`.  The rules here are for machines without
-it: what is copied is learnt from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`), and, in fp32
-and after a search, from published readings.
+it.  What is copied is learnt from answers of cuDNN 9.8 and 9.28 (:mod:`gpumemnet.tracing.workspaces.copied_tensors`); in fp32,
+from published readings too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.workspaces.copied_tensors import copied_bytes
 from gpumemnet.tracing.workspaces.cudnn_convolution import Convolution
 
-WITHOUT_FORWARD_COPIES: Final = (8, 0)
-"""Compute capability on which fp32 convolutions are expected to copy tensors only for the gradient of filters larger than 1 x 1,
-and there all three if tensor cores run on channels first.  Published readings of an A100 say so, with a search and without
-(``docs/accuracy/convolution-workspaces.md``); answers of cuDNN 9.8 and 9.28 copy more.  No other GPU's readings were compared,
-so elsewhere this holds after a search only."""
+TF32_CAPABILITY: Final = (8, 0)
+"""First compute capability whose tensor cores run fp32 convolutions, in TF32."""
 SEARCH_COPIES: Final = 1.5
 """Largest workspace that a search tries, by the bytes of image, result and weight.  Of 4,400 convolutions of real networks, the
 median is 1.0 (H100) to 1.5 (A100, Ada) in fp32 and 1.0 to 2.1 in fp16; the 95th percentile is 2.2 to 5."""
@@ -56,29 +53,30 @@ def workspace(convolution: Convolution, operation: str, platform: Platform) -> W
 
 
 def _expected_bytes(convolution: Convolution, operation: str, platform: Platform) -> int:
+    """Return the workspace of the plan that is expected to run.
+
+    fp32 convolutions copy tensors only for the gradient of filters larger than 1 x 1, and there all three if tensor cores run on
+    channels first.  Published readings say so: of an A100, with a search and without, and of two GeForce cards
+    (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
+    """
     if not _is_learnt(convolution, platform):
         return 0
-    learnt = copied_bytes(convolution, operation, platform.compute_capability)
-    if not _copies_for_filters_only(convolution, platform):
-        return learnt
-    if not keeps_workspace(convolution, operation):
-        return 0
-    copies_all = _is_wide(convolution) and not convolution.channels_last
-    return sum(convolution.tensor_bytes) if copies_all else learnt
+    if convolution.dtype == torch.float32:
+        if not keeps_workspace(convolution, operation):
+            return 0
+        if _runs_on_tensor_cores(convolution, platform) and not convolution.channels_last:
+            return sum(convolution.tensor_bytes)
+    return copied_bytes(convolution, operation, platform.compute_capability)
 
 
-def _copies_for_filters_only(convolution: Convolution, platform: Platform) -> bool:
-    is_known = platform.compute_capability == WITHOUT_FORWARD_COPIES or platform.cudnn_benchmark
-    return is_known and convolution.dtype == torch.float32
-
-
-def _is_wide(convolution: Convolution) -> bool:
-    """Whether a group has the channels that tensor cores read at once in fp32."""
-    return min(convolution.channels, convolution.outputs) // convolution.groups >= TF32_SMALLEST_CHANNELS
+def _runs_on_tensor_cores(convolution: Convolution, platform: Platform) -> bool:
+    """Whether an fp32 convolution runs in TF32: a group must have the channels that tensor cores read at once."""
+    narrowest = min(convolution.channels, convolution.outputs) // convolution.groups
+    return platform.compute_capability >= TF32_CAPABILITY and narrowest >= TF32_SMALLEST_CHANNELS
 
 
 def keeps_workspace(convolution: Convolution, operation: str) -> bool:
-    """Whether the plan that a search keeps takes a workspace: for the gradient of filters larger than 1 x 1, by readings."""
+    """Whether an fp32 convolution keeps a workspace: for the gradient of filters larger than 1 x 1, by published readings."""
     return operation == BACKWARD_FILTER and max(convolution.filter) > 1
 
 
