@@ -6,12 +6,15 @@ the same rules.
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
+import jiter
 import numpy as np
 
 from gpumemnet.errors import FieldError, InvalidJobError, did_you_mean
@@ -35,6 +38,15 @@ _JOB_FIELDS: Final = frozenset(JOB_FIELDS)
 _REQUIRED_FIELDS: Final = frozenset(REQUIRED_FIELDS)
 _LAYER_FIELDS: Final = ("kind", "activations", "parameters")
 _LAYER_FIELD_SET: Final = frozenset(_LAYER_FIELDS)
+_PARSER_MESSAGE: Final = re.compile(
+    r'(?P<reason>(Detected duplicate key "(?P<key>.*)"|.*)) at line (?P<line>\d+) column (?P<column>\d+)', re.DOTALL
+)
+"""How jiter words an error."""
+_PLAIN_WORDS: Final = {
+    "recursion limit exceeded": "it is nested too deeply",
+    "number out of range": "a number has too many digits",
+}
+"""Words of jiter → ours."""
 _LayerColumns = tuple[Sequence[str], Sequence[int], Sequence[int]]
 _DEFAULTS: Final[dict[str, Any]] = {name: None if name in REQUIRED_FIELDS else value for name, value in FIELD_DEFAULTS.items()}
 """Field → value when a document does not state it; for required fields, ``None``, which every check refuses."""
@@ -164,25 +176,37 @@ def job_from_json(text: str | bytes) -> TrainingJob:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses strict JSON: without NaN, infinity, duplicate keys or very deep nesting.
+    """Parses strict JSON in UTF-8: without NaN, infinity, duplicate keys or more than 200 levels of nesting.
 
     Raises:
-        InvalidJobError: says what is wrong; for a syntax error, with line and column.
+        InvalidJobError: says what is wrong, with line and column; for a duplicate key, its field is that key.
     """
+    if isinstance(text, str):
+        text = text.encode("utf-8", "surrogatepass")
+    text = text.removeprefix(codecs.BOM_UTF8)
     try:
-        if isinstance(text, bytes | bytearray):
-            text = text.decode(json.detect_encoding(text), "surrogatepass")
-        return _DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        raise InvalidJobError(f"no valid JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
+        return jiter.from_json(text, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise _syntax_error(text, str(error)) from None
+
+
+def _syntax_error(text: bytes, message: str) -> InvalidJobError:
+    """What is wrong with ``text``, from the parser's ``message``, which ends with line and column."""
+    found = _PARSER_MESSAGE.fullmatch(message)
+    try:
+        text.decode()
     except UnicodeDecodeError:
-        raise InvalidJobError("no valid JSON: the text is not UTF-8") from None
-    except RecursionError:
-        raise InvalidJobError("no valid job: the JSON is nested too deeply") from None
-    except InvalidJobError:
-        raise
-    except ValueError:  # Python's limit on the digits of an integer
-        raise InvalidJobError("no valid job: the JSON holds a number with too many digits") from None
+        found = None
+    if found is None:
+        return InvalidJobError("no valid JSON: the text is not UTF-8")
+    reason, key, line, column = found["reason"], found["key"], int(found["line"]), max(int(found["column"]), 1)
+    if key is not None:
+        return InvalidJobError("appears twice", _printable(key))
+    reason = _PLAIN_WORDS.get(reason, reason)
+    if reason == "expected value":
+        rest = text.split(b"\n")[line - 1][column - 1 :].decode(errors="replace")
+        reason += f", found {_printable(rest[:16])}"
+    return InvalidJobError(f"no valid JSON at line {line}, column {column}: {reason}")
 
 
 def job_to_dict(job: TrainingJob) -> dict[str, Any]:
@@ -258,19 +282,3 @@ def _refuse_unknown(document: Mapping[Any, Any], known: tuple[str, ...], prefix:
 def _printable(name: object) -> str:
     """A key of a user's document in a form that is safe in a message: short, and without control characters."""
     return ascii(str(name)[:64])[1:-1]
-
-
-def _refuse_constant(name: str) -> None:
-    raise InvalidJobError(f"no valid job: {name} is not a number that JSON allows")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidJobError("appears twice", _printable(twice))
-    return document
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)

@@ -93,7 +93,7 @@ class Refusal(HTTPException):
 
     def document(self) -> dict[str, Any]:
         """The problem document."""
-        return _document(self.kind, _encodable(self.detail))
+        return _document(self.kind, self.detail)
 
 
 def located(error: FieldError, path: str) -> FieldError:
@@ -103,8 +103,8 @@ def located(error: FieldError, path: str) -> FieldError:
 
 def field_problem(error: FieldError) -> dict[str, Any]:
     """The problem document of an error that names a field."""
-    document = _document(_KIND_OF_ERROR[type(error)], _encodable(str(error)))
-    document["errors"] = [{"field": _encodable(error.field), "message": _encodable(error.reason)}]
+    document = _document(_KIND_OF_ERROR[type(error)], str(error))
+    document["errors"] = [{"field": error.field, "message": error.reason}]
     return document
 
 
@@ -147,8 +147,3 @@ def _document(kind: ProblemKind, detail: str) -> dict[str, Any]:
 
 def _response(document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(document), document["status"], headers, MEDIA_TYPE)
-
-
-def _encodable(text: str) -> str:
-    """``text`` without lone surrogates: JSON escapes allow them in a field's name, and UTF-8 cannot encode them."""
-    return text.encode("utf-8", "replace").decode()

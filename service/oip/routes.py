@@ -325,5 +325,4 @@ def _json(document: Any) -> Response:
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    text = message.encode("utf-8", "replace").decode()  # JSON escapes allow lone surrogates in a name
-    return Response(orjson.dumps({"error": text}), status, headers, JSON)
+    return Response(orjson.dumps({"error": message}), status, headers, JSON)

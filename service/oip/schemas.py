@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
-
-from gpumemnet.job.layers import describe
+from pydantic import Field
 
 from ..api.requests import MAX_BIN_WIDTH_MIB, MIN_BIN_WIDTH_MIB, Coverage, Encoder
 from ..api.schemas import OneOf, Schema
@@ -14,15 +12,6 @@ from .outputs import OUTPUT_NAMES
 
 DEFAULT_BIN_WIDTH_MIB: Final = 1024
 """Bins reach to 192 GiB for every GPU: a tensor has the same columns in all rows."""
-
-
-def _encodable(text: str) -> str:
-    """Reject lone surrogates: JSON escapes allow them, and UTF-8 cannot encode them."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"must be a text in Unicode, not {describe(text)}") from None
-    return text
 
 
 class OipError(Schema):
@@ -139,7 +128,7 @@ class OipParameters(Schema):
 class OipRequest(Schema):
     """An inference request."""
 
-    id: Annotated[str, AfterValidator(_encodable)] | None = Field(default=None, description="repeated in the answer")
+    id: str | None = Field(default=None, description="repeated in the answer")
     inputs: list[OipInput] = Field(min_length=1, max_length=1, description="the tensor `job`")
     outputs: list[OipRequestedOutput] | None = Field(default=None, description="the requested outputs; by default all")
     parameters: OipParameters | None = None

@@ -87,12 +87,12 @@ def test_gpu_and_encoder_are_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "no valid JSON at line 1, column 2"),
+        ("{", "no valid JSON at line 1, column 1"),
         ("", "no valid JSON at line 1, column 1"),
         ("[1]", "[0]: a job must be a JSON object, not 1"),
         ('{"family": "mlp"}', "batch_size: is missing"),
         (json.dumps({**job_to_dict(small_job()), "batch_size": -1}), "batch_size: must be between 1 and 2147483647, not -1"),
-        (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": NaN'), "NaN is not a number that JSON allows"),
+        (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": NaN'), "expected value, found NaN"),
         (job_to_json(small_job()).replace('"batch_size": 64', '"batch_size": 1e99'), "whole number, not 1e+99"),
         (json.dumps({**job_to_dict(small_job()), "family": "rnn"}), "family: must be one of"),
     ],

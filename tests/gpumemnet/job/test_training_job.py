@@ -102,12 +102,13 @@ def test_a_missing_field_is_named(field: str) -> None:
         ("", "line 1, column 1"),
         ('{"family": "mlp",}', "no valid JSON at line 1"),
         ("[1, 2]", "a job must be a JSON object, not a list"),
-        ('{"batch_size": NaN}', "NaN is not a number that JSON allows"),
-        ('{"batch_size": -Infinity}', "-Infinity is not a number"),
+        ('{"batch_size": NaN}', "column 16: expected value, found NaN"),
+        ('{"batch_size":\n -Infinity}', "line 2, column 3: invalid number"),
         ('{"batch_size": 1, "batch_size": 2}', "batch_size: appears twice"),
         ('{"batch_size": ' + "9" * 6000 + "}", "too many digits"),
         ("[" * 100_000, "nested too deeply"),
         (b"\xff\xfe{", "not UTF-8"),
+        (b"\xef\xbb\xbf[1, 2]", "a job must be a JSON object, not a list"),  # what Windows writes before UTF-8
     ],
 )
 def test_text_that_is_no_job_is_explained(text: str | bytes, says: str) -> None:

@@ -135,10 +135,9 @@ def test_doubled_keys_are_refused(http: httpx.Client) -> None:
     assert field_at_fault(http, b'{"job": {}, "job": {}}') == "job"
 
 
-def test_half_a_surrogate_pair_in_a_field_name_is_survived(http: httpx.Client, job: Document) -> None:
-    assert field_at_fault(http, b'{"job": {"\\ud800": 1}}') == "job.\\ud800"
-    batch = http.post("/v1/predict/batch", content=b'{"jobs": [{"\\ud800": 1}]}', headers=JSON)
-    assert batch.json()["results"][0]["problem"]["errors"][0]["field"] == "jobs[0].\\ud800"
+def test_half_a_surrogate_pair_is_no_text(http: httpx.Client) -> None:
+    assert field_at_fault(http, b'{"job": {"\\ud800": 1}}') == "body"
+    assert field_at_fault(http, b'{"jobs": [{"\\ud800": 1}]}', "/v1/predict/batch") == "body"
 
 
 def test_a_job_without_its_envelope_is_told_where_jobs_stand(http: httpx.Client, job: Document) -> None:

@@ -235,9 +235,8 @@ def test_releases_are_chosen_over_http(registry: Registry, tmp_path: Path) -> No
             (b"{", "body"),
             (b"{}", "release"),
             (b'{"release": "r1", "reason": 1}', "reason"),
-            (b'{"release": "r1", "reason": "\\ud800"}', "reason"),
+            (b'{"release": "r1", "reason": "\\ud800"}', "body"),
             (b'{"release": "r1", "reason": "a\\nb"}', "reason"),
-            (b'{"release": "\\ud800"}', "release"),
             (b'{"release": "r1", "why": ""}', "why"),
         ):
             answer = client.put(f"{url}/champion", content=body, headers=JSON)
