@@ -137,6 +137,8 @@ class KnownValues(DispatchMode):
         self._layouts = KnownLayouts()
         self._overwritten: dict[int, torch.UntypedStorage] = {}
         """Real storages that a meta tensor was written into: their values are unknown."""
+        self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
+        """Operator → position and name of the arguments that it writes into."""
 
     def unknown(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's values are unknown."""
@@ -145,8 +147,12 @@ class KnownValues(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named = dict(kwargs or {})
-        if any(self.unknown(tensor) for tensor in argument_tensors(args, named)):
+        return self.run(func, args, dict(kwargs or {}))
+
+    def run(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run an operator where it belongs."""
+        tensors = argument_tensors(args, named)
+        if any(map(self.unknown, tensors)):
             return self._run_on_meta(func, args, named)
         if self._largest_real is None or any(argument.alias_info is not None for argument in schema(func).arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
@@ -160,9 +166,8 @@ class KnownValues(DispatchMode):
         return trial if others > self._largest_real[0] or whole > self._largest_real[1] else func(*args, **named)
 
     def _run_on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = schema(func).name.replace("::", ".")
         if schema(func).name in _READS_VALUE_BELOW:
-            return self._missing_values.result(func, args, kwargs, UnknownValueError(name, NEEDS_VALUES))
+            return self._missing_values.result(func, args, kwargs, UnknownValueError(_dotted_name(func), NEEDS_VALUES))
         if func is _PACK:
             return self._packed(args, kwargs)
         try:
@@ -171,13 +176,12 @@ class KnownValues(DispatchMode):
             if not (isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))):
                 raise
             reason = _NO_SHAPE if torch.Tag.dynamic_output_shape in func.tags else _NO_KERNEL
-            return self._missing_values.result(func, args, kwargs, UnknownValueError(name, reason))
-        written = self._written(func, args, kwargs)
-        if not written:
-            return result
-        if isinstance(result, torch.Tensor):
-            return written[0]
-        return result
+            return self._missing_values.result(func, args, kwargs, UnknownValueError(_dotted_name(func), reason))
+        writes = self._writes.get(func)
+        if writes is None:
+            writes = self._writes[func] = _written_arguments(func)
+        written = self._written(writes, args, kwargs) if writes else []
+        return written[0] if written and isinstance(result, torch.Tensor) else result
 
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Pack a sequence by the lengths of its samples, which PyTorch keeps on the host."""
@@ -187,17 +191,29 @@ class KnownValues(DispatchMode):
             return self._missing_values.result(_PACK, args, kwargs, error)
         return _PACK(as_meta(args[0]), *args[1:], **kwargs)
 
-    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    def _written(self, writes: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that the operator wrote into, and mark the real ones as unknown."""
         written = []
-        for index, argument in enumerate(schema(func).arguments):
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, torch.Tensor):
+        for index, name in writes:
+            value = args[index] if index < len(args) else kwargs.get(name)
+            if isinstance(value, torch.Tensor):
                 written.append(value)
                 if not value.is_meta:
                     storage = value.untyped_storage()
                     self._overwritten[id_of_storage(storage)] = storage
         return written
+
+
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(schema(func).arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _dotted_name(func: Any) -> str:
+    return str(schema(func).name).replace("::", ".")
 
 
 class _DeviceBlind(TorchFunctionMode):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -71,10 +71,19 @@ class Recorder(DispatchMode):
         modules: tells which module is running.
         platform: the GPU that the job will run on.
         keeps_calls: whether to keep the calls of operators that take scratch memory, see :attr:`calls`.
+        run: runs an operator with its arguments; it goes on to the mode below by default.
     """
 
-    def __init__(self, modules: ModulePath, platform: Platform, *, keeps_calls: bool = False) -> None:
+    def __init__(
+        self,
+        modules: ModulePath,
+        platform: Platform,
+        *,
+        keeps_calls: bool = False,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+    ) -> None:
         super().__init__()
+        self._run = run or (lambda func, args, kwargs: func(*args, **kwargs))
         self.calls: list[OperatorCall] = []
         self._keeps_calls = keeps_calls
         self._modules = modules
@@ -242,12 +251,12 @@ class Recorder(DispatchMode):
         if watched is None:
             watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
             self._layouts[func] = layout_rule(func)
+        kwargs = dict(kwargs or {})
         if not watched:
-            return None if operator_name(func) in _FUSED else func(*args, **(kwargs or {}))
-        kwargs = kwargs or {}
+            return None if operator_name(func) in _FUSED else self._run(func, args, kwargs)
         if self._recomputed and not torch.is_grad_enabled():
             self._classify_recomputed()
-        result = func(*args, **kwargs)
+        result = self._run(func, args, kwargs)
         outputs = _tensors(result)
         # Real tensors keep their values, and subclasses define their own layout.
         if (layout := self._layouts[func]) is not None and all(type(t) is Tensor and t.is_meta for t in outputs):

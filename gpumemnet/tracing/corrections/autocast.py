@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumemnet.physics.autocast import BANNED, FLOAT32, FLOAT32_APPENDED, FLOAT32_RESULT, LOWER_PRECISION, PROMOTE
-from gpumemnet.torch_private.operators import find_operator, schema
+from gpumemnet.torch_private.operators import find_operator, schema, without_function_modes
 from gpumemnet.torch_private.tensors import is_view
 from gpumemnet.tracing.corrections.overrides import Override
 
@@ -115,11 +115,13 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         if value.dtype == dtype or not _is_castable(value):
             return value
-        if not _is_cached(value, dtype):
-            return value.to(dtype)
-        cast = _casts.get(value)
+        is_cached = _is_cached(value, dtype)
+        cast = _casts.get(value) if is_cached else None
         if cast is None:
-            cast = _casts[value] = value.to(dtype)
+            with without_function_modes():  # the code did not request it
+                cast = value.to(dtype)
+            if is_cached:
+                _casts[value] = cast
         return cast
     if isinstance(value, list | tuple):
         return [_cast(entry, dtype) for entry in value]

@@ -65,7 +65,7 @@ def trace_script(
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if ranks > 1 else ()))
     values = ReadValues(other_way=other_way)
     allocator = AllocatorChoice(settings, values.note_once)
-    watch = Watch(platform, allocator.first_used)
+    watch = Watch(platform, KnownValues(values, largest_real=None).run, allocator.first_used)
     watch.recorder.begin("build")
     try:
         with allocator.choosing():
@@ -132,7 +132,6 @@ def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int,
     requests = GpuRequests(watch, values)
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())
-        stack.enter_context(KnownValues(values, largest_real=None))
         stack.enter_context(requests)
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())

@@ -73,13 +73,19 @@ class Watch:
 
     Args:
         platform: the simulated GPU.
+        run: runs an operator with its arguments.
         used: called before anything arrives on the GPU.
     """
 
-    def __init__(self, platform: Platform, used: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        used: Callable[[], None] = lambda: None,
+    ) -> None:
         self._used = used
         self.modules = ScriptModules(self._model_starts, self._entered, self._left)
-        self.recorder = Recorder(self.modules, platform)
+        self.recorder = Recorder(self.modules, platform, run=run)
         self.streams = Streams(self.recorder.use_stream)
         self.batch_size: int | None = None
         self._second_dimension: int | None = None
