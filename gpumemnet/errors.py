@@ -11,6 +11,7 @@
     │       ├── UnknownReleaseError   a release that is not there         (HTTP 404)
     │       └── RegistryBusyError     another process is writing to it    (HTTP 503)
     ├── ExtractError            a model factory that cannot be turned into a job
+    │   └── CodeEndedError      code that ended before there was an answer
     ├── UnsupportedTorchError   a PyTorch version that lacks what a trace needs
     ├── DatasetError            a dataset that is missing, damaged or of another schema
     ├── MeasurementError        a machine on which nothing can be measured
@@ -76,6 +77,10 @@ class RegistryBusyError(RegistryError):
 
 class ExtractError(GpumemnetError):
     """A model factory raised, returned something else than a model, or cannot run on meta tensors."""
+
+
+class CodeEndedError(ExtractError):
+    """A user's code ended before there was an answer; its last line of output often says why."""
 
 
 class UnsupportedTorchError(GpumemnetError):

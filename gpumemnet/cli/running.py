@@ -57,12 +57,14 @@ def run(application: Any, arguments: Sequence[str] | None, name: str) -> int:
     except GpumemnetError as error:
         typer.echo(f"error: {error}", err=True)
         return USER_ERROR
-    except typer.Abort:  # Ctrl-C
-        return _INTERRUPTED
+    except typer.Abort:
+        code = _INTERRUPTED
     except typer.TyperException as error:
         return _usage_error(error)
     except SystemExit as leaving:  # shell completion, or a closed pipe
         return leaving.code if isinstance(leaving.code, int) else 0
+    if code == _INTERRUPTED:  # Ctrl-C
+        typer.echo("interrupted", err=True)
     return code if isinstance(code, int) else 0
 
 

@@ -84,10 +84,8 @@ def extract_from(
         seen = walk(model, inputs.args, inputs.kwargs, attention, missing_values)
     except ForwardError as error:
         within = f" (in module '{error.path}')" if error.path else ""
-        shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)
-        raise ExtractError(
-            f"the model does not run on inputs of shape {shapes}: {fault_sentence(error.fault)}{within}"
-        ) from error
+        shapes = inputs.shapes_of_fault(error.fault)
+        raise ExtractError(f"the model does not run: {fault_sentence(error.fault)}{within}{shapes}") from error
     batch = inputs.batch_size
     parameters = dict(model.named_parameters())
     layers = [Layer(call.kind, (2 * call.elements + batch) // (2 * batch), call.parameters) for call in seen.calls]

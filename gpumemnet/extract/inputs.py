@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gpumemnet.errors import ExtractError, InvalidRequestError
 from gpumemnet.job.layers import MAX_ELEMENTS, describe
+from gpumemnet.sandbox.faults import UnknownValueError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +26,8 @@ DTYPES: Final = (
 )
 _SPEC: Final = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[0-9]+(?:x[0-9]+)*)(?::(?P<dtype>\w+))?", re.ASCII)
 _DIMENSION_DIGITS: Final = 16
+_SHOWN_SHAPES: Final = 4
+"""Number of different shapes that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,18 @@ class ModelInputs:
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments, in order."""
         return [tensor for _, tensor in _named_tensors((*self.args, self.kwargs))]
+
+    def shapes_of_fault(self, fault: BaseException) -> str:
+        """Return the shapes as the end of the sentence about ``fault``, such as ``; inputs: 8x128 (2 times), 8``.
+
+        They say nothing about code that needs values.
+        """
+        if isinstance(fault, UnknownValueError):
+            return ""
+        times = Counter("x".join(map(str, tensor.shape)) or "()" for tensor in self.tensors)
+        texts = [shape if count == 1 else f"{shape} ({count} times)" for shape, count in times.items()]
+        others = f" and {len(texts) - _SHOWN_SHAPES} others" if len(texts) > _SHOWN_SHAPES else ""
+        return f"; inputs: {', '.join(texts[:_SHOWN_SHAPES])}{others}"
 
     @property
     def elements_per_sample(self) -> int:

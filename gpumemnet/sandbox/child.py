@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from gpumemnet.errors import GpumemnetError, InvalidRequestError
+from gpumemnet.errors import CodeEndedError, GpumemnetError, InvalidRequestError
 from gpumemnet.sandbox.checkout import checkout_folder
 from gpumemnet.sandbox.faults import user_location
 
@@ -37,6 +37,7 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
     envelope = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # its last line comes before a later one on stderr
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _set_import_path(envelope["pythonpath"])
     if envelope["progress"] is not None:
@@ -48,14 +49,16 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
     except InvalidRequestError as error:
         answer = {"error": error.reason, "field": error.field}
     except GpumemnetError as error:
-        answer = {"error": str(error)}
+        answer = {"error": str(error), "ended": isinstance(error, CodeEndedError)}
     except _DeadlineReached as error:
         signal.setitimer(signal.ITIMER_REAL, 0)
         where = user_location(error)
         within = f" (it was at {where})" if where else ""
         answer = {"error": f"was not done after {envelope['deadline_seconds']:g} seconds{within}: raise --deadline"}
     except SystemExit as error:
-        answer = {"error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})"}
+        answer = {"error": f"the code exited the program: {user_location(error)}: sys.exit({error.code!r})", "ended": True}
+    except KeyboardInterrupt:
+        answer = {"interrupted": True}
     signal.setitimer(signal.ITIMER_REAL, 0)
     json.dump(answer, answers)
     for stream in (answers, sys.stdout, sys.stderr):

@@ -31,16 +31,41 @@ class UnknownValueError(RuntimeError):
 
 
 def fault_sentence(error: BaseException) -> str:
-    """Return ``error`` as ``file.py line 12, in forward: ValueError: its first words``."""
+    """Return ``error`` as ``file.py line 12, in forward: ValueError: its first words``.
+
+    An error that was raised from another begins with the other, because that is the cause.
+    """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{_short_path(error.filename)} line {error.lineno}: {type(error).__name__}: {error.msg}"
-    text = " ".join(str(error).split())
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    what = _described(root) if root is error else f"{_described(root)}; this led to {_described(error)}"
+    where = user_location(error) or _library_location(error)
+    return f"{where}: {what}" if where else what
+
+
+def _described(error: BaseException) -> str:
+    """Return class and first words of an error; of one in a data loader's process the error there."""
+    lines = str(error).strip().splitlines()
+    if any(line.startswith("Original Traceback") for line in lines):
+        return f"{lines[-1]} ({lines[0].rstrip('.')})"
+    text = " ".join(" ".join(lines).split())
     if len(text) > _MAX_TEXT:
         text = text[: _MAX_TEXT - 1] + "…"
     name = type(error).__name__
-    what = text if isinstance(error, UnknownValueError) else f"{name}: {text}" if text else name
-    where = user_location(error)
-    return f"{where}: {what}" if where else what
+    return text if isinstance(error, UnknownValueError) else f"{name}: {text}" if text else name
+
+
+def _library_location(error: BaseException) -> str:
+    """Return ``transformers/cache_utils.py line 12, in update`` where only installed packages but PyTorch ran; else nothing."""
+    installed = [Path(sysconfig.get_paths()[kind]) for kind in ("purelib", "platlib")]
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = Path(frame.f_code.co_filename)
+        folder = next((folder for folder in installed if file.is_relative_to(folder)), None)
+        if folder is not None and file.relative_to(folder).parts[0] not in ("torch", "gpumemnet"):
+            return f"{file.relative_to(folder)} line {line}, in {frame.f_code.co_name}"
+    return ""
 
 
 def user_location(error: BaseException) -> str:

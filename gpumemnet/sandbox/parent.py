@@ -10,6 +10,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from time import monotonic
 from typing import IO, Any, Final
 
 import gpumemnet
-from gpumemnet.errors import ExtractError, InvalidRequestError, MissingExtraError
+from gpumemnet.errors import CodeEndedError, ExtractError, InvalidRequestError, MissingExtraError
 
 _MAX_DEADLINE_SECONDS: Final = 86_400.0
 _GRACE_SECONDS: Final = 2.0
@@ -68,8 +69,10 @@ def ask(
         progress: called with what the child does.
 
     Raises:
+        CodeEndedError: the code ended before there was an answer; its last line of output is quoted.
         ExtractError: says what is wrong with the user's code, and where.
         InvalidRequestError: the deadline is out of range, or the child rejected the request.
+        KeyboardInterrupt: the child was interrupted.
         MissingExtraError: torch is not installed.
     """
     if not (math.isfinite(deadline_seconds) and 0 < deadline_seconds <= _MAX_DEADLINE_SECONDS):
@@ -83,9 +86,14 @@ def ask(
             raise ExtractError(
                 f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
             ) from None
-        if not text:
-            raise ExtractError(f"{source}: {_exit_reason(status, child.result)}{_last_line(output)}")
+        last_line = _last_line(output)
+    if not text:
+        raise CodeEndedError(f"{source}: {_exit_reason(status, child.result)}{last_line}")
     answer = json.loads(text)
+    if "interrupted" in answer:
+        raise KeyboardInterrupt
+    if answer.get("ended"):
+        raise CodeEndedError(f"{source}: {answer['error']}{last_line}")
     if "field" in answer:
         raise InvalidRequestError(answer["error"], answer["field"])
     if "error" in answer:
@@ -167,6 +175,6 @@ def _exit_reason(status: int, result: str) -> str:
 def _last_line(output: IO[bytes]) -> str:
     end = output.seek(0, os.SEEK_END)
     output.seek(max(0, end - 4096))
-    lines = output.read().decode(errors="replace").split("\n")
+    lines = re.split("[\n\r]", output.read().decode(errors="replace"))  # progress bars return to the start of their line
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return f"; its last output was: {last[:200]}" if last else ""

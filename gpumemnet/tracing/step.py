@@ -113,8 +113,7 @@ def record(
         raise
     except Exception as error:
         within = f" (in module '{run.path}')" if run.path else ""
-        shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs.tensors)
-        raise ExtractError(f"{run.phase} fails on inputs of shape {shapes}: {fault_sentence(error)}{within}") from error
+        raise ExtractError(f"{run.phase} fails: {fault_sentence(error)}{within}{inputs.shapes_of_fault(error)}") from error
     finally:
         for module, training in modes.items():
             module.training = training

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpumemnet.allocator import EMPTY_CACHE, AllocatorSettings
-from gpumemnet.errors import ExtractError, GpumemnetError
+from gpumemnet.errors import CodeEndedError, ExtractError, GpumemnetError
 from gpumemnet.extract.factory import compile_file
 from gpumemnet.extract.placement import KnownValues
 from gpumemnet.sandbox.faults import fault_sentence, user_location
@@ -60,6 +60,7 @@ def trace_script(
         other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
 
     Raises:
+        CodeEndedError: the script ended before it had trained for two steps on the GPU; says how far it came.
         ExtractError: names what cannot be traced and the line of the script.
     """
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if ranks > 1 else ()))
@@ -67,6 +68,7 @@ def trace_script(
     allocator = AllocatorChoice(settings, values.note_once)
     watch = Watch(platform, KnownValues(values, largest_real=None).run, allocator.first_used)
     watch.recorder.begin("build")
+    ended = ""
     try:
         with allocator.choosing():
             _run(script, arguments, platform, ranks, watch, values)
@@ -75,15 +77,11 @@ def trace_script(
     except GpumemnetError:
         raise
     except SystemExit as error:
-        raise ExtractError(
-            f"the script ended before its second optimizer step: {user_location(error)}: sys.exit({error.code!r})"
-        ) from None
+        ended = f"{user_location(error)}: sys.exit({error.code!r})"
     except Exception as error:
         raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
-    else:
-        raise ExtractError(
-            "the script ended before its second optimizer step; give it arguments with which it trains for two steps on the GPU"
-        )
+    if not watch.has_enough_steps:
+        raise CodeEndedError(f"{watch.missing}{ended and f'; it ended at {ended}'}")
     for sentence in watch.notes.values():
         values.note_once(sentence)
     timeline = watch.recorder.timeline()

@@ -26,6 +26,8 @@ from gpumemnet.tracing.recorder import Recorder
 from gpumemnet.tracing.streams import Streams
 
 _STEPS: Final = 2
+_STEPS_ON_HOST: Final = 10
+"""Optimizer steps after which a script that trains nothing on the GPU is stopped."""
 _SEQUENCE_DIMENSIONS: Final = 3
 _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
@@ -99,6 +101,37 @@ class Watch:
         self._deferred: dict[int, torch.UntypedStorage] = {}
         self._started = False
         self._stepping = False
+        self._trains_on_gpu = False
+
+    @property
+    def has_enough_steps(self) -> bool:
+        """Whether the script has trained for as many steps as a trace takes."""
+        return self._boundaries >= self._steps_wanted
+
+    @property
+    def missing(self) -> str:
+        """What a script did not do that ended before it had trained enough, as a sentence."""
+        steps = self._stepped.total()
+        if steps and not self._trains_on_gpu:
+            return (
+                f"the model never left the CPU: {_counted(steps)} ran there; "
+                "let the script train on the GPU (model.to('cuda')), by its own arguments if it has some"
+            )
+        if not steps and not self.recorder.now():
+            return "the script ended before anything was on the GPU and before any optimizer stepped"
+        if not steps:
+            return (
+                "the script ended, and no optimizer stepped on what is on the GPU; "
+                "a trace takes two steps of an optimizer of torch.optim, or of a class derived from torch.optim.Optimizer"
+            )
+        return (
+            f"the script ended after {_counted(self._boundaries)}, and a trace takes {self._steps_wanted}; "
+            "give it arguments with which it trains longer"
+        )
+
+    @property
+    def _steps_wanted(self) -> int:
+        return _STEPS + (len(self._stepped) > 1)
 
     # Called by the simulated GPU; see ``gpu.Watcher``.
 
@@ -229,10 +262,15 @@ class Watch:
             owner = self._parameters.get(id(parameter), (None, ""))[1]
             self.recorder.classify(map(part_on_rank, tensors_in(state)), "optimizer_state", owner)
         self._stepped[id(optimizer)] += 1
+        self._trains_on_gpu |= any(
+            self.device_of(parameter) == _GPU for group in optimizer.param_groups for parameter in group["params"]
+        )
+        if not self._trains_on_gpu and self._stepped.total() >= _STEPS_ON_HOST:
+            raise EnoughSteps
         self._boundary = self._boundary or optimizer
         if optimizer is self._boundary and self._started:
             self._boundaries += 1
-            if self._boundaries >= _STEPS + (len(self._stepped) > 1):
+            if self.has_enough_steps:
                 self.recorder.close()
                 raise EnoughSteps
             self.recorder.begin_step()
@@ -273,3 +311,7 @@ class Watch:
             parameter = reference()
             if parameter is not None and parameter.grad is not None:
                 self.recorder.classify((part_on_rank(parameter.grad),), "gradient", owner)
+
+
+def _counted(steps: int) -> str:
+    return "1 optimizer step" if steps == 1 else f"{steps:,} optimizer steps"

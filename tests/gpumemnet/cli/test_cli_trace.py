@@ -251,3 +251,15 @@ def test_shown_mib_add_up_and_are_never_far_off(amounts: list[int]) -> None:
     shown = shown_mib(amounts)
     assert sum(shown) == ceil_mib(sum(amounts))
     assert all(abs(mib * MIB - amount) < MIB for mib, amount in zip(shown, amounts, strict=True))
+
+
+def test_a_script_that_ends_too_early_is_quoted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import argparse\nprint('reads its arguments')\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--data', required=True)\nparser.parse_args()\n"
+    )
+    assert main(["trace", "--script", str(script)]) == 2
+    said = capfd.readouterr().err
+    assert f"error: {script}: the script ended before anything was on the GPU" in said
+    assert said.endswith("sys.exit(2); its last output was: train.py: error: the following arguments are required: --data\n")

@@ -71,12 +71,20 @@ def test_checkpointing_compile_fused_and_saving() -> None:
 @pytest.mark.parametrize(
     ("script", "sentence"),
     [
-        ("cpu_only", "ended before its second optimizer step"),
+        ("cpu_only", "the model never left the CPU: 10 optimizer steps ran there"),
         ("shapes", "shapes.py line 10: aten.bincount has an output whose shape depends on values"),
     ],
 )
 def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
     assert sentence in traced(script)
+
+
+_STEP = (
+    "import sys, torch\ndef main():\n  model = torch.nn.Linear(8, 8).cuda()\n"
+    "  optimizer = torch.optim.SGD(model.parameters())\n  model(torch.ones(4, 8).cuda()).sum().backward()\n  optimizer.step()\n"
+    "main()"
+)
+_CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,11 @@ def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
         ("import sys\nsys.exit(3)", "sys.exit(3)"),
         ("this is no python", "is no valid Python"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "--ranks: the script starts a process group"),
-        ("", "ended before its second optimizer step"),
+        ("", "the script ended before anything was on the GPU and before any optimizer stepped"),
+        (f"{_STEP}\nsys.exit(4)", "the script ended after 1 optimizer step, and a trace takes 2; give it arguments with which"),
+        (f"{_STEP}\nsys.exit(4)", "it ended at"),
+        (f"{_STEP.replace('optimizer.step()', '')}", "no optimizer stepped on what is on the GPU"),
+        ("try:\n  {}['depth']\nexcept KeyError as e:\n  raise ValueError('no such model') from e", _CHAIN),
     ],
 )
 def test_scripts_that_do_not_train(text: str, sentence: str, tmp_path: Path) -> None:

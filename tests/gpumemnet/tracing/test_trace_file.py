@@ -111,7 +111,7 @@ def test_values_that_the_factory_reads_are_guessed_too() -> None:
             {"arguments": {"how": "exit"}},
             r"exited the program: .*line \d+, in backward: sys\.exit\('enough'\)$",
         ),
-        ("factories.py:mismatched", {}, r"fails on inputs of shape 4x8, 6x8: .*factories\.py line \d+, in forward: RuntimeError"),
+        ("factories.py:mismatched", {}, r"fails: .*factories\.py line \d+, in forward: RuntimeError.*; inputs: 4x8, 6x8$"),
     ],
 )
 def test_what_goes_wrong_is_one_sentence_with_its_line(factory: str, options: dict[str, object], sentence: str) -> None:
