@@ -56,23 +56,32 @@ def _expected_bytes(convolution: Convolution, operation: str, platform: Platform
     """Return the workspace of the plan that is expected to run.
 
     fp32 convolutions copy tensors only for the gradient of filters larger than 1 x 1, and there all three if tensor cores run on
-    channels first.  Published readings say so: of an A100, with a search and without, and of two GeForce cards
-    (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
+    channels first.  The patches of a vision transformer take no workspace.  Published readings say so: of an A100, with a search
+    and without, and of two GeForce cards (``docs/accuracy/convolution-workspaces.md``).  Answers of cuDNN 9.8 and 9.28 copy more.
     """
     if not _is_learnt(convolution, platform):
         return 0
     if convolution.dtype == torch.float32:
-        if not keeps_workspace(convolution, operation):
+        if not keeps_workspace(convolution, operation) or _embeds_patches(convolution):
             return 0
         if _runs_on_tensor_cores(convolution, platform) and not convolution.channels_last:
             return sum(convolution.tensor_bytes)
     return copied_bytes(convolution, operation, platform.compute_capability)
 
 
+def _embeds_patches(convolution: Convolution) -> bool:
+    """Whether the filter takes an image of few channels apart into patches that do not overlap."""
+    return convolution.stride == convolution.filter and not _is_wide(convolution)
+
+
 def _runs_on_tensor_cores(convolution: Convolution, platform: Platform) -> bool:
-    """Whether an fp32 convolution runs in TF32: a group must have the channels that tensor cores read at once."""
-    narrowest = min(convolution.channels, convolution.outputs) // convolution.groups
-    return platform.compute_capability >= TF32_CAPABILITY and narrowest >= TF32_SMALLEST_CHANNELS
+    """Whether an fp32 convolution runs in TF32."""
+    return platform.compute_capability >= TF32_CAPABILITY and _is_wide(convolution)
+
+
+def _is_wide(convolution: Convolution) -> bool:
+    """Whether a group has the channels that tensor cores read at once in fp32."""
+    return min(convolution.channels, convolution.outputs) // convolution.groups >= TF32_SMALLEST_CHANNELS
 
 
 def keeps_workspace(convolution: Convolution, operation: str) -> bool:

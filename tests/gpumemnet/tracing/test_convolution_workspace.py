@@ -78,6 +78,14 @@ def test_readings_show_copies_for_the_gradient_of_wide_filters_only(gpu: str, se
         assert found.expected_bytes == 0 < found.bound_bytes
 
 
+def test_patches_that_do_not_overlap_need_no_workspace(platform: Platform) -> None:
+    patches, overlapping = square(224, 3, 768, 16, stride=16), square(224, 3, 768, 16, stride=8)
+    assert workspace(patches, BACKWARD_FILTER, platform).expected_bytes == 0
+    assert workspace(overlapping, BACKWARD_FILTER, platform).expected_bytes > 0
+    deeper = square(56, 96, 192, 2, stride=2)
+    assert workspace(deeper, BACKWARD_FILTER, platform).expected_bytes == sum(deeper.tensor_bytes)
+
+
 # Width of image, channels, outputs, width of filter, padding; then the largest workspace of FFT, tiled FFT and Winograd that
 # cuDNN 7.5 reports for 32 images in fp32, forward and for the data.  From out_example.txt of
 # github.com/Slimakanzer/cudnn-benchmark.
