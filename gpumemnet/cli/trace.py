@@ -29,6 +29,7 @@ from gpumemnet.tracing.options import (
     ExtraResults,
     TraceOptions,
 )
+from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
 from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _ANSWER: Final = "What else to answer"
 _PLOTS: Final = (".png", ".html")
 _OF_SCRIPTS: Final = frozenset(
     {
-        *("source", "script", "gpu", "context_mib", "allocator_conf", "attention_kernel", "cudnn", "ranks"),
+        *("source", "script", "module", "gpu", "context_mib", "allocator_conf", "attention_kernel", "cudnn", "ranks"),
         *("plot", "as_json", "deadline", "show_output"),
     }
 )
@@ -57,7 +58,8 @@ def trace(
         typer.Argument(
             metavar="FILE.py:FACTORY",
             help="A function that returns a torch.nn.Module, (model, inputs) or (model, inputs, loss). "
-            "With --script instead: -- and the script's own arguments.",
+            "With --script or --module instead: -- and the script's own arguments. "
+            "Or -- and the line that starts the training: torchrun --nproc-per-node 4 train.py, python, accelerate launch.",
         ),
     ] = None,
     script: Annotated[
@@ -67,6 +69,10 @@ def trace(
             rich_help_panel=_MODEL,
             help="Run this training script, unmodified, on a simulated GPU, up to its second step.",
         ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(metavar="PACKAGE.MODULE", rich_help_panel=_MODEL, help="The same for a module, as python -m runs it here."),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(rich_help_panel=_MODEL, help="Samples per step; needed unless the factory gives inputs.")
@@ -196,7 +202,8 @@ def trace(
         if path is not None:
             check_writable(path, field)
     words = source or []
-    what = _what(words, script, call)
+    launch = _launch(words, script, module, ranks, call)
+    what = words[0] if launch is None else launch.script
     device, allocator = _device(gpu, context_mib), parse_settings(allocator_conf)
     options = TraceOptions(
         **training_values(call.params), loss=loss, zero_grad=zero_grad, parallel=parallel, best_effort=best_effort
@@ -205,15 +212,17 @@ def trace(
         batches=_batches(batches), max_batch=largest_batch, gpus=fits, curve=plot is not None, job=out is not None
     )
     with _progress(what, not show_output) as progress:
-        if script is not None:
+        if launch is not None:
             answer = trace_script(
-                script,
-                words,
+                launch.script,
+                launch.arguments,
+                is_module=launch.is_module,
+                variables=launch.variables,
                 gpu=device,
                 allocator=allocator,
                 cudnn=cudnn,
                 attention_kernel=attention_kernel,
-                ranks=ranks,
+                ranks=ranks if launch.ranks is None else launch.ranks,
                 with_curve=extras.curve,
                 deadline_seconds=deadline,
                 show_output=show_output,
@@ -242,26 +251,41 @@ def trace(
         return
     console = Console()
     spread = () if parallel == PARALLEL[0] else (parallel,)
-    show_trace(answer, () if script is not None else (optimizer, precision, *spread), console)
-    if script is None and not answer.fits and not largest_batch:
+    show_trace(answer, () if launch is not None else (optimizer, precision, *spread), console)
+    if launch is None and not answer.fits and not largest_batch:
         console.print(Text("use --largest-batch to find the batch size that fits"), style="dim")
 
 
-def _what(words: Sequence[str], script: Path | None, call: typer.Context) -> str:
-    """Returns the name of the model or script to trace, as the user gave it.
+def _launch(words: Sequence[str], script: Path | None, module: str | None, ranks: int, call: typer.Context) -> Launch | None:
+    """Returns the script or module to trace; ``None`` for a factory.
 
     Raises:
         InvalidRequestError: when nothing or too much was named, or options say what the script says itself.
     """
-    if script is None:
+    if script is None and module is None and not is_launch(words):
         if len(words) != 1:
             raise InvalidRequestError("name one factory, such as train.py:build, or give --script train.py", "source")
-        return words[0]
+        return None
+    if script is not None and module is not None:
+        raise InvalidRequestError("give a script or a module, not both", "module")
+    if script is not None and is_launch(str(script).split()) and not script.exists():
+        raise InvalidRequestError(f"is a file; for a whole line write: gpumemnet trace -- {script}", "script")
     for name in call.params:
-        given = call.get_parameter_source(name)
-        if name not in _OF_SCRIPTS and given is not None and given.name == "COMMANDLINE":
-            raise InvalidRequestError("does not go with --script: the script trains as it is written", name)
-    return str(script)
+        if name not in _OF_SCRIPTS and _is_given(call, name):
+            raise InvalidRequestError("does not go with a script, which trains as it is written", name)
+    if module is not None:
+        return Launch(module, True, tuple(words))
+    if script is not None:
+        return Launch(str(script), arguments=tuple(words))
+    launch = parse_launch(words)
+    if launch.ranks is not None and launch.ranks != ranks and _is_given(call, "ranks"):
+        raise InvalidRequestError(f"{ranks:,} GPUs, and the line starts {launch.ranks:,} processes", "ranks")
+    return launch
+
+
+def _is_given(call: typer.Context, name: str) -> bool:
+    source = call.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _device(gpu: str, context_mib: int | None) -> DeviceProfile:

@@ -55,6 +55,7 @@ def ask(
     request: Mapping[str, Any],
     *,
     deadline_seconds: float,
+    variables: Mapping[str, str] | None = None,
     show_output: bool = False,
     progress: Progress | None = None,
 ) -> Any:
@@ -65,6 +66,7 @@ def ask(
         source: the user's file; error messages about its code begin with it.
         request: what the child is to compute.
         deadline_seconds: time for everything, including the import of torch.
+        variables: further environment variables of the child.
         show_output: whether to pass what user code prints on to standard error.
         progress: called with what the child does.
 
@@ -81,7 +83,7 @@ def ask(
         raise MissingExtraError("torch", "extract", child.purpose)
     with tempfile.TemporaryFile() as output:
         try:
-            text, status = _run(child, request, deadline_seconds, None if show_output else output, progress)
+            text, status = _run(child, request, deadline_seconds, variables or {}, None if show_output else output, progress)
         except subprocess.TimeoutExpired:
             raise ExtractError(
                 f"{source}: was not done after {deadline_seconds:g} seconds and was stopped: raise --deadline"
@@ -102,7 +104,12 @@ def ask(
 
 
 def _run(
-    child: Child, request: Mapping[str, Any], deadline_seconds: float, output: IO[bytes] | None, progress: Progress | None
+    child: Child,
+    request: Mapping[str, Any],
+    deadline_seconds: float,
+    variables: Mapping[str, str],
+    output: IO[bytes] | None,
+    progress: Progress | None,
 ) -> tuple[str, int]:
     """Run the child; return its answer, empty if there is none, and its exit status.
 
@@ -110,9 +117,10 @@ def _run(
         subprocess.TimeoutExpired: the child did not end in time.
     """
     root = str(Path(gpumemnet.__path__[0]).parent)
+    users = {**os.environ, **variables}
     environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        **users,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, users.get("PYTHONPATH")))),
         "CUDA_VISIBLE_DEVICES": "",
         "TORCHDYNAMO_DISABLE": "1",
     }
@@ -121,7 +129,7 @@ def _run(
         envelope = {
             "request": request,
             "deadline_seconds": deadline_seconds,
-            "pythonpath": os.environ.get("PYTHONPATH"),
+            "pythonpath": users.get("PYTHONPATH"),
             "progress": steps.fileno() if progress else None,
         }
         sent.write(json.dumps(envelope).encode())

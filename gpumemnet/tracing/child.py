@@ -31,6 +31,7 @@ def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswe
     platform, notes = with_cudnn(platform, request.cudnn)
     answer = trace_script(
         *(Path(document["script"]), document["arguments"], platform, request.allocator),
+        is_module=document["is_module"],
         ranks=document["ranks"],
         other_way=document["other_way"],
         with_curve=request.extras.curve,

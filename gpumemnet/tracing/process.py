@@ -86,7 +86,9 @@ def trace_script(
     allocator: AllocatorSettings | None = None,
     cudnn: str = OFF,
     attention_kernel: str | None = None,
+    is_module: bool = False,
     ranks: int = 1,
+    variables: Mapping[str, str] | None = None,
     with_curve: bool = False,
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
@@ -97,11 +99,13 @@ def trace_script(
     The script really runs, on a simulated GPU, up to its second optimizer step; twice if it branches on values of the GPU.
 
     Args:
-        script: the file.
+        script: the file, or the dotted name of a module.
         arguments: command-line arguments of the script.
         gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
         attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose by default.
+        is_module: whether it is a module, to be run as by ``python -m`` in this folder.
         ranks: number of GPUs that the script is started on; it is traced as the first rank, as ``torchrun`` would start it.
+        variables: further environment variables of the script.
         with_curve: whether to return the memory over one training step.
 
     Returns:
@@ -114,7 +118,8 @@ def trace_script(
     """
     request = {
         "kind": "script",
-        "script": str(existing_file(str(script))),
+        "script": str(script) if is_module else str(existing_file(str(script))),
+        "is_module": is_module,
         "arguments": list(arguments),
         "ranks": check_ranks(ranks),
         **asdict(
@@ -126,7 +131,13 @@ def trace_script(
 
     def trace(other_way: bool) -> TraceAnswer:
         asked = {**request, "other_way": other_way}
-        answer = ask(_CHILD, str(script), asked, deadline_seconds=deadline_seconds, show_output=show_output, progress=progress)
+        answer = ask(
+            *(_CHILD, str(script), asked),
+            variables=variables,
+            deadline_seconds=deadline_seconds,
+            show_output=show_output,
+            progress=progress,
+        )
         return answer_from_dict(answer)
 
     return larger_way(trace)

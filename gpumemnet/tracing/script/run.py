@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -41,6 +42,7 @@ def trace_script(
     platform: Platform,
     settings: AllocatorSettings,
     *,
+    is_module: bool = False,
     ranks: int = 1,
     with_curve: bool = False,
     other_way: bool = False,
@@ -51,10 +53,11 @@ def trace_script(
     several optimizers.
 
     Args:
-        script: a file with a training loop.
+        script: a file with a training loop, or the dotted name of a module.
         arguments: command-line arguments of the script.
         platform: the GPU that the script sees.
         settings: settings of the caching allocator, unless the script chooses its own.
+        is_module: whether it is a module, to be run as by ``python -m``.
         ranks: number of GPUs that the script is started on; it is traced as the first rank.
         with_curve: whether to include the memory over one step.
         other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
@@ -71,7 +74,7 @@ def trace_script(
     ended = ""
     try:
         with allocator.choosing():
-            _run(script, arguments, platform, ranks, watch, values)
+            _run(_main_module(script, is_module), arguments, platform, ranks, watch, values)
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -120,13 +123,38 @@ def grown_bytes(timeline: Timeline) -> int:
     return grown
 
 
-def _run(script: Path, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, values: ReadValues) -> None:
-    code = compile_file(script)
+def _main_module(script: Path, is_module: bool) -> ModuleType:
+    """Return the module ``__main__`` of a script, or of a module as ``python -m`` runs it, and put its folder on the path.
+
+    Raises:
+        ExtractError: there is no such module.
+    """
     module = ModuleType("__main__")
-    module.__file__ = str(script)
+    if not is_module:
+        sys.path.insert(0, str(script.parent))
+        module.__file__ = str(script)
+        return module
+    sys.path.insert(0, str(Path.cwd()))
+    name = str(script)
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:  # a package
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.__main__".startswith(error.name):
+            raise  # a package on the way imports what is not there
+        spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ExtractError(f"there is no module {name} to run in {Path.cwd()}, or on PYTHONPATH")
+    module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
+    return module
+
+
+def _run(module: ModuleType, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, values: ReadValues) -> None:
+    file = str(module.__file__)
+    code = compile_file(Path(file))
     sys.modules["__main__"] = module
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.parent))
+    sys.argv = [file, *arguments]
     requests = GpuRequests(watch, values)
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())

@@ -164,9 +164,9 @@ def test_a_script_gets_its_own_arguments(capfd: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--script", "train.py", "--optimizer", "sgd"], "error: --optimizer: does not go with --script"),
-        (["--script", "train.py", "--input", "8"], "error: --input: does not go with --script"),
-        (["--script", "train.py", "--fits"], "error: --fits: does not go with --script"),
+        (["--script", "train.py", "--optimizer", "sgd"], "error: --optimizer: does not go with a script"),
+        (["--script", "train.py", "--input", "8"], "error: --input: does not go with a script"),
+        (["--script", "train.py", "--fits"], "error: --fits: does not go with a script"),
         (["--script", "/no/such/train.py", "--", "--epochs", "3"], "error: there is no file /no/such/train.py"),
         ([], "error: source: name one factory, such as train.py:build, or give --script train.py"),
     ],
@@ -263,3 +263,50 @@ def test_a_script_that_ends_too_early_is_quoted(tmp_path: Path, capfd: pytest.Ca
     said = capfd.readouterr().err
     assert f"error: {script}: the script ended before anything was on the GPU" in said
     assert said.endswith("sys.exit(2); its last output was: train.py: error: the following arguments are required: --data\n")
+
+
+_DISTRIBUTED = """
+import sys, torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from .widths import WIDTH
+
+assert __name__ == "__main__" and __package__ == "pkg"
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH).cuda())
+data = TensorDataset(torch.randn(128, WIDTH))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=int(sys.argv[1]), sampler=sampler)
+assert len(loader) == 2
+optimizer = torch.optim.SGD(model.parameters())
+for epoch in range(2):
+    sampler.set_epoch(epoch)
+    for (batch,) in loader:
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_line_that_starts_a_module_on_several_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    for name, text in {"__init__": "", "widths": "WIDTH = 256", "train": _DISTRIBUTED}.items():
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", "--json", "--", "torchrun", "--nproc-per-node", "4", "-m", "pkg.train", "16"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["ranks"], answer["batch_size"]) == (4, 16)
+    assert answer["model"] == "pkg.train (Linear)"
+    assert answer["parts"]["parameter"] == 4 * (256 * 256 + 256)
+    for options, sentence in (
+        (["--module", "pkg.absent"], "error: pkg.absent: there is no module pkg.absent to run in"),
+        (["--module", "pkg.train", "--script", "train.py"], "error: --module: "),
+        (["--script", "torchrun train.py"], "error: --script: is a file; for a whole line write: gpumemnet trace -- torchrun"),
+        (
+            ["--ranks", "2", "--", "torchrun", "--nproc-per-node", "4", "train.py"],
+            "error: --ranks: 2 GPUs, and the line starts 4",
+        ),
+    ):
+        assert main(["trace", *options]) == 2
+        assert capfd.readouterr().err.startswith(sentence)

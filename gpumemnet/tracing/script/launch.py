@@ -1,0 +1,178 @@
+"""Reads the line that starts a training, as people type it: ``torchrun --nproc-per-node 4 train.py --lr 1e-4`` and the like.
+
+This module loads no torch, so the command line uses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Final
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.job.layers import describe
+
+_FIELD: Final = "source"
+_PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
+_TORCHRUN_FLAGS: Final = frozenset({"standalone", "no-python", "module", "run-path", "use-env"})
+_ACCELERATE_FLAGS: Final = frozenset(
+    {
+        "multi-gpu",
+        "module",
+        "no-python",
+        "quiet",
+        "same-network",
+        "debug",
+        "use-fsdp",
+        "use-deepspeed",
+        "cpu",
+        "tpu",
+        "use-megatron-lm",
+    }
+)
+_REFUSED: Final = {
+    "deepspeed": "DeepSpeed brings kernels and an engine of its own, which cannot be traced",
+    "use-deepspeed": "DeepSpeed brings kernels and an engine of its own, which cannot be traced",
+    "use-megatron-lm": "Megatron brings kernels of its own, which cannot be traced",
+    "use-fsdp": "FullyShardedDataParallel is not supported; use its successor, torch.distributed.fsdp.fully_shard, in the script",
+}
+"""Launcher, or option of ``accelerate launch`` → why it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a line starts.
+
+    Attributes:
+        script: a file, or a module's dotted name.
+        is_module: whether it is a module, as after ``python -m``.
+        arguments: the script's own arguments.
+        ranks: number of processes, each on a GPU of its own; ``None`` if the line does not say.
+        variables: environment variables that the line sets.
+    """
+
+    script: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+    ranks: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_launch(words: Sequence[str]) -> bool:
+    """Whether ``words`` are a line that starts a training, and not the name of a factory."""
+    return bool(words) and (bool(_VARIABLE.fullmatch(words[0])) or _launcher(words[0]) in _READERS)
+
+
+def parse_launch(words: Sequence[str]) -> Launch:
+    """Read a line: variables, a launcher with its options, a script with its arguments.
+
+    Raises:
+        InvalidRequestError: the line has another form, or starts what cannot be traced.
+    """
+    left = list(words)
+    variables: dict[str, str] = {}
+    while left and _VARIABLE.fullmatch(left[0]):
+        name, _, value = left.pop(0).partition("=")
+        variables[name] = value
+    if not left:
+        raise InvalidRequestError("the line starts no program", _FIELD)
+    launcher = _launcher(left[0])
+    reader = _READERS.get(launcher)
+    if reader is None:
+        known = ", ".join(_READERS)
+        raise InvalidRequestError(f"{describe(left[0])} is no launcher that is known here: use one of {known}", _FIELD)
+    launch = reader(left[1:])
+    return Launch(launch.script, launch.is_module, launch.arguments, launch.ranks, {**variables, **launch.variables})
+
+
+def _launcher(word: str) -> str:
+    name = PurePath(word).name
+    return "python" if _PYTHON.fullmatch(name) else name
+
+
+def _python(words: list[str]) -> Launch:
+    while words and words[0].startswith("-") and words[0] != "-m":
+        option = words.pop(0)
+        if option == "-c":
+            raise InvalidRequestError("code of python -c cannot be traced: write it into a file", _FIELD)
+        if option in ("-W", "-X") and words:
+            words.pop(0)
+    if not words or words == ["-m"]:
+        raise InvalidRequestError("the line names no script", _FIELD)
+    if words[0] != "-m":
+        return Launch(words[0], arguments=tuple(words[1:]))
+    module, *rest = words[1:]
+    if module in _TORCHRUN_MODULES:
+        return _torchrun(rest)
+    if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
+        return _accelerate(["launch", *rest] if module.endswith("launch") else rest)
+    return Launch(module, True, tuple(rest))
+
+
+def _torchrun(words: list[str]) -> Launch:
+    options, rest = _options(words, _TORCHRUN_FLAGS)
+    each = options.get("nproc-per-node", "1")
+    if each in ("gpu", "auto", "cpu", "xpu"):
+        raise InvalidRequestError(f"--nproc-per-node {each} depends on the machine: give a number", _FIELD)
+    hosts = options.get("nnodes", "1").rpartition(":")[2]
+    return Launch(rest[0], "module" in options, tuple(rest[1:]), _number(each, "--nproc-per-node") * _number(hosts, "--nnodes"))
+
+
+def _accelerate(words: list[str]) -> Launch:
+    if not words or words[0] != "launch":
+        raise InvalidRequestError("only 'accelerate launch' starts a training", _FIELD)
+    options, rest = _options(words[1:], _ACCELERATE_FLAGS)
+    for option in options.keys() & _REFUSED.keys():
+        raise InvalidRequestError(f"accelerate launch --{option.replace('-', '_')}: {_REFUSED[option]}", _FIELD)
+    if "config-file" in options:
+        raise InvalidRequestError("accelerate launch --config_file is not read: give its settings as options", _FIELD)
+    processes = options.get("num-processes")
+    if processes is None and "multi-gpu" in options:
+        raise InvalidRequestError("accelerate launch --multi_gpu depends on the machine: give --num_processes", _FIELD)
+    variables = {}
+    if "mixed-precision" in options:
+        variables["ACCELERATE_MIXED_PRECISION"] = options["mixed-precision"]
+    if "gradient-accumulation-steps" in options:
+        variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = options["gradient-accumulation-steps"]
+    ranks = _number(processes or "1", "--num_processes")
+    return Launch(rest[0], "module" in options, tuple(rest[1:]), ranks, variables)
+
+
+def _refused(launcher: str) -> Launch:
+    raise InvalidRequestError(f"{launcher}: {_REFUSED[launcher]}", _FIELD)
+
+
+_READERS: Final = {
+    "python": _python,
+    "torchrun": _torchrun,
+    "accelerate": _accelerate,
+    "deepspeed": lambda words: _refused("deepspeed"),
+}
+
+
+def _options(words: list[str], flags: frozenset[str]) -> tuple[dict[str, str], list[str]]:
+    """Return a launcher's options, with ``-`` in their names, and what follows them: script and arguments."""
+    options: dict[str, str] = {}
+    left = list(words)
+    while left and left[0].startswith("-"):
+        word, has_value, value = left.pop(0).partition("=")
+        name = {"m": "module"}.get(word.lstrip("-"), word.lstrip("-").replace("_", "-"))
+        if name in flags:
+            options[name] = ""
+        elif has_value:
+            options[name] = value
+        elif left:
+            options[name] = left.pop(0)
+    if not left:
+        raise InvalidRequestError("the line names no script", _FIELD)
+    return options, left
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 6 and int(text) > 0):
+        raise InvalidRequestError(f"{option} must be a number above 0, not {describe(text)}", _FIELD)
+    return int(text)

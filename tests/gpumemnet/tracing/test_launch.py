@@ -1,0 +1,57 @@
+"""Lines that start a training, as people type them."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from gpumemnet.errors import InvalidRequestError
+from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
+
+
+@pytest.mark.parametrize(
+    ("line", "launch"),
+    [
+        ("python train.py --lr 1e-4", Launch("train.py", arguments=("--lr", "1e-4"))),
+        ("python3.11 -u -m pkg.train 8", Launch("pkg.train", True, ("8",))),
+        ("torchrun --nproc-per-node 4 train.py --lr 1e-4", Launch("train.py", False, ("--lr", "1e-4"), 4)),
+        ("torchrun --standalone --nnodes=1:2 --nproc_per_node=8 -m pkg.train", Launch("pkg.train", True, (), 16)),
+        ("/opt/bin/python -m torch.distributed.run --rdzv-backend c10d --nproc-per-node 2 a.py", Launch("a.py", ranks=2)),
+        ("torchrun train.py", Launch("train.py", ranks=1)),
+        ("OMP_NUM_THREADS=1 A= python train.py", Launch("train.py", variables={"OMP_NUM_THREADS": "1", "A": ""})),
+        (
+            "accelerate launch --multi_gpu --num_processes 4 --mixed_precision=bf16 train.py --epochs 2",
+            Launch("train.py", False, ("--epochs", "2"), 4, {"ACCELERATE_MIXED_PRECISION": "bf16"}),
+        ),
+    ],
+)
+def test_lines_are_read_as_their_launchers_read_them(line: str, launch: Launch) -> None:
+    words = shlex.split(line)
+    assert is_launch(words)
+    assert parse_launch(words) == launch
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("deepspeed --num_gpus 4 train.py", "source: deepspeed: DeepSpeed brings kernels and an engine of its own"),
+        ("accelerate launch --use_fsdp train.py", "use its successor, torch.distributed.fsdp.fully_shard"),
+        ("accelerate launch --config_file c.yaml train.py", "--config_file is not read"),
+        ("accelerate launch --multi_gpu train.py", "give --num_processes"),
+        ("accelerate config", "only 'accelerate launch' starts a training"),
+        ("torchrun --nproc-per-node gpu train.py", "depends on the machine: give a number"),
+        ("torchrun --nproc-per-node 0 train.py", "must be a number above 0, not '0'"),
+        ("torchrun --nproc-per-node 4", "the line names no script"),
+        ("python -c pass", "write it into a file"),
+        ("A=1 mpirun python train.py", "'mpirun' is no launcher that is known here"),
+    ],
+)
+def test_other_lines_are_refused_with_what_to_do(line: str, sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=sentence):
+        parse_launch(shlex.split(line))
+
+
+def test_a_factory_is_no_line() -> None:
+    assert not is_launch(["train.py:build"])
+    assert not is_launch([])
