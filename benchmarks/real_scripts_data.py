@@ -1,0 +1,305 @@
+"""Made-up data for ``real_scripts.py``: small, random, and in the form in which the scripts expect them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+import struct
+import tarfile
+from collections.abc import Callable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+SAMPLES: Final = 1024
+_RANDOM: Final = np.random.default_rng(0)
+WORDS: Final = ["the", "of", "and", "memory", "graph", "tensor", "layer", "model", "train", "step", "<unk>", "a", "is", "it"]
+
+
+def mnist(folder: Path) -> None:
+    """MNIST as torchvision stores it."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        images, labels = _pixels(SAMPLES, 28, 28), _labels(SAMPLES)
+        for name, shape, values in (("images-idx3", images.shape, images), ("labels-idx1", labels.shape, labels)):
+            head = struct.pack(f">I{len(shape)}I", 0x800 + len(shape), *shape)
+            (raw / f"{part}-{name}-ubyte").write_bytes(head + values.tobytes())
+            (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes()))
+
+
+def cifar10(folder: Path) -> None:
+    """CIFAR-10 as torchvision stores it."""
+    target = folder / "cifar-10-batches-py"
+    target.mkdir(parents=True)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        batch = {"data": _pixels(SAMPLES, 3072), "labels": [int(label) for label in _labels(SAMPLES)]}
+        (target / name).write_bytes(pickle.dumps(batch))
+    (target / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
+
+
+def image_folder(folder: Path) -> None:
+    """Ten classes of images in ``train`` and ``val``, as ImageNet is stored."""
+    for part in ("train", "val"):
+        for kind in range(10):
+            (folder / part / f"class_{kind}").mkdir(parents=True)
+            for i in range(26):
+                _image(256, 256).save(folder / part / f"class_{kind}" / f"{i}.jpg")
+
+
+def images(folder: Path) -> None:
+    """A folder of images."""
+    folder.mkdir(parents=True)
+    for i in range(64):
+        _image(256, 256).save(folder / f"{i}.jpg")
+
+
+def style_image(path: Path) -> None:
+    """One image."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _image(256, 256).save(path)
+
+
+def segmentation_images(folder: Path) -> None:
+    """Images and masks in two folders, as U-Net's repository expects them."""
+    for name in ("imgs", "masks"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for i in range(24):
+        _image(320, 480).save(folder / "imgs" / f"{i}.jpg")
+        Image.fromarray(np.tile([[0, 255]], (320, 240)).astype(np.uint8)).save(folder / "masks" / f"{i}_mask.gif")
+
+
+def bsd300(folder: Path) -> None:
+    """Berkeley's images for super-resolution."""
+    for part in ("train", "test"):
+        target = folder / "BSDS300" / "images" / part
+        target.mkdir(parents=True)
+        for i in range(80):
+            _image(321, 481).save(target / f"{i}.jpg")
+
+
+def words(folder: Path) -> None:
+    """Three files of words, as WikiText-2 is stored."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "valid", "test"):
+        lines = (" ".join(WORDS[i % len(WORDS)] + str(j % 200) for i in range(40)) for j in range(400))
+        (folder / f"{part}.txt").write_text("".join(f" {line} \n" for line in lines))
+
+
+def text(path: Path) -> None:
+    """One file of text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{chr(65 + i % 26)} {' '.join(WORDS)} {i % 10}.\n" for i in range(4000)))
+
+
+def tokens(folder: Path) -> None:
+    """Tokens of GPT-2's vocabulary, as nanoGPT stores them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "val"):
+        _RANDOM.integers(0, 50_000, 200_000).astype(np.uint16).tofile(folder / f"{part}.bin")
+
+
+def characters(folder: Path) -> None:
+    """Characters, as nanoGPT's Shakespeare is stored."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "val"):
+        _RANDOM.integers(0, 65, 200_000).astype(np.uint16).tofile(folder / f"{part}.bin")
+    names = {i: chr(40 + i) for i in range(65)}
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "itos": names, "stoi": {v: k for k, v in names.items()}}))
+
+
+def tiny_stories(folder: Path) -> None:
+    """Tokens of Llama's vocabulary, as llama2.c stores them."""
+    target = folder / "TinyStories_all_data"
+    target.mkdir(parents=True)
+    for i in range(2):
+        _RANDOM.integers(3, 32_000, 400_000).astype(np.uint16).tofile(target / f"data{i:02d}.bin")
+
+
+def sine_waves(path: Path) -> None:
+    """Sine waves, as the example's own generator makes them."""
+    import torch
+
+    start = _RANDOM.integers(-80, 80, 100)
+    torch.save(np.sin((np.arange(1000) + start[:, None]) / 20).astype("float64"), path)
+
+
+def cora(folder: Path) -> None:
+    """A citation network of Cora's size."""
+    folder.mkdir(parents=True)
+    features = _RANDOM.integers(0, 2, (2708, 1433))
+    (folder / "cora.content").write_text(
+        "".join(f"{i} {' '.join(map(str, row))} kind_{i % 7}\n" for i, row in enumerate(features))
+    )
+    edges = _RANDOM.integers(0, 2708, (5429, 2))
+    (folder / "cora.cites").write_text("".join(f"{a} {b}\n" for a, b in edges))
+
+
+def planetoid_cora(folder: Path) -> None:
+    """A citation network of Cora's size, as PyTorch Geometric downloads it."""
+    from scipy.sparse import csr_matrix
+
+    raw = folder / "Cora" / "raw"
+    raw.mkdir(parents=True)
+    nodes, tests, features, kinds = 2708, 1000, 1433, 7
+    rows = csr_matrix(_RANDOM.random((nodes, features)) < 0.01, dtype=np.float32)  # noqa: PLR2004
+    labels = np.eye(kinds, dtype=np.int32)[np.arange(nodes) % kinds]
+    graph = {i: [int(j) for j in _RANDOM.integers(0, nodes, 2)] for i in range(nodes)}
+    files: Mapping[str, Any] = {
+        **{"x": rows[:140], "tx": rows[nodes - tests :], "allx": rows[: nodes - tests], "graph": graph},
+        **{"y": labels[:140], "ty": labels[nodes - tests :], "ally": labels[: nodes - tests]},
+    }
+    for name, content in files.items():
+        (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(content))
+    (raw / "ind.cora.test.index").write_text("".join(f"{i}\n" for i in range(nodes - tests, nodes)))
+
+
+def hf_text(path: Path) -> None:
+    """A text for language models, one sentence a line."""
+    text(path)
+
+
+def hf_pairs(path: Path) -> None:
+    """Pairs of sentences with a label, as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ({"sentence1": " ".join(WORDS), "sentence2": " ".join(WORDS[i % 5 :]), "label": i % 2} for i in range(400))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def glue(folder: Path) -> None:
+    """MRPC of the GLUE benchmark, as the hub stores it."""
+    lines = ({"sentence1": " ".join(WORDS), "sentence2": " ".join(WORDS[i % 5 :]), "label": i % 2, "idx": i} for i in range(400))
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "mrpc").mkdir(parents=True)
+    for part in ("train", "validation", "test"):
+        (folder / "mrpc" / f"{part}.jsonl").write_text(content)
+    files = "".join(f"  - split: {part}\n    path: mrpc/{part}.jsonl\n" for part in ("train", "validation", "test"))
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n")
+
+
+def hf_chats(path: Path) -> None:
+    """Prompts and completions, as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ({"prompt": " ".join(WORDS), "completion": " ".join(WORDS[::-1]) + f" {i}"} for i in range(400))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def hf_preferences(path: Path) -> None:
+    """A chosen and a rejected answer to each prompt, as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (
+        {"prompt": " ".join(WORDS), "chosen": " ".join(WORDS[::-1]) + f" {i}", "rejected": " ".join(WORDS[2:])} for i in range(400)
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def gpt2_model(folder: Path) -> None:
+    """A configuration and a tokenizer of GPT-2's sizes, with random weights of four layers."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    _tokenizer(folder)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=256, n_head=4)).save_pretrained(folder)
+
+
+def llama_model(folder: Path) -> None:
+    """A small Llama with a tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    _tokenizer(folder)
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8}
+    LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes)).save_pretrained(folder)
+
+
+def bert_model(folder: Path) -> None:
+    """A small BERT with a tokenizer."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    _tokenizer(folder)
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(folder)
+
+
+def _tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {word: i for i, word in enumerate(["<unk>", "<pad>", "</s>", "<s>", *sorted({*WORDS, *map(str, range(1000))} - {"<unk>"})])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>", eos_token="</s>", bos_token="<s>", model_max_length=512
+    )
+    fast.save_pretrained(folder)
+
+
+def coco(folder: Path) -> None:
+    """Images with boxes and masks, as COCO is stored."""
+    for part in ("train2017", "val2017"):
+        (folder / part).mkdir(parents=True)
+        pictures, boxes = [], []
+        for i in range(16):
+            _image(480, 640).save(folder / part / f"{i:012d}.jpg")
+            pictures.append({"id": i, "file_name": f"{i:012d}.jpg", "height": 480, "width": 640})
+            for j in range(7):
+                x, y = 20 + 40 * j, 30 + 30 * j
+                corners = [x, y, x + 80, y, x + 80, y + 60, x, y + 60]
+                boxes.append(
+                    {
+                        **{"id": 10 * i + j + 1, "image_id": i, "category_id": 1 + j, "bbox": [x, y, 80, 60], "area": 4800},
+                        **{"iscrowd": 0, "segmentation": [corners]},
+                    }
+                )
+        (folder / "annotations").mkdir(exist_ok=True)
+        document = {"images": pictures, "annotations": boxes, "categories": [{"id": i, "name": str(i)} for i in range(1, 91)]}
+        (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(document))
+
+
+def tar_of_cora(path: Path) -> None:
+    """An archive of the made-up citation network."""
+    cora(path.parent / "cora_files")
+    with tarfile.open(path, "w:gz") as archive:
+        for file in sorted((path.parent / "cora_files").iterdir()):
+            archive.add(file, f"cora/{file.name}")
+    shutil.rmtree(path.parent / "cora_files")
+
+
+def empty_folder(folder: Path) -> None:
+    """A folder for what the script writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _pixels(*shape: int) -> np.ndarray:
+    return _RANDOM.integers(0, 256, shape, dtype=np.uint8)
+
+
+def _labels(samples: int) -> np.ndarray:
+    return (np.arange(samples) % 10).astype(np.uint8)
+
+
+def _image(height: int, width: int) -> Image.Image:
+    small = Image.fromarray(_pixels(16, 16, 3))
+    return small.resize((width, height))
+
+
+def _png(height: int, width: int) -> bytes:
+    target = BytesIO()
+    _image(height, width).save(target, "PNG")
+    return target.getvalue()
+
+
+MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
+    maker.__name__: maker
+    for maker in (
+        *(mnist, cifar10, image_folder, images, style_image, segmentation_images, bsd300, words, text, tokens, characters),
+        *(tiny_stories, sine_waves, cora, planetoid_cora, hf_text, hf_pairs, hf_chats, hf_preferences, gpt2_model, llama_model),
+        *(bert_model, glue, coco, empty_folder),
+    )
+}

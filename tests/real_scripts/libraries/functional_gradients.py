@@ -1,0 +1,13 @@
+"""Training with torch.autograd.grad and updates in place, as in meta-learning."""
+
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(512, 2048), nn.Tanh(), nn.Linear(2048, 10)).cuda()
+for _ in range(100):
+    x, y = torch.randn(128, 512).cuda(), torch.randint(0, 10, (128,)).cuda()
+    loss = nn.functional.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter.sub_(0.1 * gradient)
