@@ -79,6 +79,11 @@ STEPS = (
     Step("limits", ("benchmarks/limits.py", "--work", "nightly/limits", "--trace"), "ordinary networks: limits against traces"),
     Step("monotone", ("benchmarks/monotone.py",), "steps of the batch size at which request or limit fall"),
     Step("real_runs", ("benchmarks/real_runs.py",), "traced parts against published runs"),
+    Step(
+        "real_scripts",
+        ("benchmarks/real_scripts.py", "--checkouts", "nightly/checkouts", "--out", "nightly/real_scripts.jsonl", "--again"),
+        "training scripts of others, from clones in nightly/checkouts, and of our own",
+    ),
     Step("replicas", ("benchmarks/replicas.py",), "predicted against traced replicas"),
 )
 

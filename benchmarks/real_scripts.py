@@ -29,8 +29,8 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ from rich.table import Table
 ROOT: Final = Path(__file__).parents[1]
 CASES: Final = ROOT / "tests" / "real_scripts" / "cases.toml"
 OWN: Final = "own"
+MARKER: Final = "<!-- written by benchmarks/real_scripts.py -->"
 STARTUP: Final = Path(__file__).parent / "real_scripts_startup"
 MIB: Final = 2**20
 REQUIRED_SHARE: Final = 0.95
@@ -113,7 +114,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="time limit of a case (default: 300)")
     parser.add_argument("--gpu", default="H200", help="the simulated GPU (default: H200)")
     parser.add_argument("--python", default=sys.executable, help="interpreter with gpumemnet and the scripts' packages")
-    parser.add_argument("--null-gpu", metavar="PYTHON", help="interpreter with a CUDA build of PyTorch, for the independent count")
+    parser.add_argument(
+        "--null-gpu", metavar="PYTHON", help="interpreter with a CUDA build of PyTorch, for the independent count"
+    )
     parser.add_argument("--null-gpu-libraries", type=Path, metavar="FOLDER", help="where build.py of the null GPU wrote them")
     parser.add_argument("--counts", type=Path, metavar="FILE", help="results of --null-gpu to compare with")
     parser.add_argument("--document", type=Path, help="Markdown file whose table is written anew")
@@ -132,7 +135,9 @@ def main() -> int:
         if row is None or arguments.again or row["outcome"] == "not at hand":
             row = run(case, arguments)
             _keep(arguments.out, row)
-            console.print(f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row['sentence'][:300]}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{case.name}: {row['outcome']} ({row['seconds']:.0f} s) {row['sentence'][:300]}", highlight=False, soft_wrap=True
+            )
         rows.append(row | {"count": independent_count(row, case.count, counts.get(case.version, {}))})
     console.print(table(rows))
     console.print(summary(rows), highlight=False)
@@ -177,7 +182,16 @@ def run(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             return row | {"outcome": "works", "sentence": sentence}
         return row | {"outcome": "too slow" if "no answer within" in sentence else "refused", "sentence": sentence}
     answer = json.loads(output)
-    fields = ("expected_bytes", "safe_bytes", "allocated_bytes", "reserved_bytes", "context_bytes", "parts", "batch_size", "notes")
+    fields = (
+        "expected_bytes",
+        "safe_bytes",
+        "allocated_bytes",
+        "reserved_bytes",
+        "context_bytes",
+        "parts",
+        "batch_size",
+        "notes",
+    )
     row |= {"outcome": "works", **{key: answer[key] for key in fields}}
     return row | {"notes": [note.replace(str(tree), "…") for note in row["notes"]]}
 
@@ -191,7 +205,13 @@ def null_gpu_peaks(
 
     libraries = arguments.null_gpu_libraries
     out = folder / "null_gpu_peaks.json"
-    command = [arguments.null_gpu, str(Path(__file__).with_name("real_scripts_null_gpu.py")), str(out), str(script), *case.arguments]
+    command = [
+        arguments.null_gpu,
+        str(Path(__file__).with_name("real_scripts_null_gpu.py")),
+        str(out),
+        str(script),
+        *case.arguments,
+    ]
     status, seconds, _, errors = _timed(command, folder, {**null_gpu(libraries), **environment}, arguments.seconds)
     if out.exists():
         return {"outcome": "works", "seconds": round(seconds, 1), "null_gpu": json.loads(out.read_text())}
@@ -245,7 +265,12 @@ def _extract(git: Path, commit: str, tree: Path) -> bool:
 
     def ask(*words: str, given: bytes = b"") -> bytes:
         return subprocess.run(
-            ["git", f"--git-dir={git}", *words], input=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables, check=False
+            ["git", f"--git-dir={git}", *words],
+            input=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=variables,
+            check=False,
         ).stdout
 
     listed = ask("ls-tree", "-r", "-z", commit) or ask("ls-tree", "-r", "-z", "HEAD")
@@ -277,7 +302,10 @@ def _timed(
     """Run a command; return its status (``None`` if it was ended), its seconds, output and errors."""
     variables = {
         **os.environ,
-        **{"OMP_NUM_THREADS": "1", "COLUMNS": "1000", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"},
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "1000",
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
         **environment,
     }
     started = time.monotonic()
@@ -288,10 +316,8 @@ def _timed(
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # data loaders and other children of the script
-            except ProcessLookupError:
-                pass
             process.wait()
         output.seek(0)
         errors.seek(0)
@@ -334,6 +360,19 @@ def summary(rows: list[dict[str, Any]]) -> str:
         f"{works} of {len(tried)} scripts are answered{share}, {len(tried) - works - slow} refused, {slow} too slow; "
         f"{len(rows) - len(tried)} not at hand"
     )
+
+
+def write_document(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write summary and table below the marker of a Markdown file."""
+    head, marker, _ = path.read_text().partition(MARKER)
+    if not marker:
+        raise SystemExit(f"{path}: the line {MARKER} is missing; the table goes below it")
+    lines = ["| script | outcome | seconds | MiB | independent count, or why not |", "| --- | --- | ---: | ---: | --- |"]
+    for row in rows:
+        mib = f"{row['expected_bytes'] / MIB:,.0f}" if "expected_bytes" in row else ""
+        why = row["count"] or row["sentence"][:160].replace("|", " ").replace("`", "'").replace("<", "&lt;")
+        lines.append(f"| {row['name']} | {row['outcome']} | {row['seconds']:.0f} | {mib} | {why} |")
+    path.write_text(f"{head}{marker}\n\n{summary(rows)}.\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

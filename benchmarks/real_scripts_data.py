@@ -147,12 +147,17 @@ def planetoid_cora(folder: Path) -> None:
     raw = folder / "Cora" / "raw"
     raw.mkdir(parents=True)
     nodes, tests, features, kinds = 2708, 1000, 1433, 7
-    rows = csr_matrix(_RANDOM.random((nodes, features)) < 0.01, dtype=np.float32)  # noqa: PLR2004
+    rows = csr_matrix(_RANDOM.random((nodes, features)) < 0.01, dtype=np.float32)
     labels = np.eye(kinds, dtype=np.int32)[np.arange(nodes) % kinds]
     graph = {i: [int(j) for j in _RANDOM.integers(0, nodes, 2)] for i in range(nodes)}
     files: Mapping[str, Any] = {
-        **{"x": rows[:140], "tx": rows[nodes - tests :], "allx": rows[: nodes - tests], "graph": graph},
-        **{"y": labels[:140], "ty": labels[nodes - tests :], "ally": labels[: nodes - tests]},
+        "x": rows[:140],
+        "tx": rows[nodes - tests :],
+        "allx": rows[: nodes - tests],
+        "graph": graph,
+        "y": labels[:140],
+        "ty": labels[nodes - tests :],
+        "ally": labels[: nodes - tests],
     }
     for name, content in files.items():
         (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(content))
@@ -193,7 +198,8 @@ def hf_preferences(path: Path) -> None:
     """A chosen and a rejected answer to each prompt, as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
-        {"prompt": " ".join(WORDS), "chosen": " ".join(WORDS[::-1]) + f" {i}", "rejected": " ".join(WORDS[2:])} for i in range(400)
+        {"prompt": " ".join(WORDS), "chosen": " ".join(WORDS[::-1]) + f" {i}", "rejected": " ".join(WORDS[2:])}
+        for i in range(400)
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -231,7 +237,9 @@ def _tokenizer(folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = {word: i for i, word in enumerate(["<unk>", "<pad>", "</s>", "<s>", *sorted({*WORDS, *map(str, range(1000))} - {"<unk>"})])}
+    vocabulary = {
+        word: i for i, word in enumerate(["<unk>", "<pad>", "</s>", "<s>", *sorted({*WORDS, *map(str, range(1000))} - {"<unk>"})])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(
@@ -253,8 +261,13 @@ def coco(folder: Path) -> None:
                 corners = [x, y, x + 80, y, x + 80, y + 60, x, y + 60]
                 boxes.append(
                     {
-                        **{"id": 10 * i + j + 1, "image_id": i, "category_id": 1 + j, "bbox": [x, y, 80, 60], "area": 4800},
-                        **{"iscrowd": 0, "segmentation": [corners]},
+                        "id": 10 * i + j + 1,
+                        "image_id": i,
+                        "category_id": 1 + j,
+                        "bbox": [x, y, 80, 60],
+                        "area": 4800,
+                        "iscrowd": 0,
+                        "segmentation": [corners],
                     }
                 )
         (folder / "annotations").mkdir(exist_ok=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any, Final
 
 import torch
 import torch.autograd.graph
+from torch import Tensor
 
 from gpumemnet.torch_private.names import check, declare
 from gpumemnet.torch_private.operators import DispatchMode
@@ -86,3 +88,18 @@ def _probe_engine() -> None:
 declare("torch._C:_autograd._get_sequence_nr", "know which module made a node of the backward graph", probe=_probe)
 declare("torch._C:_current_autograd_node", "know which node of the backward graph runs")
 declare("torch._C:_current_graph_task_id", "see whether a backward pass runs", probe=_probe_engine)
+
+
+def leaves_of(outputs: Iterable[Tensor]) -> list[Tensor]:
+    """Return the leaves whose gradients a backward pass from ``outputs`` accumulates."""
+    nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen, leaves = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            leaves.append(leaf)
+        following = [later for later, _ in node.next_functions if later is not None and later not in seen]
+        seen.update(following)
+        nodes += following
+    return leaves

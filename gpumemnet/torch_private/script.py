@@ -110,6 +110,9 @@ GET_DEFAULT_DEVICE: Final = _declare("torch:get_default_device", "say which devi
 ALLOCATOR_SETTINGS: Final = _declare("torch._C:_accelerator_setAllocatorSettings", "know the settings that a script chooses")
 MEMORY_FRACTION: Final = _declare("torch.cuda:set_per_process_memory_fraction", "know the share of the GPU that a script chooses")
 BACKWARD: Final = _declare("torch.autograd:backward", "know when a backward pass begins")
+GRADIENTS: Final = _declare("torch.autograd:grad", "know when a script computes gradients itself")
+ALL_TRUE: Final = _declare("torch:_is_all_true", "let distributions accept arguments that have no values")
+OPTIMIZER: Final = _declare("torch.optim:Optimizer.__init__", "know whether a script has an optimizer")
 
 _declare("torch.__future__:set_overwrite_module_params_on_conversion", "give parameters a new identity in Module.to_empty")
 _declare("torch.utils:swap_tensors", "put a meta tensor in place of a tensor that others refer to")

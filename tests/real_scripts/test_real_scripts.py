@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,8 @@ PACKED = linear(64, 256, 8) + 4 * (3 * 16 * (8 + 16) + 2 * 3 * 16)
 BIASES = linear(32, 32) + 4 * 4 * 49
 MUON, MATRICES = linear(256, 1024, 256), 2 * 4 * 256 * 1024
 
+NO_OPTIMIZER = "no optimizer was found"
+
 CASES = {
     "accelerator": Case({"parameter": LAYERS, "optimizer_state": 2 * LAYERS}, 100, "torch.compile was left out"),
     "allocator_in_script": Case(  # fragmentation as with --allocator-conf and without the line
@@ -61,6 +64,9 @@ CASES = {
         32,
     ),
     "ema_copies": Case({"parameter": COPIES, "buffer": COPIES, "optimizer_state": 2 * COPIES}, 16),
+    "gradients_by_hand": Case(  # those of the step before are still there
+        {"parameter": linear(256, 512, 10), "gradient": 2 * linear(256, 512, 10), "optimizer_state": 0}, 128, NO_OPTIMIZER
+    ),
     "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
     "lbfgs": Case(  # eleven updates of two vectors, the direction, the last gradient
         {"parameter": SMALL, "optimizer_state": 23 * SMALL + 21 * 4}, 8, "LBFGS: its history is counted in full"
@@ -69,9 +75,15 @@ CASES = {
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
     "packed_lengths": Case({"parameter": PACKED, "saved_activation": 4 * 680 * (64 + 256) + 2 * 4}, 16),  # 680 steps, not 800
     "relative_bias": Case({"parameter": BIASES, "optimizer_state": 2 * BIASES}, 16),
+    "policy": Case({"parameter": linear(4, 64, 1), "optimizer_state": 2 * linear(4, 64, 1)}, 32),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
     "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
+    "without_module": Case(
+        {"parameter": 3 * 4 * 512**2, "gradient": 3 * 4 * 512**2, "optimizer_state": 2 * 3 * 4 * 512**2},
+        *(1, "the batch size is not known"),
+    ),
+    "without_optimizer": Case({"parameter": 4 * 512 * 266, "gradient": 4 * 512 * 266, "optimizer_state": 0}, 1, NO_OPTIMIZER),
     "validation_before_training": Case(  # both graphs
         {"parameter": linear(*5 * (256,)), "saved_activation": 2 * 4 * 4096 * 256 * 4 + 3 * 4}, 4096
     ),
@@ -95,3 +107,13 @@ def test_a_real_script(name: str, answers: dict[str, Any]) -> None:
 
 def test_every_script_is_run() -> None:
     assert {path.stem for path in HERE.glob("*.py")} == {*CASES, Path(__file__).stem}
+
+
+def test_the_list_names_scripts_that_exist() -> None:
+    document = tomllib.loads((HERE / "cases.toml").read_text())
+    cases, commits = document["case"], document["commits"]
+    assert len(cases) >= 60
+    assert len({case["name"] for case in cases}) == len(cases)
+    for case in cases:
+        assert case["repository"] in commits or (HERE / "libraries" / case["path"]).exists(), case["name"]
+    assert {path.name for path in (HERE / "libraries").iterdir()} <= {case["path"] for case in cases} | {"__pycache__"}

@@ -33,7 +33,7 @@ def _functions(*names_of: str) -> frozenset[Any]:
 
 _NEVER: Final = _functions("isnan", "isinf", "isposinf", "isneginf")
 _ALWAYS: Final = _functions("isfinite")
-_ALL: Final = _functions("all")
+_ALL: Final = _functions("all") | {names.ALL_TRUE.value()}
 _SAME: Final = _ALL | _functions("any", "clone", "detach", "reshape", "view", "squeeze", "flatten", "bool")
 _NOT: Final = _functions("logical_not", "bitwise_not", "__invert__")
 _OR: Final = _functions("logical_or", "bitwise_or", "__or__", "__ror__")

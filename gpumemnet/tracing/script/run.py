@@ -93,13 +93,15 @@ def trace_script(
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
+    if watch.batch_size is None:
+        values.note_once("the batch size is not known, because no module with parameters ran; 1 is shown")
     names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
     answer = answer_for(
         repeated(timeline),
         timeline,
         platform,
         allocator.settings,
-        model=f"{script.name} ({names})",
+        model=f"{script.name} ({names})" if names else script.name,
         batch_size=watch.batch_size or 1,
         loss=watch.loss,
         notes=(*torch_notes, *values.notes),

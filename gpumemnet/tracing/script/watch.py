@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -16,10 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.extract.nested_tensors import tensors_in
+from gpumemnet.torch_private.autograd import leaves_of
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.optimizers import fill_history
-from gpumemnet.torch_private.script import BACKWARD
+from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
 from gpumemnet.torch_private.tensors import id_of_storage, part_on_rank, storage_id
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
@@ -28,6 +29,8 @@ from gpumemnet.tracing.streams import Streams
 _STEPS: Final = 2
 _STEPS_ON_HOST: Final = 10
 """Optimizer steps after which a script that trains nothing on the GPU is stopped."""
+_PASSES: Final = 4
+"""Backward passes after which a script without an optimizer is ended: such a script may take several for one step."""
 _SEQUENCE_DIMENSIONS: Final = 3
 _GPU: Final = torch.device("cuda", 0)
 _HOST: Final = torch.device("cpu")
@@ -94,7 +97,7 @@ class Watch:
         self.loss = "the script's own"
         self.notes: dict[str, str] = {}
         self._platform = platform
-        self._parameters: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
+        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._boundary: Optimizer | None = None
         self._boundaries = 0
         self._stepped: Counter[int] = Counter()
@@ -102,6 +105,8 @@ class Watch:
         self._started = False
         self._stepping = False
         self._trains_on_gpu = False
+        self._has_optimizer = False
+        self._passing = False
 
     @property
     def has_enough_steps(self) -> bool:
@@ -131,7 +136,7 @@ class Watch:
 
     @property
     def _steps_wanted(self) -> int:
-        return _STEPS + (len(self._stepped) > 1)
+        return _STEPS + (len(self._stepped) > 1) if self._has_optimizer else _PASSES
 
     # Called by the simulated GPU; see ``gpu.Watcher``.
 
@@ -197,20 +202,65 @@ class Watch:
     def watching(self) -> Iterator[None]:
         """Context in which backward passes and optimizer steps are noticed."""
         backward: Callable[..., None] = BACKWARD.value()
+        gradients: Callable[..., tuple[Tensor | None, ...]] = GRADIENTS.value()
+        make_optimizer: Callable[..., None] = OPTIMIZER.value()
 
         def watched(*args: Any, **kwargs: Any) -> None:
-            self._begin("backward")
-            backward(*args, **kwargs)
-            self._classify_gradients()
-            self._begin("optimizer" if self._stepping else "forward")
+            with self._backward_pass(tensors_in(args)):
+                backward(*args, **kwargs)
+                self._classify_gradients()
+
+        def watched_gradients(*args: Any, **kwargs: Any) -> tuple[Tensor | None, ...]:
+            if self._has_optimizer or self._passing:  # a term of the loss, such as a gradient penalty
+                return gradients(*args, **kwargs)
+            with self._backward_pass(tensors_in(args[:1])):
+                result = gradients(*args, **kwargs)
+                self.recorder.classify(map(part_on_rank, tensors_in(result)), "gradient", "")
+            return result
+
+        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            if not self._has_optimizer:
+                self._has_optimizer, self._boundaries = True, 0
+                self.notes.pop("optimizer", None)
+            make_optimizer(optimizer, *args, **kwargs)
 
         handles = [register_optimizer_step_pre_hook(self._before_step), register_optimizer_step_post_hook(self._after_step)]
         try:
-            with replaced([(BACKWARD, watched)]), self.modules:
+            with replaced([(BACKWARD, watched), (GRADIENTS, watched_gradients), (OPTIMIZER, made)]), self.modules:
                 yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def _backward_pass(self, outputs: Iterable[Tensor]) -> Iterator[None]:
+        """Context of a backward pass from ``outputs``; without an optimizer, it ends a step."""
+        is_outermost = not self._passing
+        if is_outermost and not self._started and self.recorder.has_live_storages:  # no module ran
+            self._started = True
+            self.recorder.begin_step()
+        if is_outermost and not self._has_optimizer:
+            for leaf in leaves_of(outputs):
+                if self._know(leaf, ""):
+                    self.recorder.classify((part_on_rank(leaf),), "parameter", "")
+        self._passing = True
+        try:
+            self._begin("backward")
+            yield
+        finally:
+            self._passing = not is_outermost
+        if is_outermost and self._started and not self._has_optimizer:
+            self.notes["optimizer"] = "no optimizer was found: a step is taken to end with a backward pass"
+            self._end_step()
+        self._begin("optimizer" if self._stepping else "forward")
+
+    def _end_step(self) -> None:
+        """End a step, and the script after enough of them."""
+        self._boundaries += 1
+        if self.has_enough_steps:
+            self.recorder.close()
+            raise EnoughSteps
+        self.recorder.begin_step()
 
     def _model_starts(self) -> None:
         self.recorder.begin_pass()
@@ -269,11 +319,7 @@ class Watch:
             raise EnoughSteps
         self._boundary = self._boundary or optimizer
         if optimizer is self._boundary and self._started:
-            self._boundaries += 1
-            if self.has_enough_steps:
-                self.recorder.close()
-                raise EnoughSteps
-            self.recorder.begin_step()
+            self._end_step()
         self._begin("forward")
 
     def _learn_shards(self, optimizer: Optimizer) -> None:
@@ -295,7 +341,7 @@ class Watch:
                 buffers = (part_on_rank(buffer) for buffer in own_buffers(module).values() if buffer is not None)
                 self.recorder.classify(buffers, "buffer", owner)
 
-    def _know(self, parameter: nn.Parameter, owner: str) -> bool:
+    def _know(self, parameter: Tensor, owner: str) -> bool:
         """Record that ``parameter`` is on the GPU; return whether it was unknown.
 
         The parameter is not kept alive, because the script may replace it.

@@ -3,7 +3,6 @@
 import sys
 
 import torch
-import torch.nn.functional as F
 
 if sys.argv[1] == "open_clip":
     import open_clip

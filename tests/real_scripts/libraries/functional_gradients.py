@@ -9,5 +9,5 @@ for _ in range(100):
     loss = nn.functional.cross_entropy(model(x), y)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     with torch.no_grad():
-        for parameter, gradient in zip(model.parameters(), gradients):
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.sub_(0.1 * gradient)

@@ -14,7 +14,11 @@ ARCHITECTURES = {
     "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig", {"dim": 256, "n_layers": 4, "n_heads": 4}),
     "albert": ("AlbertForSequenceClassification", "AlbertConfig", SMALL),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 256, "n_layer": 4, "n_head": 4}),
-    "opt": ("OPTForCausalLM", "OPTConfig", {"hidden_size": 256, "num_hidden_layers": 4, "ffn_dim": 1024, "word_embed_proj_dim": 256, "num_attention_heads": 4}),
+    "opt": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        {"hidden_size": 256, "num_hidden_layers": 4, "ffn_dim": 1024, "word_embed_proj_dim": 256, "num_attention_heads": 4},
+    ),
     "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
     "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
@@ -47,6 +51,11 @@ if __name__ == "__main__":
     model, configuration, sizes = ARCHITECTURES[name]
     network = getattr(transformers, model)(getattr(transformers, configuration)(**sizes))
     arguments = TrainingArguments(
-        output_dir="out", per_device_train_batch_size=8, num_train_epochs=1, report_to=[], logging_steps=1, bf16="bf16" in sys.argv
+        output_dir="out",
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        report_to=[],
+        logging_steps=1,
+        bf16="bf16" in sys.argv,
     )
     Trainer(model=network, args=arguments, train_dataset=Samples(name)).train()

@@ -9,7 +9,9 @@ class Experts(nn.Module):
     def __init__(self, width: int, experts: int, chosen: int) -> None:
         super().__init__()
         self.router = nn.Linear(width, experts, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(experts)
+        )
         self.chosen = chosen
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -22,7 +24,9 @@ class Experts(nn.Module):
         return output.view_as(x)
 
 
-model = nn.Sequential(nn.Embedding(10_000, 256), Experts(256, 8, 2), nn.LayerNorm(256), Experts(256, 8, 2), nn.Linear(256, 10_000)).cuda()
+model = nn.Sequential(
+    nn.Embedding(10_000, 256), Experts(256, 8, 2), nn.LayerNorm(256), Experts(256, 8, 2), nn.Linear(256, 10_000)
+).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(10):
     ids = torch.randint(0, 10_000, (8, 128), device="cuda")

@@ -16,7 +16,13 @@ class Samples(torch.utils.data.Dataset):
 
 
 way = sys.argv[1]
-sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8}
+sizes = {
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
 if way == "qlora":
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
@@ -28,5 +34,7 @@ if way == "qlora":
 else:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes))
 optimizer = {"qlora": "paged_adamw_8bit"}.get(way, way)
-arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=4, max_steps=4, report_to=[], optim=optimizer, bf16=True)
+arguments = TrainingArguments(
+    output_dir="out", per_device_train_batch_size=4, max_steps=4, report_to=[], optim=optimizer, bf16=True
+)
 Trainer(model=model, args=arguments, train_dataset=Samples()).train()

@@ -20,7 +20,11 @@ class Decoder(nn.Module):
         return self.out(output), hidden
 
 
-embedding, encoder, decoder = nn.Embedding(5000, 256).to(device), nn.GRU(256, 256, batch_first=True).to(device), Decoder().to(device)
+embedding, encoder, decoder = (
+    nn.Embedding(5000, 256).to(device),
+    nn.GRU(256, 256, batch_first=True).to(device),
+    Decoder().to(device),
+)
 first = torch.optim.Adam([*embedding.parameters(), *encoder.parameters()])
 second = torch.optim.Adam(decoder.parameters())
 for _ in range(10):

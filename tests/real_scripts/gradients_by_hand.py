@@ -1,0 +1,11 @@
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(256, 512), nn.Tanh(), nn.Linear(512, 10)).cuda()
+for _ in range(100):
+    x, y = torch.randn(128, 256).cuda(), torch.randint(0, 10, (128,)).cuda()
+    loss = nn.functional.cross_entropy(model(x), y)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.sub_(0.1 * gradient)
