@@ -45,6 +45,7 @@ _PLOTS: Final = (".png", ".html")
 _OF_SCRIPTS: Final = frozenset(
     {
         *("source", "script", "module", "gpu", "context_mib", "allocator_conf", "attention_kernel", "cudnn", "ranks"),
+        *("largest_batch", "batches", "batch_argument"),
         *("plot", "as_json", "deadline", "show_output"),
     }
 )
@@ -167,6 +168,14 @@ def trace(
     batches: Annotated[
         str | None, typer.Option(metavar="N,N,…", rich_help_panel=_ANSWER, help="The memory at these batch sizes too.")
     ] = None,
+    batch_argument: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPTION",
+            rich_help_panel=_ANSWER,
+            help="The script's argument that sets its batch size, such as --batch-size, where it is not found.",
+        ),
+    ] = None,
     fits: Annotated[
         bool, typer.Option("--fits", rich_help_panel=_ANSWER, help="On which GPUs of the catalogue it fits.")
     ] = False,
@@ -223,7 +232,8 @@ def trace(
                 cudnn=cudnn,
                 attention_kernel=attention_kernel,
                 ranks=ranks if launch.ranks is None else launch.ranks,
-                with_curve=extras.curve,
+                extras=extras,
+                batch_argument=batch_argument,
                 deadline_seconds=deadline,
                 show_output=show_output,
                 progress=progress,

@@ -24,18 +24,26 @@ def _answer(document: dict[str, Any]) -> dict[str, Any]:
 def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswer:
     _LOG.info("importing torch")
     from gpumemnet.tracing.platform import Platform, with_cudnn
-    from gpumemnet.tracing.script.run import trace_script
+    from gpumemnet.tracing.script.batches import trace_batches
+    from gpumemnet.tracing.script.run import ScriptCall, trace_script
 
     _LOG.info("running up to the second step")
     platform = Platform(device=request.gpu, attention_kernel=request.options.attention_kernel)
     platform, notes = with_cudnn(platform, request.cudnn)
-    answer = trace_script(
-        *(Path(document["script"]), document["arguments"], platform, request.allocator),
+    call = ScriptCall(
+        script=Path(document["script"]),
+        arguments=tuple(document["arguments"]),
+        platform=platform,
+        settings=request.allocator,
         is_module=document["is_module"],
         ranks=document["ranks"],
         other_way=document["other_way"],
-        with_curve=request.extras.curve,
     )
+    extras = request.extras
+    if extras.batches or extras.max_batch:
+        answer = trace_batches(call, extras, document["batch_argument"])
+    else:
+        answer = trace_script(call, with_curve=extras.curve)
     return replace(answer, notes=(*answer.notes, *notes))
 
 

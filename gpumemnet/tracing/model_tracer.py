@@ -16,23 +16,23 @@ from gpumemnet.allocator import AllocatorSettings
 from gpumemnet.extract.extraction import extract_from
 from gpumemnet.extract.inputs import ModelInputs
 from gpumemnet.extract.options import ExtractOptions
-from gpumemnet.gpu.catalogue import DeviceProfile, context, device_profiles
+from gpumemnet.gpu.catalogue import context, device_profiles
 from gpumemnet.gpu.mig import available_mib
-from gpumemnet.gpu.verdict import YES, verdict
 from gpumemnet.job.json_codec import job_to_dict
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.physics.nccl import communicator_bytes
-from gpumemnet.tracing.batch_sizes import BatchTraces, largest_batch
+from gpumemnet.tracing.batch_memory import BatchMemory, verdict_of
+from gpumemnet.tracing.batch_sizes import BatchTraces
 from gpumemnet.tracing.corrections import CORRECTIONS
-from gpumemnet.tracing.memory import Memory, curve_of, memory_of, non_allocator_memory, replayed, safe_basis, smallest_bytes
+from gpumemnet.tracing.memory import curve_of, memory_of, non_allocator_memory, replayed, safe_basis, smallest_bytes
 from gpumemnet.tracing.missing_values import GuessedValues
 from gpumemnet.tracing.optimizers import stated_optimizer
 from gpumemnet.tracing.options import TraceRequest
 from gpumemnet.tracing.platform import Platform, with_cudnn
-from gpumemnet.tracing.report.answer import BatchPoint, GpuFit, TraceAnswer
+from gpumemnet.tracing.report.answer import GpuFit, TraceAnswer
 from gpumemnet.tracing.step import Recording, record
 from gpumemnet.tracing.timeline import LongRun, Timeline, repeated
-from gpumemnet.units import MIB, ceil_mib
+from gpumemnet.units import MIB
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -147,10 +147,11 @@ class ModelTracer:
             with_curve=extras.curve,
         )
         traces = BatchTraces(self._timeline_at, inputs.batch_size, timeline)
+        memory = BatchMemory(traces, self._request.gpu, self._request.allocator, self._long_run)
         return replace(
             answer,
-            batches=tuple(self._point(traces, size) for size in extras.batches),
-            max_batch_size=self._max_batch(traces) if extras.max_batch else None,
+            batches=tuple(memory.point(size) for size in extras.batches),
+            max_batch_size=memory.largest() if extras.max_batch else None,
             gpus=self._gpus(timeline) if extras.gpus else (),
             job=job_to_dict(self._job(self._unlimited_reserved_bytes(timeline))) if extras.job else None,
         )
@@ -173,23 +174,6 @@ class ModelTracer:
             self._runs[id(timeline)] = (timeline, repeated(timeline))
         return self._runs[id(timeline)][1]
 
-    def _memory_at(self, traces: BatchTraces, batch_size: int) -> Memory:
-        timeline, sizes, bounds = traces.sizes(batch_size)
-        return memory_of(self._long_run(timeline), sizes, bounds, self._request.gpu, self._request.allocator)
-
-    def _point(self, traces: BatchTraces, batch_size: int) -> BatchPoint:
-        memory = self._memory_at(traces, batch_size)
-        return BatchPoint(
-            batch_size=batch_size,
-            expected_bytes=memory.expected_bytes,
-            safe_bytes=memory.safe_bytes,
-            verdict=_verdict(memory, self._request.gpu),
-            traced=batch_size in traces.traced,
-        )
-
-    def _max_batch(self, traces: BatchTraces) -> int:
-        return largest_batch(traces, lambda batch: _verdict(self._memory_at(traces, batch), self._request.gpu) == YES)
-
     def _gpus(self, own: Timeline) -> tuple[GpuFit, ...]:
         """Return the memory on every GPU of the catalogue but those of laptops; GPUs with the same kernels share a trace."""
         timelines = {_kernels(self._platform): own}
@@ -208,7 +192,7 @@ class ModelTracer:
                     available_bytes=available_mib(device) * MIB,
                     expected_bytes=memory.expected_bytes,
                     safe_bytes=memory.safe_bytes,
-                    verdict=_verdict(memory, device),
+                    verdict=verdict_of(memory, device),
                 )
             )
         return tuple(fits)
@@ -226,10 +210,6 @@ class ModelTracer:
         stated = ExtractOptions(**options.job_fields() | alone | optimizer)
         job = extract_from(self._model, self._inputs, stated, missing_values, self._platform.device).job
         return replace(job, traced_peak_bytes=reserved_bytes)
-
-
-def _verdict(memory: Memory, device: DeviceProfile) -> str:
-    return verdict(ceil_mib(memory.expected_bytes), ceil_mib(memory.safe_bytes), available_mib(device))
 
 
 def _kernels(platform: Platform) -> tuple[Any, ...]:

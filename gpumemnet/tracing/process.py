@@ -89,7 +89,8 @@ def trace_script(
     is_module: bool = False,
     ranks: int = 1,
     variables: Mapping[str, str] | None = None,
-    with_curve: bool = False,
+    extras: ExtraResults | None = None,
+    batch_argument: str | None = None,
     deadline_seconds: float = DEADLINE_SECONDS,
     show_output: bool = False,
     progress: Progress | None = None,
@@ -106,7 +107,8 @@ def trace_script(
         is_module: whether it is a module, to be run as by ``python -m`` in this folder.
         ranks: number of GPUs that the script is started on; it is traced as the first rank, as ``torchrun`` would start it.
         variables: further environment variables of the script.
-        with_curve: whether to return the memory over one training step.
+        extras: further results: the memory over one training step, and other batch sizes, for which the script is run again.
+        batch_argument: the script's argument that sets its batch size; found by its name and value by default.
 
     Returns:
         the answer; all amounts are in bytes, for one GPU.
@@ -122,11 +124,8 @@ def trace_script(
         "is_module": is_module,
         "arguments": list(arguments),
         "ranks": check_ranks(ranks),
-        **asdict(
-            checked_request(
-                TraceOptions(attention_kernel=attention_kernel), gpu, allocator, ExtraResults(curve=with_curve), cudnn=cudnn
-            )
-        ),
+        "batch_argument": batch_argument,
+        **asdict(checked_request(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, extras, cudnn=cudnn)),
     }
 
     def trace(other_way: bool) -> TraceAnswer:

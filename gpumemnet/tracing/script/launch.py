@@ -6,7 +6,7 @@ This module loads no torch, so the command line uses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final
@@ -146,7 +146,7 @@ def _refused(launcher: str) -> Launch:
     raise InvalidRequestError(f"{launcher}: {_REFUSED[launcher]}", _FIELD)
 
 
-_READERS: Final = {
+_READERS: Final[Mapping[str, Callable[[list[str]], Launch]]] = {
     "python": _python,
     "torchrun": _torchrun,
     "accelerate": _accelerate,

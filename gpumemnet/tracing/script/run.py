@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -36,45 +36,103 @@ from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.units import MIB
 
 
-def trace_script(
-    script: Path,
-    arguments: Sequence[str],
-    platform: Platform,
-    settings: AllocatorSettings,
-    *,
-    is_module: bool = False,
-    ranks: int = 1,
-    with_curve: bool = False,
-    other_way: bool = False,
-) -> TraceAnswer:
-    """Return the memory that ``script`` takes on the platform's GPU.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptCall:
+    """A script, and how it is run.
 
-    The script really runs in this process, so call this in a child process.  It stops after two optimizer steps, three if it has
-    several optimizers.
-
-    Args:
+    Attributes:
         script: a file with a training loop, or the dotted name of a module.
         arguments: command-line arguments of the script.
         platform: the GPU that the script sees.
         settings: settings of the caching allocator, unless the script chooses its own.
         is_module: whether it is a module, to be run as by ``python -m``.
         ranks: number of GPUs that the script is started on; it is traced as the first rank.
-        with_curve: whether to include the memory over one step.
         other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
+        compiled: returns the code of the script's file.
+    """
+
+    script: Path
+    arguments: tuple[str, ...]
+    platform: Platform
+    settings: AllocatorSettings
+    is_module: bool = False
+    ranks: int = 1
+    other_way: bool = False
+    compiled: Callable[[Path], CodeType] = compile_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRun:
+    """What a run of a script has shown.
+
+    Attributes:
+        file: the script's file.
+        timeline: the record of the run.
+        settings: settings of the caching allocator, of which the script may have chosen some.
+        model: names of script and models.
+        batch_size: samples that the model got.
+        loss, notes, branches: values of the same fields of the answer.
+    """
+
+    file: Path
+    timeline: Timeline
+    settings: AllocatorSettings
+    model: str
+    batch_size: int
+    loss: str
+    notes: tuple[str, ...]
+    branches: tuple[str, ...]
+
+
+def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
+    """Return the memory that a script takes on the platform's GPU, as :func:`run_script` runs it.
+
+    Args:
+        call: the script.
+        with_curve: whether to include the memory over one step.
+
+    Raises:
+        ExtractError: as :func:`run_script` does.
+    """
+    return answer_of(run_script(call), call, with_curve)
+
+
+def answer_of(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer:
+    """Return the answer for a run of ``call``; ``with_curve`` includes the memory over one step."""
+    answer = answer_for(
+        repeated(run.timeline),
+        run.timeline,
+        call.platform,
+        run.settings,
+        model=run.model,
+        batch_size=run.batch_size,
+        loss=run.loss,
+        notes=run.notes,
+        with_curve=with_curve,
+    )
+    return replace(answer, branches=run.branches)
+
+
+def run_script(call: ScriptCall) -> ScriptRun:
+    """Run a script in this process, which should be a child process, and return what it has shown.
+
+    It stops after two optimizer steps, three if it has several optimizers.
 
     Raises:
         CodeEndedError: the script ended before it had trained for two steps on the GPU; says how far it came.
         ExtractError: names what cannot be traced and the line of the script.
     """
-    torch_notes = check_torch(SCRIPT, *((PARALLEL,) if ranks > 1 else ()))
-    values = ReadValues(other_way=other_way)
-    allocator = AllocatorChoice(settings, values.note_once)
-    watch = Watch(platform, KnownValues(values, largest_real=None).run, allocator.first_used)
+    torch_notes = check_torch(SCRIPT, *((PARALLEL,) if call.ranks > 1 else ()))
+    values = ReadValues(other_way=call.other_way)
+    allocator = AllocatorChoice(call.settings, values.note_once)
+    watch = Watch(call.platform, KnownValues(values, largest_real=None).run, allocator.first_used)
     watch.recorder.begin("build")
-    ended = ""
+    ended, file = "", call.script
     try:
         with allocator.choosing():
-            _run(_main_module(script, is_module), arguments, platform, ranks, watch, values)
+            module = _main_module(call.script, call.is_module)
+            file = Path(str(module.__file__))
+            _run(module, call, watch, values)
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -96,18 +154,16 @@ def trace_script(
     if watch.batch_size is None:
         values.note_once("the batch size is not known, because no module with parameters ran; 1 is shown")
     names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
-    answer = answer_for(
-        repeated(timeline),
-        timeline,
-        platform,
-        allocator.settings,
-        model=f"{script.name} ({names})" if names else script.name,
+    return ScriptRun(
+        file=file,
+        timeline=timeline,
+        settings=allocator.settings,
+        model=f"{call.script.name} ({names})" if names else call.script.name,
         batch_size=watch.batch_size or 1,
         loss=watch.loss,
         notes=(*torch_notes, *values.notes),
-        with_curve=with_curve,
+        branches=tuple(values.branches),
     )
-    return replace(answer, branches=tuple(values.branches))
 
 
 def _name(model: nn.Module) -> str:
@@ -152,11 +208,11 @@ def _main_module(script: Path, is_module: bool) -> ModuleType:
     return module
 
 
-def _run(module: ModuleType, arguments: Sequence[str], platform: Platform, ranks: int, watch: Watch, values: ReadValues) -> None:
-    file = str(module.__file__)
-    code = compile_file(Path(file))
+def _run(module: ModuleType, call: ScriptCall, watch: Watch, values: ReadValues) -> None:
+    file, platform = str(module.__file__), call.platform
+    code = call.compiled(Path(file))
     sys.modules["__main__"] = module
-    sys.argv = [file, *arguments]
+    sys.argv = [file, *call.arguments]
     requests = GpuRequests(watch, values)
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())
@@ -164,8 +220,8 @@ def _run(module: ModuleType, arguments: Sequence[str], platform: Platform, ranks
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, values, requests, local_ranks(ranks)))
+        stack.enter_context(present_gpu(platform, watch, values, requests, local_ranks(call.ranks)))
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
-        stack.enter_context(one_of(ranks, watch, values.note_once))
+        stack.enter_context(one_of(call.ranks, watch, values.note_once))
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

@@ -310,3 +310,28 @@ def test_a_line_that_starts_a_module_on_several_gpus(
     ):
         assert main(["trace", *options]) == 2
         assert capfd.readouterr().err.startswith(sentence)
+
+
+_SIZED = """
+import argparse, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=64)
+options = parser.parse_args()
+model = torch.nn.Linear(65536, 256).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    model(torch.ones(options.batch_size, 65536, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_other_batch_sizes_of_a_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SIZED)
+    assert main(["trace", "--script", str(script), "--batches", "256,1024", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert [(point["batch_size"], point["traced"]) for point in answer["batches"]] == [(256, True), (1024, True)]
+    few, many = (point["expected_bytes"] for point in answer["batches"])
+    assert 0.95 * 4 * 65536 * 768 < many - few < 1.3 * 4 * 65536 * 768
+    assert answer["notes"][-1] == "other batch sizes were set by --batch-size (64 here)."

@@ -56,7 +56,10 @@ def _one_way(script: Path, arguments: tuple[str, ...], ranks: int, other_way: bo
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import device_profile
     from gpumemnet.tracing.platform import Platform
-    from gpumemnet.tracing.script.run import trace_script
+    from gpumemnet.tracing.script.run import ScriptCall, trace_script
 
     platform = Platform(device=device_profile("A100"))
-    return trace_script(script, arguments, platform, AllocatorSettings(), ranks=ranks, other_way=other_way)
+    settings = AllocatorSettings()
+    return trace_script(
+        ScriptCall(script=script, arguments=arguments, platform=platform, settings=settings, ranks=ranks, other_way=other_way)
+    )
