@@ -314,7 +314,8 @@ async def swap(run: Run, releases: list[str]) -> None:
 async def kill(run: Run, supervisor: psutil.Process, every_seconds: float) -> None:
     """Kill the newest worker with SIGKILL at intervals, but never the first, whose memory is measured over the whole run."""
     while not run.is_over:
-        await asyncio.sleep(every_seconds * run.random.uniform(0.5, 1.5))
+        pause_seconds = every_seconds * run.random.uniform(0.5, 1.5)
+        await asyncio.sleep(min(pause_seconds, max(0.0, run.ends_at - time.monotonic())))
         workers = sorted(supervisor.children(), key=lambda child: child.create_time())
         if len(workers) > 1 and not run.is_over:
             os.kill(workers[-1].pid, signal.SIGKILL)

@@ -113,8 +113,8 @@ alters the meaning of a column."""
 
 
 _WIDTH: Final = len(FEATURE_COLUMNS)
-_LAYERS_AT_ONCE: Final = 20_000
-"""About so many layers in one call of the compiled closed form, which lets no other thread run for 10 ms then."""
+_LAYERS_AT_ONCE: Final = 2_000
+"""About so many layers of short jobs in one call of the compiled closed form, which lets no other thread run for 1 ms then."""
 
 
 def feature_matrix(table: JobTable, blas_workspace_bytes: int) -> NDArray[np.float64]:

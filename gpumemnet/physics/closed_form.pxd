@@ -11,7 +11,7 @@ cdef enum:  # lengths of arrays; assigning _NO_CLASS and its like checks them ag
 cdef double _BLOCK, _ROUNDING, _SMALL_SEGMENT, _MEDIUM_SEGMENT, _MEDIUM_LIMIT, _SMALL_TOP, _MEDIUM_TOP, _LARGE_TOP
 cdef double _CUBLASLT, _TYPICAL, _FULL, _LOSS, _HANDLES, _PADDED_IMAGE
 cdef bint _TF32_READS_IMAGES
-cdef Py_ssize_t _REACH, _CLASSES, _SIZES, _GROUPS, _COLUMNS
+cdef Py_ssize_t _REACH, _LAYERS_AT_ONCE, _CLASSES, _SIZES, _GROUPS, _COLUMNS
 cdef list _KINDS
 cdef double[CLASSES] _NO_CLASS
 cdef double[GROUPS] _NO_GROUP

@@ -20,6 +20,7 @@ Cython compiles this module with the types of ``closed_form.pxd``; a job then ta
 
 from __future__ import annotations
 
+from time import sleep
 from typing import TYPE_CHECKING, Final
 
 from gpumemnet.allocator import sizes
@@ -77,6 +78,8 @@ _HANDLES: Final = float(HANDLES)
 _PADDED_IMAGE: Final = PADDED_IMAGE
 _TF32_READS_IMAGES: Final = IMAGE_CHANNELS >= TF32_SMALLEST_CHANNELS
 _REACH: Final = EXCITATION_REACH
+_LAYERS_AT_ONCE: Final = 500
+"""After so many layers of a job, other threads may run: compiled code does not stop for them by itself."""
 _CLASSES: Final = BLOCK_CLASSES
 _SIZES: Final = len(SIZE_CLASSES)
 _GROUPS: Final = len(GROUP_NAMES)
@@ -332,6 +335,8 @@ def _walk(job: JobNumbers, batch: Layer, layers: list[Layer], memory: StepMemory
     _name_output(memory, layers)
     source = projected = batch  # the input of the layer, and that of the last projection that has no sibling before it
     for at in range(len(layers)):
+        if at % _LAYERS_AT_ONCE == _LAYERS_AT_ONCE - 1:
+            sleep(0)
         layer = layers[at]
         following = layers[at + 1] if at + 1 < len(layers) else None
         if layer.is_recomputed and layer.begins_block:
