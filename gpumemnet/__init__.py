@@ -17,6 +17,7 @@ import os.path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpumemnet.cli.notebook import load_ipython_extension as load_ipython_extension
     from gpumemnet.client.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
     from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
@@ -58,6 +59,7 @@ _MODULE_OF = {
     "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_options",
+    "load_ipython_extension": "gpumemnet.cli.notebook",
     "trace": "gpumemnet.tracing.api",
 }
 
