@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpumemnet.cli.notebook import load_ipython_extension as load_ipython_extension
     from gpumemnet.client.client import AsyncClient, Client
     from gpumemnet.errors import GpumemnetError
+    from gpumemnet.extract.placement import large_tensors_on_meta
     from gpumemnet.features.sequence import SEQUENCE_COLUMNS, layer_sequence
     from gpumemnet.features.vector import FEATURE_COLUMNS, feature_matrix
     from gpumemnet.gpu.catalogue import DeviceProfile, device_profile, device_profiles
@@ -56,6 +57,7 @@ _MODULE_OF = {
     "Layer": "gpumemnet.job.layers",
     "PredictionTable": "gpumemnet.predict.prediction_table",
     "Predictor": "gpumemnet.predict.predictor",
+    "large_tensors_on_meta": "gpumemnet.extract.placement",
     "TraceAnswer": "gpumemnet.tracing.report.answer",
     "TrainingJob": "gpumemnet.job.training_job",
     "TrainingOptions": "gpumemnet.job.training_options",
@@ -93,6 +95,7 @@ __all__ = [
     "job_from_json",
     "job_to_dict",
     "job_to_json",
+    "large_tensors_on_meta",
     "layer_sequence",
     "load_bundle",
     "named_bins",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -30,7 +29,6 @@ from gpumemnet.tracing.options import (
     TraceOptions,
 )
 from gpumemnet.tracing.script.launch import Launch, is_launch, parse_launch
-from gpumemnet.units import MIB
 
 if TYPE_CHECKING:
     from gpumemnet.gpu.catalogue import DeviceProfile
@@ -299,12 +297,10 @@ def _is_given(call: typer.Context, name: str) -> bool:
 
 
 def _device(gpu: str, context_mib: int | None) -> DeviceProfile:
-    from gpumemnet.gpu.catalogue import find_profile
+    from gpumemnet.gpu.catalogue import find_profile, with_context
 
     profile = find_profile(gpu)
-    if context_mib is None:
-        return profile
-    return replace(profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by --context-mib")
+    return profile if context_mib is None else with_context(profile, context_mib, "--context-mib")
 
 
 def _batches(text: str | None) -> tuple[int, ...]:

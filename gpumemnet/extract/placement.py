@@ -86,6 +86,22 @@ class MissingValues:
         """``function`` has requested a copy on the CPU, and got the same tensor."""
 
 
+def large_tensors_on_meta() -> AbstractContextManager[object]:
+    """Context in which a model is built without memory for its weights, to be traced.
+
+    Tensors of more than :data:`REAL_ELEMENTS` elements are on the meta device (whole numbers: :data:`REAL_WHOLE_ELEMENTS`).
+    Smaller ones are real, because models read them while they are built.
+
+    Example:
+        >>> import gpumemnet, torch
+        >>> with gpumemnet.large_tensors_on_meta():
+        ...     model = torch.nn.Linear(100_000, 100_000)
+        >>> gpumemnet.trace(model, torch.empty(1, 100_000, device="meta")).parts["parameter"]
+        40000400000
+    """
+    return placement()
+
+
 def placement(
     missing_values: MissingValues | None = None,
     on_gpu: OnGpu | None = None,
@@ -126,13 +142,18 @@ class KnownValues(DispatchMode):
         missing_values: what happens where an operator needs values that were not computed.
         largest_real: largest number of elements of a real result of real tensors, for floating-point numbers and for integers;
             ``None`` for no limit.
+        limited: whether the limit holds for the results of a real tensor; it holds for all by default.
     """
 
     def __init__(
-        self, missing_values: MissingValues, largest_real: tuple[int, int] | None = (REAL_ELEMENTS, REAL_WHOLE_ELEMENTS)
+        self,
+        missing_values: MissingValues,
+        largest_real: tuple[int, int] | None = (REAL_ELEMENTS, REAL_WHOLE_ELEMENTS),
+        limited: Callable[[torch.Tensor], bool] | None = None,
     ) -> None:
         super().__init__()
         self._missing_values = missing_values
+        self._limited = limited
         self._largest_real = largest_real
         self._layouts = KnownLayouts()
         self._overwritten: dict[int, torch.UntypedStorage] = {}
@@ -156,6 +177,8 @@ class KnownValues(DispatchMode):
             return self._run_on_meta(func, args, named)
         if self._largest_real is None or any(argument.alias_info is not None for argument in schema(func).arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
+        if self._limited is not None and not any(map(self._limited, tensors)):
+            return func(*args, **named)
         try:
             trial = call_on_meta(func, args, named)
         except (NotImplementedError, RuntimeError):  # the operator needs values, which are known
@@ -170,6 +193,11 @@ class KnownValues(DispatchMode):
             return self._missing_values.result(func, args, kwargs, UnknownValueError(_dotted_name(func), NEEDS_VALUES))
         if func is _PACK:
             return self._packed(args, kwargs)
+        if func is aten.masked_select.default and not self.unknown(args[1]):
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+            func, args = aten.index.Tensor, (args[0].expand(shape), [args[1].expand(shape)])
+        if func is aten.index.Tensor:
+            args = self._with_known_selection(args)
         try:
             result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
@@ -190,6 +218,14 @@ class KnownValues(DispatchMode):
             error = UnknownValueError("pack_padded_sequence", "needs the lengths of the samples, and here no values are computed")
             return self._missing_values.result(_PACK, args, kwargs, error)
         return _PACK(as_meta(args[0]), *args[1:], **kwargs)
+
+    def _with_known_selection(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Put the numbers of the selected elements in place of masks whose values are known, as PyTorch does."""
+        indices: list[Any] = []
+        for index in args[1]:
+            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8) and not self.unknown(index)
+            indices += index.nonzero().unbind(1) if is_mask else [index]
+        return (args[0], indices, *args[2:])
 
     def _written(self, writes: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors that the operator wrote into, and mark the real ones as unknown."""

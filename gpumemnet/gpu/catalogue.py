@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -250,6 +250,17 @@ def find_profile(name_or_path: str) -> DeviceProfile:
         InvalidRequestError: as :func:`device_profile` and :func:`load_profile`.
     """
     return load_profile(Path(name_or_path)) if name_or_path.endswith(".json") else device_profile(name_or_path)
+
+
+def with_context(profile: DeviceProfile, context_mib: int, option: str) -> DeviceProfile:
+    """Return ``profile`` with a CUDA context of ``context_mib`` MiB, as ``option`` gives it.
+
+    Raises:
+        InvalidRequestError: the context is negative.
+    """
+    if type(context_mib) is not int or context_mib < 0:
+        raise InvalidRequestError(f"must be a whole number of MiB from 0, not {context_mib!r}", option)
+    return replace(profile, context_bytes=context_mib * MIB, context_source=f"{context_mib:,} MiB, by {option}")
 
 
 def _profile(entry: object, place: str) -> DeviceProfile:

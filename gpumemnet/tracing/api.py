@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpumemnet.cudnn.libraries import OFF
 from gpumemnet.errors import MissingExtraError
 from gpumemnet.extract.options import DEFAULT_GPU
+from gpumemnet.gpu.catalogue import find_profile, with_context
 from gpumemnet.tracing.options import ExtraResults, TraceOptions, TraceRequest, checked_request
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ def trace(
     parallel: str = "none",
     ranks: int = 1,
     best_effort: bool = False,
+    weight_decay: float | None = None,
+    nesterov: bool = False,
+    clip_norm: float | None = None,
+    tf32: bool = True,
+    keeps_names: bool = False,
+    last_batch_size: int | None = None,
+    context_mib: int | None = None,
     allocator: AllocatorSettings | None = None,
     cudnn: str = OFF,
     extras: ExtraResults | None = None,
@@ -73,6 +81,14 @@ def trace(
         parallel: how several GPUs are used, one of :data:`~gpumemnet.tracing.options.PARALLEL`; the answer is for one of them.
         ranks: number of GPUs; each has a batch of ``batch_size``.
         best_effort: whether to continue with a guess, and a note, where the model needs the values of tensors.
+        weight_decay: that of an optimizer given by its name; PyTorch's default by default.
+        nesterov: whether ``sgd_momentum`` uses Nesterov's momentum.
+        clip_norm: largest norm of the gradients, as ``torch.nn.utils.clip_grad_norm_`` takes it; not clipped by default.
+        tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``).
+        keeps_names: whether batch, output and loss of a step live until the next step replaces them, as in a loop outside of a
+            function.
+        last_batch_size: samples in the last batch of an epoch, where it is smaller.
+        context_mib: CUDA context of the process in MiB; the GPU's usual one by default.
         allocator: settings of the caching allocator; PyTorch's defaults by default.
         cudnn: where the workspaces of convolutions come from: ``off`` for rules; ``auto`` for cuDNN's own plans if cuDNN 9.8 or
             later is installed, else rules; or the path of the cuDNN that the job will run with.
@@ -110,8 +126,17 @@ def trace(
         parallel=parallel,
         ranks=ranks,
         best_effort=best_effort,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+        clip_norm=clip_norm,
+        tf32=tf32,
+        keeps_names=keeps_names,
+        last_batch_size=last_batch_size,
     )
-    request = checked_request(options, gpu, allocator, extras, batch_size, cudnn)
+    device = find_profile(gpu) if isinstance(gpu, str) else gpu
+    if context_mib is not None:
+        device = with_context(device, context_mib, "context_mib")
+    request = checked_request(options, device, allocator, extras, batch_size, cudnn)
     return trace_request(model, inputs, request, batch_size)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -17,22 +18,35 @@ from torch.optim import Optimizer
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.job.layers import describe
 from gpumemnet.physics.optimizers import OPTIMIZER_RULES, torch_call
+from gpumemnet.tracing.options import TraceOptions
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
-def named_optimizer(name: str, implementation: str = "default") -> OptimizerFactory:
+def named_optimizer(
+    name: str, implementation: str = "default", settings: Mapping[str, object] = MappingProxyType({})
+) -> OptimizerFactory:
     """Return a factory of the optimizer called ``name``, one of :data:`gpumemnet.job.training_options.OPTIMIZERS`.
 
+    Args:
+        name: the name.
+        implementation: one of :data:`~gpumemnet.job.training_options.OPTIMIZER_IMPLEMENTATIONS`.
+        settings: arguments besides the usual ones.
+
     Raises:
-        InvalidRequestError: PyTorch does not have this implementation of it.
+        InvalidRequestError: PyTorch does not have this implementation of it, or one of the settings.
     """
     class_name, arguments = torch_call(name, implementation)
     made: type[Optimizer] = getattr(torch.optim, class_name)
-    missing = arguments.keys() - inspect.signature(made).parameters.keys()
+    accepted = inspect.signature(made).parameters.keys()
+    for setting in settings.keys() - accepted:
+        raise InvalidRequestError(f"PyTorch's {made.__name__} has no {setting}", setting)
+    if settings.get("nesterov") and not arguments.get("momentum"):
+        raise InvalidRequestError("needs momentum: use the optimizer sgd_momentum", "nesterov")
+    missing = arguments.keys() - accepted
     if missing:
         raise InvalidRequestError(f"PyTorch's {made.__name__} has no {implementation} implementation", "optimizer_implementation")
-    return lambda parameters: made(parameters, **arguments)
+    return lambda parameters: made(parameters, **arguments, **settings)
 
 
 def same_optimizer(optimizer: Optimizer, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
@@ -72,16 +86,17 @@ def stated_optimizer(optimizer: Optimizer) -> dict[str, str]:
     return {"optimizer": names[-1], "optimizer_implementation": implementation} if names else {}
 
 
-def optimizer_factory(optimizer: object, implementation: str, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
+def optimizer_factory(options: TraceOptions, meta_parameters: Mapping[int, nn.Parameter]) -> OptimizerFactory:
     """Return the factory for a name, an optimizer over the model's own parameters, or a factory.
 
     Raises:
         InvalidRequestError: it is none of these.
     """
+    optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_RULES:
             raise InvalidRequestError(f"must be one of {', '.join(OPTIMIZER_RULES)}, not {describe(optimizer)}", "optimizer")
-        return named_optimizer(optimizer, implementation)
+        return named_optimizer(optimizer, options.optimizer_implementation, options.optimizer_settings)
     if isinstance(optimizer, Optimizer):
         return same_optimizer(optimizer, meta_parameters)
     if callable(optimizer):

@@ -69,6 +69,10 @@ class TraceOptions(TrainingOptions):
         last_batch_size: samples in the last batch of an epoch, if it is smaller.  Two further steps run, one of that size and one
             of the full size, because the allocator's cache then holds blocks for both.
         forward_passes_first: forward passes in training mode before the optimizer exists, such as those of a model summary.
+        weight_decay: that of a named optimizer; PyTorch's default by default.  SGD copies the gradients to add it.
+        nesterov: whether a named SGD with momentum uses Nesterov's.
+        clip_norm: largest norm of the gradients (``torch.nn.utils.clip_grad_norm_``); they are not clipped by default.
+        tf32: whether fp32 convolutions may run on TF32 tensor cores (``torch.backends.cudnn.allow_tf32``).
 
     Raises:
         InvalidJobError, InvalidRequestError: names the option and its values.
@@ -82,6 +86,10 @@ class TraceOptions(TrainingOptions):
     keeps_names: bool = False
     last_batch_size: int | None = None
     forward_passes_first: int = 0
+    weight_decay: float | None = None
+    nesterov: bool = False
+    clip_norm: float | None = None
+    tf32: bool = True
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)
@@ -89,6 +97,21 @@ class TraceOptions(TrainingOptions):
             value = getattr(self, name)
             if (name != "loss" or isinstance(value, str)) and value not in choices:
                 raise InvalidRequestError(f"must be one of {', '.join(choices)}, not {describe(value)}", name)
+        if self.own_optimizer is not None and self.optimizer_settings:
+            name = next(iter(self.optimizer_settings))
+            raise InvalidRequestError("belongs to an optimizer given by its name; your own has its own", name)
+        if self.last_batch_size is not None and (type(self.last_batch_size) is not int or self.last_batch_size < 1):
+            raise InvalidRequestError(f"must be at least 1, not {describe(self.last_batch_size)}", "last_batch_size")
+        for name in ("weight_decay", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InvalidRequestError(f"must not be negative, but is {describe(value)}", name)
+
+    @property
+    def optimizer_settings(self) -> dict[str, Any]:
+        """Arguments of a named optimizer that differ from its usual ones."""
+        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
+        return decay | ({"nesterov": True} if self.nesterov else {})
 
 
 DEFAULT_OPTIONS: Final = TraceOptions()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpumemnet.cudnn.session import CudnnSession, open_session
 from gpumemnet.gpu.catalogue import DeviceProfile
-from gpumemnet.job.training_options import TrainingOptions
+from gpumemnet.tracing.options import TraceOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,14 @@ class Platform:
     cudnn: CudnnSession | None = None
 
     @classmethod
-    def of(cls, device: DeviceProfile, options: TrainingOptions) -> Platform:
+    def of(cls, device: DeviceProfile, options: TraceOptions) -> Platform:
         """The platform of a job with ``options`` on ``device``."""
-        return cls(device=device, attention_kernel=options.attention_kernel, cudnn_benchmark=options.cudnn_benchmark)
+        return cls(
+            device=device,
+            attention_kernel=options.attention_kernel,
+            cudnn_benchmark=options.cudnn_benchmark,
+            tf32=options.tf32,
+        )
 
     @property
     def compute_capability(self) -> tuple[int, int]:

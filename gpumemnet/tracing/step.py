@@ -168,8 +168,7 @@ class _TrainingRun:
         with self._modules, recorder, on_gpu as rank:
             self._model_on_rank, self._owners = rank.model, rank.owners
             self.notes += rank.notes
-            optimizer = options.optimizer if options.own_optimizer is None else options.own_optimizer
-            new_optimizer = optimizer_factory(optimizer, options.optimizer_implementation, rank.parameters)
+            new_optimizer = optimizer_factory(options, rank.parameters)
             trained = [p for p in rank.parameters.values() if p.requires_grad]
             scaler = _Scaler(recorder) if options.precision in SCALED_PRECISIONS else None
             self._run_forward_first(options.forward_passes_first)
@@ -224,6 +223,8 @@ class _TrainingRun:
         self._begin("optimizer", "the optimizer's step")
         if scaler:
             scaler.unscale(trained)
+        if options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, options.clip_norm)
         with self._missing_values.stepping(optimizer):
             optimizer.step()
         self._classify_state(optimizer)

@@ -45,6 +45,7 @@ def test_names_are_these() -> None:
         "job_from_json",
         "job_to_dict",
         "job_to_json",
+        "large_tensors_on_meta",
         "layer_sequence",
         "load_bundle",
         "named_bins",

@@ -67,6 +67,14 @@ CASES = {
     "gradients_by_hand": Case(  # those of the step before are still there
         {"parameter": linear(256, 512, 10), "gradient": 2 * linear(256, 512, 10), "optimizer_state": 0}, 128, NO_OPTIMIZER
     ),
+    "gpu_masks": Case(  # the wide layer does not run
+        {
+            "parameter": 4 * 1000 * 512 + linear(512, 512) + linear(512, 65536),
+            "gradient": 4 * 1000 * 512 + linear(512, 512),
+            "input": 8 * (4 + 4 * 64),
+        },
+        4,
+    ),
     "half_channels_last": Case({"parameter": HALF, "optimizer_state": HALF}, 8),
     "lbfgs": Case(  # eleven updates of two vectors, the direction, the last gradient
         {"parameter": SMALL, "optimizer_state": 23 * SMALL + 21 * 4}, 8, "LBFGS: its history is counted in full"

@@ -1,8 +1,9 @@
-"""A simulated GPU for scripts: ``torch.cuda`` answers for it, and tensors on it are meta tensors.
+"""A simulated GPU for scripts: ``torch.cuda`` answers for it, and most tensors on it are meta tensors.
 
 Tensors on the host stay real, because data loaders and metrics need their values.  Weights are the exception: PyTorch's own
-layers allocate them as meta tensors from the start, so that a model of any size can be built.  A meta tensor is on the GPU if the
-watcher knows its storage there, and on the host otherwise.
+layers allocate them as meta tensors from the start, so that a model of any size can be built.  Small tensors of whole numbers
+on the GPU stay real too, such as masks, labels, lengths and indices, because models read them.  A tensor, meta or real, is on the
+GPU if the watcher knows its storage there, and on the host otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.nested_tensors import map_tensors
-from gpumemnet.extract.placement import is_meta
+from gpumemnet.extract.placement import REAL_WHOLE_ELEMENTS, is_meta
 from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
@@ -34,6 +35,13 @@ _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
 """Files that stand between the code that calls PyTorch and :class:`GpuRequests`."""
 _HOST: Final = torch.device("cpu")
 _META: Final = torch.device("meta")
+_KNOWN: Final = frozenset(
+    {
+        *(torch.tensor, torch.as_tensor, torch.arange, torch.zeros, torch.ones, torch.full, torch.eye, torch.randint),
+        *(torch.randperm, torch.tril_indices, torch.triu_indices),
+    }
+)
+"""Functions that make tensors whose values do not depend on others."""
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 
@@ -74,10 +82,11 @@ class Watcher(Protocol):
 class GpuRequests(TorchFunctionMode):
     """Allocates on the simulated GPU what the script requests there, and gives it values where it reads them back."""
 
-    def __init__(self, watcher: Watcher, values: ReadValues) -> None:
+    def __init__(self, watcher: Watcher, values: ReadValues, unknown: Callable[[Tensor], bool]) -> None:
         super().__init__()
         self._watcher = watcher
-        self._values = values
+        self._values = self.values = values
+        self._unknown = unknown
         self._constructors = names.device_constructors()
         self.default_device = _HOST
 
@@ -99,9 +108,9 @@ class GpuRequests(TorchFunctionMode):
                 return self._moved(func, given, args[1:], named)
             if func is Tensor.type and len(args) + len(named) > 1:
                 return self._typed(given, *args[1:], **named)
-            if given.is_meta:
-                if getattr(func, "__name__", "") == "__get__":
-                    return self._attribute(func, args, named)
+            if getattr(func, "__name__", "") == "__get__" and (given.is_meta or self._watcher.device_of(given) == GPU):
+                return self._attribute(func, args, named)
+            if self._unknown(given):
                 if func is Tensor.__bool__:
                     return self._values.condition(given)
                 if func is Tensor.item:
@@ -128,6 +137,8 @@ class GpuRequests(TorchFunctionMode):
             named.pop("pin_memory", None)
             result = func(*args, **named)
             if isinstance(result, Tensor):
+                if func in _KNOWN and _keeps_values(result):
+                    result = func(*args, **{**named, "device": _HOST})
                 self._watcher.arrived(result, _name_of(func))
             return result
         named.pop("pin_memory", None)
@@ -156,17 +167,16 @@ class GpuRequests(TorchFunctionMode):
 
     def _attribute(self, func: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return ``tensor.device`` and the like as on a GPU; PyTorch's own code sees the meta device."""
-        value = func(*args, **named)
         name = getattr(getattr(func, "__self__", None), "__name__", "")
         kinds = {"is_cuda": "cuda", "is_cpu": "cpu", "is_meta": "meta"}
-        if (name != "device" and name not in kinds) or _called_from(names.TORCH_FOLDER):
-            return value
-        device = self._watcher.device_of(args[0])
+        if name != "device" and name not in kinds:
+            return func(*args, **named)
+        device = _META if _called_from(names.TORCH_FOLDER) else self._watcher.device_of(args[0])
         return device if name == "device" else device.type == kinds[name]
 
     def _moved(self, func: Callable[..., Any], given: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         """Run ``to``, ``cuda`` or ``cpu``: a new tensor if its device or type changes."""
-        is_on_gpu = given.is_meta and self._watcher.device_of(given) == GPU
+        is_on_gpu = self._watcher.device_of(given) == GPU
         if func is Tensor.cpu:
             return self._to_host("Tensor.cpu", given) if is_on_gpu else given
         device, dtype, copies = (GPU, None, False) if func is Tensor.cuda else _parsed(args, named, self._watcher)
@@ -180,13 +190,18 @@ class GpuRequests(TorchFunctionMode):
         return self._to_host("Tensor.to", converted) if is_on_gpu else converted
 
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
-        """A copy on the host: zeros, or a meta tensor that is not on the GPU where those would take too much memory."""
+        """A copy on the host: zeros where the values are unknown, or a meta tensor where those would take too much memory."""
+        if not self._unknown(tensor):
+            return tensor.to(_HOST, copy=True)
         if tensor.numel() > MAX_VALUES:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         return self._values.on_host(function, tensor)
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
-        arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        if _keeps_values(tensor) and not self._unknown(tensor):
+            arrived = tensor.clone()
+        else:
+            arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         if tensor.requires_grad:
             arrived.requires_grad_()
         self._watcher.arrived(arrived, "to", is_weight=tensor.is_meta)
@@ -337,6 +352,12 @@ def _parsed(
         device = GPU
     copies = bool(named.get("copy", False))
     return (None if device is None else torch.device(device)), dtype, copies
+
+
+def _keeps_values(tensor: Tensor) -> bool:
+    """Whether a tensor keeps its values on the GPU: small whole numbers do."""
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return is_whole and type(tensor) is Tensor and tensor.layout == torch.strided and tensor.numel() <= REAL_WHOLE_ELEMENTS
 
 
 def _stands_for_gpu(device: object) -> bool:

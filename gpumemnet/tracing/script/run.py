@@ -28,6 +28,7 @@ from gpumemnet.tracing.model_tracer import answer_for
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.script.allocator_choice import AllocatorChoice
+from gpumemnet.tracing.script.cuda_answers import GPU
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.read_values import ReadValues
@@ -125,14 +126,15 @@ def run_script(call: ScriptCall) -> ScriptRun:
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if call.ranks > 1 else ()))
     values = ReadValues(other_way=call.other_way)
     allocator = AllocatorChoice(call.settings, values.note_once)
-    watch = Watch(call.platform, KnownValues(values, largest_real=None).run, allocator.first_used)
+    known = KnownValues(values, limited=lambda tensor: watch.device_of(tensor) == GPU)
+    watch = Watch(call.platform, known.run, allocator.first_used)
     watch.recorder.begin("build")
     ended, file = "", call.script
     try:
         with allocator.choosing():
             module = _main_module(call.script, call.is_module)
             file = Path(str(module.__file__))
-            _run(module, call, watch, values)
+            _run(module, call, watch, GpuRequests(watch, values, known.unknown))
     except EnoughSteps:
         pass
     except GpumemnetError:
@@ -208,12 +210,12 @@ def _main_module(script: Path, is_module: bool) -> ModuleType:
     return module
 
 
-def _run(module: ModuleType, call: ScriptCall, watch: Watch, values: ReadValues) -> None:
+def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuRequests) -> None:
     file, platform = str(module.__file__), call.platform
     code = call.compiled(Path(file))
     sys.modules["__main__"] = module
     sys.argv = [file, *call.arguments]
-    requests = GpuRequests(watch, values)
+    values = requests.values
     with ExitStack() as stack:
         stack.enter_context(without_dynamo())
         stack.enter_context(requests)

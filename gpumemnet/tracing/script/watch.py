@@ -146,9 +146,9 @@ class Watch:
         return [model for model in self.modules.models if next(model.parameters(), None) is not None]
 
     def device_of(self, tensor: Tensor) -> torch.device:
-        """The device of a tensor: meta tensors that are not on the GPU stand for weights on the host."""
+        """The device of a tensor, meta or real: a meta tensor that is not on the GPU stands for a weight on the host."""
         if not tensor.is_meta:
-            return tensor.device
+            return _GPU if tensor.layout == torch.strided and self.recorder.holds(part_on_rank(tensor)) else tensor.device
         held = part_on_rank(tensor)
         if held.layout != torch.strided or self.recorder.holds(held):
             return _GPU

@@ -310,3 +310,72 @@ def test_sequences_are_packed_by_the_lengths_of_their_samples(precision: str) ->
     assert unknown.requested_bytes == trace(Packed(), (tokens, torch.full((8,), 500)), gpu="A100").requested_bytes
     layers = extract_job(Packed(), (tokens, torch.full((8,), 500)), ExtractOptions(precision=precision)).job.layers
     assert [layer.kind for layer in layers if layer.parameters] == ["embedding", "lstm"]
+
+
+WIDE = nn.Linear(1024, 1024, bias=False)
+WIDE_BYTES = 4 * 1024 * 1024
+
+
+def wide(**options: Any) -> TraceAnswer:
+    return trace(WIDE, torch.empty(64, 1024), loss="mean", **options)
+
+
+def test_weight_decay_copies_the_gradients_and_nesterov_those_of_a_loop() -> None:
+    plain = wide(optimizer="sgd_momentum").allocated_bytes
+    copied = WIDE_BYTES - (4 * 64 * 1024 + 512)  # otherwise the peak is in the backward pass, beside the output's gradient
+    assert wide(optimizer="sgd_momentum", weight_decay=0.1).allocated_bytes - plain == copied
+    assert wide(optimizer="sgd_momentum", nesterov=True).allocated_bytes == plain  # the foreach step adds in place
+    looped = wide(optimizer="sgd_momentum", nesterov=True, optimizer_implementation="for_loop")
+    assert looped.allocated_bytes - plain == copied
+
+
+def test_clipped_gradients_are_scaled_in_place() -> None:
+    assert wide(optimizer="sgd").peak.phase != "optimizer"
+    clipped, plain = wide(optimizer="sgd", clip_norm=1.0), wide(optimizer="sgd")
+    assert 0 <= clipped.allocated_bytes - plain.allocated_bytes < 4096  # a few numbers
+
+
+def test_the_context_is_what_it_is_said_to_be() -> None:
+    answer = wide(context_mib=1000)
+    assert (answer.context_bytes, answer.context_source) == (1000 * MIB, "measured: 1,000 MiB, by context_mib")
+    assert answer.expected_bytes - answer.context_bytes == wide().expected_bytes - wide().context_bytes
+
+
+def test_names_and_a_smaller_last_batch() -> None:
+    def kept(**options: Any) -> int:
+        return trace(nn.Linear(4096, 8), torch.empty(4096, 4096), loss="mean", optimizer="sgd", **options).allocated_bytes
+
+    assert kept(keeps_names=True) - kept() > 60 * MIB  # a batch of 64 MiB lives until the next one is there
+    assert wide(last_batch_size=7).reserved_bytes >= wide().reserved_bytes
+
+
+def test_tf32_decides_which_convolutions_run() -> None:
+    images = torch.empty(32, 64, 56, 56, device="meta")
+    model = nn.Conv2d(64, 64, 3, padding=1)
+    with_tf32, without = (trace(model, images, loss="mean", gpu="A100", tf32=tf32) for tf32 in (True, False))
+    assert with_tf32.parts["workspace"] != without.parts["workspace"] or with_tf32.safe_bytes != without.safe_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"optimizer": "sgd", "nesterov": True}, "nesterov: needs momentum"),
+        ({"optimizer": "adam", "nesterov": True}, "nesterov: PyTorch's Adam has no nesterov"),
+        (
+            {"optimizer": lambda p: torch.optim.SGD(p), "weight_decay": 0.1},
+            "weight_decay: belongs to an optimizer given by its name",
+        ),
+        ({"clip_norm": -1.0}, "clip_norm: must not be negative"),
+        ({"last_batch_size": 0}, "last_batch_size: must be at least 1"),
+        ({"context_mib": -5}, "context_mib: must be a whole number of MiB"),
+    ],
+)
+def test_options_of_the_loop_are_checked(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=re.escape(sentence)):
+        wide(**options)
+
+
+def test_a_model_is_built_without_its_weights() -> None:
+    with gpumemnet.large_tensors_on_meta():
+        model = nn.Sequential(nn.Linear(100_000, 100_000), nn.Linear(8, 8))
+    assert [parameter.is_meta for parameter in model.parameters()] == [True, True, False, False]
