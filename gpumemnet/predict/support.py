@@ -11,7 +11,7 @@ better than the closed form inside it, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -48,16 +48,13 @@ class Support:
         self._card = card
         self._inside_kinds = card.kinds | ALIASES | alike(card.kinds)
         self._is_unseen_kind = np.array([kind not in self._inside_kinds for kind in KINDS])
-        self._columns = np.array([FEATURE_NAMES.index(name) for name in card.ranges], dtype=np.intp)
-        self._low = np.array([low / RANGE_TOLERANCE for low, _ in card.ranges.values()])
-        self._high = np.array([high * RANGE_TOLERANCE for _, high in card.ranges.values()])
+        self._ranges = _Ranges(card.ranges)
         self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
-        self._seen_numbers = {
-            name: np.array([*sorted({0 if value is None else value for value in seen if not isinstance(value, str)}), np.inf])
-            for name, seen in card.options.items()
-            if name not in OPTION_FIELDS
-        }
+        self._numbers = _Numbers(card.options)
         self._closed_form = card.closed_form
+        if card.closed_form is not None:
+            self._tested_ranges = _Ranges(card.closed_form.ranges)
+            self._tested_numbers = _Numbers(card.closed_form.options)
         self._unseen_options = lru_cache(maxsize=_KNOWN_TABLES)(self._count_unseen_options)
         self._tested_options = lru_cache(maxsize=_KNOWN_TABLES)(self._are_tested_options)
 
@@ -69,11 +66,9 @@ class Support:
             features: their feature vectors, shape ``[B, F]``.
         """
         option_counts = self._unseen_options(table.option_sets)[table.option_codes]
-        for name, seen in self._seen_numbers.items():
-            numbers = table.column(name)
-            option_counts += seen[seen.searchsorted(numbers)] != numbers
-        values = features.take(self._columns, axis=1)
-        beyond = (values < self._low) | (values > self._high)
+        for is_other in self._numbers.others(table):
+            option_counts += is_other
+        values, beyond = self._ranges.beyond(features)
         counts = option_counts + beyond.sum(axis=1) if beyond.any() else option_counts.copy()
         kinds: dict[int, frozenset[str]] = {}
         is_unseen_kind = self._is_unseen_kind
@@ -106,18 +101,16 @@ class Support:
         if not is_by.any():
             return is_by
         is_by &= self._tested_options(table.option_sets)[table.option_codes]
-        for name, seen in tested.options.items():
-            if name not in OPTION_FIELDS:
-                is_by &= np.isin(table.column(name), [0 if value is None else value for value in seen])
-        for name, (low, high) in tested.ranges.items():
-            values = features[:, FEATURE_NAMES.index(name)]
-            is_by &= (values >= low / RANGE_TOLERANCE) & (values <= high * RANGE_TOLERANCE)
-        is_by[table.layer_owners[table.layer_kinds >= len(KINDS)]] = False
-        is_other = table.layer_kinds == OTHER_CODE
-        other, every = (
-            np.bincount(table.layer_owners[chosen], table.layer_activations[chosen], minlength=len(table))
-            for chosen in (is_other, slice(None))
-        )
+        for is_other in self._tested_numbers.others(table):
+            is_by &= ~is_other
+        is_by &= ~self._tested_ranges.beyond(features)[1].any(axis=1)
+        if not is_by.any():
+            return is_by
+        owners, amounts = table.layer_owners, table.layer_activations
+        if table.unknown_kinds:
+            is_by[owners[table.layer_kinds >= len(KINDS)]] = False
+        every = np.bincount(owners, amounts, minlength=len(table))
+        other = np.bincount(owners, amounts * (table.layer_kinds == OTHER_CODE), minlength=len(table))
         return is_by & (other <= tested.other_share * every)
 
     def _are_tested_options(self, option_sets: tuple[OptionSet, ...]) -> Flags:
@@ -152,6 +145,37 @@ class Support:
     def option_reasons(self, table: JobTable, row: int) -> tuple[str, ...]:
         """One sentence for each option of the job in ``row`` that was not seen in training."""
         return option_reasons(table, row, self._card.options, "the model was trained on")
+
+
+class _Numbers:
+    """The numeric options of a card: the values seen of each."""
+
+    def __init__(self, options: Mapping[str, tuple[OptionValue, ...]]) -> None:
+        self._seen = {
+            name: np.array([*sorted({0 if value is None else value for value in seen if not isinstance(value, str)}), np.inf])
+            for name, seen in options.items()
+            if name not in OPTION_FIELDS
+        }
+
+    def others(self, table: JobTable) -> Iterator[Flags]:
+        """For each option, which jobs have a value that was not seen, shape ``[B]``."""
+        for name, seen in self._seen.items():
+            numbers = table.column(name)
+            yield seen[seen.searchsorted(numbers)] != numbers
+
+
+class _Ranges:
+    """The ranges of a card: the smallest and the largest value seen of some features."""
+
+    def __init__(self, ranges: Mapping[str, tuple[float, float]]) -> None:
+        self._columns = np.array([FEATURE_NAMES.index(name) for name in ranges], dtype=np.intp)
+        self._low = np.array([low / RANGE_TOLERANCE for low, _ in ranges.values()])
+        self._high = np.array([high * RANGE_TOLERANCE for _, high in ranges.values()])
+
+    def beyond(self, features: Array) -> tuple[Array, Flags]:
+        """The values of these features, and which lie outside their range; shape ``[B, R]``."""
+        values = features.take(self._columns, axis=1)
+        return values, (values < self._low) | (values > self._high)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
