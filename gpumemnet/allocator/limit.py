@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from gpumemnet.allocator.caching_allocator import OutOfMemory
-from gpumemnet.allocator.loops import Loop
-from gpumemnet.allocator.replay import Integers, replay
+from gpumemnet.allocator.loops import Integers, Loop
+from gpumemnet.allocator.replay import replay
 from gpumemnet.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from gpumemnet.units import MIB
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 def named_optimizer(
-    name: str, implementation: str = "default", settings: Mapping[str, object] = MappingProxyType({})
+    name: str, implementation: str = "default", settings: Mapping[str, Any] = MappingProxyType({})
 ) -> OptimizerFactory:
     """Return a factory of the optimizer called ``name``, one of :data:`gpumemnet.job.training_options.OPTIMIZERS`.
 

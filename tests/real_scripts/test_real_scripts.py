@@ -85,6 +85,14 @@ CASES = {
     "relative_bias": Case({"parameter": BIASES, "optimizer_state": 2 * BIASES}, 16),
     "policy": Case({"parameter": linear(4, 64, 1), "optimizer_state": 2 * linear(4, 64, 1)}, 32),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
+    "saved_and_loaded": Case(  # two models, of which one is trained
+        {
+            "parameter": 2 * (linear(512, 512) + 4 * 2 * 512),
+            "buffer": 2 * (4 * 2 * 512 + 8),
+            "optimizer_state": 2 * (linear(512, 512) + 4 * 2 * 512),
+        },
+        64,
+    ),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
     "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
     "without_module": Case(
@@ -111,6 +119,15 @@ def test_a_real_script(name: str, answers: dict[str, Any]) -> None:
     assert {part: answer["parts"][part] for part in case.parts} == case.parts
     assert answer["batch_size"] == case.batch_size
     assert case.note in " ".join(answer["notes"])
+
+
+def test_data_parallel_on_four_gpus() -> None:
+    answer = script_child.traced(HERE / "data_parallel.py", (), 4)
+    assert {part: answer["parts"][part] for part in ("parameter", "gradient", "optimizer_state")} == dict.fromkeys(
+        ("parameter", "gradient", "optimizer_state"), LAYERS
+    )
+    assert answer["batch_size"] == 64
+    assert "DataParallel: the first of 4 GPUs" in " ".join(answer["notes"])
 
 
 def test_every_script_is_run() -> None:

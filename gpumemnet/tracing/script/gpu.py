@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.script.cuda_answers import GPU, cuda_tensor_types, gpu_answers
 from gpumemnet.tracing.script.data_parallel import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
+from gpumemnet.tracing.script.saved_files import SavedFiles
 from gpumemnet.tracing.streams import Streams
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
@@ -270,9 +271,16 @@ def present_gpu(
 
         return same
 
-    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def save(value: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        values.note("torch.save was left out")
+        with suppress(TypeError, RuntimeError, AttributeError):  # some things cannot be copied; nothing loads most of them
+            saved.save(value, f)
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if saved.has(f):
+            return saved.load(f, map_location)
         to_gpu = isinstance(map_location, str | torch.device) and _stands_for_gpu(map_location)
-        loaded = original_load(file, "cpu" if to_gpu else map_location, *args, **kwargs)
+        loaded = original_load(f, "cpu" if to_gpu else map_location, *args, **kwargs)
         return map_tensors(loaded, lambda tensor: tensor.to(GPU)) if to_gpu else loaded
 
     def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -306,6 +314,7 @@ def present_gpu(
         name.value() for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD)
     )
 
+    saved = SavedFiles(watcher.device_of)
     replacements = (
         *gpu_answers(platform, watcher.streams, watcher.live_bytes, watcher.emptied, count),
         *cuda_tensor_types(),
@@ -318,7 +327,7 @@ def present_gpu(
         (names.MODULE_TO_EMPTY, to_empty),
         (names.MODULE_CUDA, lambda module, device=None: to(module, GPU)),
         (names.COMPILE, unchanged("torch.compile")),
-        (names.SAVE, unchanged("torch.save")),
+        (names.SAVE, save),
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
     )

@@ -51,8 +51,10 @@ def repeated_passes(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     order = draw(st.permutations(range(len(own))))
     empties = draw(st.booleans())
     passes = draw(st.integers(5, 14))
-    events, starts = list(range(len(steady))), []
-    late = {len(steady) - 1} if steady and draw(st.booleans()) else set()
+    events = list(range(len(steady)))
+    starts: list[int] = []
+    is_late = draw(st.booleans())
+    late = {len(steady) - 1} if steady and is_late else set[int]()
     live: set[int] = set(range(len(steady)))
     for number in range(passes):
         first = len(steady) + number * len(own)
