@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -128,6 +129,7 @@ def main() -> int:
         for case in cases:
             console.print(f"{case.name}: {case.repository} {case.path} {' '.join(case.arguments)}", highlight=False)
         return 0
+    runpy.run_path(str(STARTUP / "sitecustomize.py"))  # makers of data may import torchvision, too
     kept, counts = _kept(arguments.out), _kept(arguments.counts)
     rows = []
     for case in cases:

@@ -9,7 +9,6 @@ import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -94,7 +93,7 @@ def words(folder: Path) -> None:
 def text(path: Path) -> None:
     """One file of text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{chr(65 + i % 26)} {' '.join(WORDS)} {i % 10}.\n" for i in range(4000)))
+    path.write_text("".join(f"{chr(65 + i % 26)}, {' '.join(WORDS)} {i % 10}!\n" for i in range(4000)))
 
 
 def tokens(folder: Path) -> None:
@@ -162,18 +161,6 @@ def planetoid_cora(folder: Path) -> None:
     for name, content in files.items():
         (raw / f"ind.cora.{name}").write_bytes(pickle.dumps(content))
     (raw / "ind.cora.test.index").write_text("".join(f"{i}\n" for i in range(nodes - tests, nodes)))
-
-
-def hf_text(path: Path) -> None:
-    """A text for language models, one sentence a line."""
-    text(path)
-
-
-def hf_pairs(path: Path) -> None:
-    """Pairs of sentences with a label, as JSON lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ({"sentence1": " ".join(WORDS), "sentence2": " ".join(WORDS[i % 5 :]), "label": i % 2} for i in range(400))
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def glue(folder: Path) -> None:
@@ -275,13 +262,25 @@ def coco(folder: Path) -> None:
         (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(document))
 
 
-def tar_of_cora(path: Path) -> None:
-    """An archive of the made-up citation network."""
+def cora_archive(path: Path) -> None:
+    """An archive of the made-up citation network, for a script that downloads it."""
     cora(path.parent / "cora_files")
     with tarfile.open(path, "w:gz") as archive:
         for file in sorted((path.parent / "cora_files").iterdir()):
             archive.add(file, f"cora/{file.name}")
     shutil.rmtree(path.parent / "cora_files")
+
+
+def vgg16_weights(folder: Path) -> None:
+    """Weights of VGG-16 where torch.hub keeps downloads: zeros that take no room on the disk."""
+    import torch
+    from torchvision.models import vgg16
+
+    with torch.device("meta"):
+        network = vgg16(init_weights=False)
+    zeros = {name: torch.zeros(1).expand(tensor.shape) for name, tensor in network.state_dict().items()}
+    (folder / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(zeros, folder / "hub" / "checkpoints" / "vgg16-397923af.pth")
 
 
 def empty_folder(folder: Path) -> None:
@@ -302,17 +301,11 @@ def _image(height: int, width: int) -> Image.Image:
     return small.resize((width, height))
 
 
-def _png(height: int, width: int) -> bytes:
-    target = BytesIO()
-    _image(height, width).save(target, "PNG")
-    return target.getvalue()
-
-
 MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     maker.__name__: maker
     for maker in (
         *(mnist, cifar10, image_folder, images, style_image, segmentation_images, bsd300, words, text, tokens, characters),
-        *(tiny_stories, sine_waves, cora, planetoid_cora, hf_text, hf_pairs, hf_chats, hf_preferences, gpt2_model, llama_model),
-        *(bert_model, glue, coco, empty_folder),
+        *(tiny_stories, sine_waves, cora, planetoid_cora, hf_chats, hf_preferences, gpt2_model, llama_model),
+        *(bert_model, glue, coco, vgg16_weights, cora_archive, empty_folder),
     )
 }

@@ -1,18 +1,20 @@
 """Lets scripts of others run on made-up data, and with a torchvision that was built for another PyTorch.
 
-Python imports this file at its start from ``PYTHONPATH``.  Two modules of torchvision are changed when a script imports them: the
-package itself names two operators on import, which a build for another PyTorch lacks; and its data sets compare checksums, which
-made-up data do not have.
+Python imports this file at its start from ``PYTHONPATH``.  Three modules are changed when a script imports them: torchvision
+names two operators on import, which a build for another PyTorch lacks; and its data sets compare checksums, which
+made-up data do not have.  ``requests.get`` answers with the file that ``REAL_SCRIPTS_DOWNLOAD`` names, if it is set.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -26,11 +28,27 @@ def _name_operators() -> None:
     _kept.append(library)
 
 
-class _Torchvision(MetaPathFinder):
+def _without_checksums(module: Any) -> None:
+    module.check_integrity = lambda path, md5=None: True
+
+
+def _without_network(module: Any) -> None:
+    file = os.environ.get("REAL_SCRIPTS_DOWNLOAD")
+    if file:
+        module.get = lambda url, **options: nullcontext(SimpleNamespace(raw=Path(file).open("rb")))  # noqa: SIM115
+
+
+_CHANGES = {"torchvision.datasets.utils": _without_checksums, "requests": _without_network}
+
+
+class _Changed(MetaPathFinder):
+    """Finds the modules that are changed."""
+
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name == "torchvision":
             _name_operators()
-        if name != "torchvision.datasets.utils":
+        change = _CHANGES.get(name)
+        if change is None:
             return None
         found = PathFinder.find_spec(name, path)
         if found is not None and found.loader is not None:
@@ -38,11 +56,11 @@ class _Torchvision(MetaPathFinder):
 
             def changed(module: Any) -> None:
                 execute(module)
-                module.check_integrity = lambda path, md5=None: True
+                change(module)
 
             found.loader.exec_module = changed  # type: ignore[method-assign]
         return found
 
 
 _kept: list[Any] = []
-sys.meta_path.insert(0, _Torchvision())
+sys.meta_path.insert(0, _Changed())

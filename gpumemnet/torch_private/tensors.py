@@ -21,6 +21,19 @@ def id_of_storage(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that have the storages of ``tensor``: itself, or the indices and values of a sparse one."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
+
+
 def reference_counts(tensor: Tensor) -> tuple[int, int]:
     """How many owners in C++ a tensor and its storage have; the storage object that this call makes counts as one."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from gpumemnet.allocator import EMPTY_CACHE
 from gpumemnet.extract.module_path import ModulePath
 from gpumemnet.torch_private.autograd import next_node_number, running_node_number
 from gpumemnet.torch_private.operators import DispatchMode, aten, operator_name, schema, without_function_modes
-from gpumemnet.torch_private.tensors import id_of_storage, storage_id
+from gpumemnet.torch_private.tensors import dense_parts, id_of_storage, storage_id
 from gpumemnet.tracing.calls import OperatorCall
 from gpumemnet.tracing.corrections.result_layouts import LayoutRule, layout_rule
 from gpumemnet.tracing.platform import Platform
@@ -204,7 +204,9 @@ class Recorder(DispatchMode):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` is on the GPU."""
-        return storage_id(tensor) in self._live
+        if tensor.layout is torch.strided:
+            return storage_id(tensor) in self._live
+        return any(storage_id(part) in self._live for part in dense_parts(tensor))
 
     @property
     def has_live_storages(self) -> bool:
@@ -348,7 +350,7 @@ class Recorder(DispatchMode):
     def _any_live(self, values: Iterable[Any]) -> bool:
         for value in values:
             if isinstance(value, Tensor):
-                if storage_id(value) in self._live:
+                if self.holds(value):
                     return True
             elif isinstance(value, list | tuple) and self._any_live(value):
                 return True
@@ -390,7 +392,10 @@ def _name(operator: Any) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
+    found = [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
+    if all(tensor.layout is torch.strided for tensor in found):
+        return found
+    return [part for tensor in found for part in dense_parts(tensor)]
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -94,6 +94,7 @@ CASES = {
         64,
     ),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
+    "sparse_on_host": Case({"parameter": linear(256, 256), "optimizer_state": 2 * linear(256, 256), "input": 4 * 64 * 256}, 64),
     "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
     "without_module": Case(
         {"parameter": 3 * 4 * 512**2, "gradient": 3 * 4 * 512**2, "optimizer_state": 2 * 3 * 4 * 512**2},

@@ -199,6 +199,8 @@ class GpuRequests(TorchFunctionMode):
         return self._values.on_host(function, tensor)
 
     def _to_gpu(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            raise ExtractError("sparse tensors on the GPU are not traced; give this one as .to_dense() to see the memory of that")
         if _keeps_values(tensor) and not self._unknown(tensor):
             arrived = tensor.clone()
         else:

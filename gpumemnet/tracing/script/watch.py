@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,9 +22,10 @@ from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.optimizers import fill_history
 from gpumemnet.torch_private.script import BACKWARD, GRADIENTS, OPTIMIZER
-from gpumemnet.torch_private.tensors import id_of_storage, part_on_rank, storage_id
+from gpumemnet.torch_private.tensors import dense_parts, id_of_storage, part_on_rank, storage_id
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.recorder import Recorder
+from gpumemnet.tracing.script.paged_memory import take_from_gpu
 from gpumemnet.tracing.streams import Streams
 
 _STEPS: Final = 2
@@ -150,8 +152,10 @@ class Watch:
         if not tensor.is_meta:
             return _GPU if tensor.layout == torch.strided and self.recorder.holds(part_on_rank(tensor)) else tensor.device
         held = part_on_rank(tensor)
-        if held.layout != torch.strided or self.recorder.holds(held):
+        if self.recorder.holds(held):
             return _GPU
+        if held.layout != torch.strided:
+            return _HOST if dense_parts(held) else _GPU
         return _META if storage_id(held) in self._deferred else _HOST
 
     def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
@@ -298,6 +302,7 @@ class Watch:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping = True
+        take_from_gpu(optimizer, partial(self.notes.setdefault, "paged"))
         self._begin("optimizer")
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

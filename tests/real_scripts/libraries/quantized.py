@@ -26,9 +26,8 @@ sizes = {
 if way == "qlora":
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
-    LlamaForCausalLM(LlamaConfig(vocab_size=32_000, **sizes)).save_pretrained("base")
     quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
-    model = LlamaForCausalLM.from_pretrained("base", quantization_config=quantized, device_map={"": 0})
+    model = LlamaForCausalLM.from_pretrained("model", quantization_config=quantized, device_map={"": 0})
     model = prepare_model_for_kbit_training(model)
     model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
 else:
