@@ -38,6 +38,7 @@ def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswe
         is_module=document["is_module"],
         ranks=document["ranks"],
         other_way=document["other_way"],
+        selected_share=document["selected_share"],
     )
     extras = request.extras
     if extras.batches or extras.max_batch:

@@ -7,9 +7,11 @@ describe its output returns a tensor like its first argument.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -143,49 +145,69 @@ def _true(*tensors: Any) -> tuple[Any, str]:
     return True, "was taken to be true"
 
 
-def _nonzero(tensor: Tensor) -> tuple[Any, str]:
-    return _empty(tensor.numel(), tensor.ndim), f"was taken to find all {tensor.numel():,} elements"
+def _nonzero(tensor: Tensor, *, share: float = 1) -> tuple[Any, str]:
+    return _empty(_part(tensor.numel(), share), tensor.ndim), f"was taken to find {_of(tensor.numel(), share)} elements"
 
 
-def _masked_select(tensor: Tensor, mask: Tensor) -> tuple[Any, str]:
+def _masked_select(tensor: Tensor, mask: Tensor, *, share: float = 1) -> tuple[Any, str]:
     elements = torch.broadcast_shapes(tensor.shape, mask.shape).numel()  # type: ignore[no-untyped-call]
-    return torch.empty(elements, dtype=tensor.dtype, device="meta"), f"was taken to keep all {elements:,} elements"
+    kept = torch.empty(_part(elements, share), dtype=tensor.dtype, device="meta")
+    return kept, f"was taken to keep {_of(elements, share)} elements"
 
 
-def _indexed(tensor: Tensor, indices: Sequence[Tensor | None]) -> tuple[Any, str]:
-    """Index with masks: each mask selects all of its elements."""
+def _indexed(tensor: Tensor, indices: Sequence[Tensor | None], *, share: float = 1) -> tuple[Any, str]:
+    """Index with masks: each mask selects all of its elements, or the same share of them."""
     numbers: list[Tensor | None] = []
     elements = 0
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             elements = index.numel()
-            numbers += [_empty(elements) for _ in range(index.ndim)]
+            numbers += [_empty(_part(elements, share)) for _ in range(index.ndim)]
         else:
             numbers.append(None if index is None else _meta(index))
-    return torch.ops.aten.index.Tensor(_meta(tensor), numbers), f"was taken to pick all {elements:,} elements of its mask"
+    return torch.ops.aten.index.Tensor(_meta(tensor), numbers), f"was taken to pick {_of(elements, share)} elements of its mask"
 
 
-def _unique(tensor: Tensor, sorted: bool = True, inverse: bool = False, counts: bool = False) -> tuple[Any, str]:
-    values = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
-    outputs = (values, _empty(*tensor.shape) if inverse else _empty(0), _empty(tensor.numel()) if counts else _empty(0))
-    return outputs, _distinct(tensor.numel())
+def _unique(
+    tensor: Tensor, sorted: bool = True, inverse: bool = False, counts: bool = False, *, share: float = 1
+) -> tuple[Any, str]:
+    elements = _part(tensor.numel(), share)
+    values = torch.empty(elements, dtype=tensor.dtype, device="meta")
+    outputs = (values, _empty(*tensor.shape) if inverse else _empty(0), _empty(elements) if counts else _empty(0))
+    return outputs, _distinct(tensor.numel(), share)
 
 
-def _unique_consecutive(tensor: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None) -> tuple[Any, str]:
-    return _unique(tensor, True, inverse, counts) if dim is None else _unique_dim(tensor, dim, True, inverse, counts)
+def _unique_consecutive(
+    tensor: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None, *, share: float = 1
+) -> tuple[Any, str]:
+    if dim is None:
+        return _unique(tensor, True, inverse, counts, share=share)
+    return _unique_dim(tensor, dim, True, inverse, counts, share=share)
 
 
-def _unique_dim(tensor: Tensor, dim: int, sorted: bool = True, inverse: bool = False, counts: bool = False) -> tuple[Any, str]:
+def _unique_dim(
+    tensor: Tensor, dim: int, sorted: bool = True, inverse: bool = False, counts: bool = False, *, share: float = 1
+) -> tuple[Any, str]:
     length = tensor.shape[dim]
-    return (_meta(tensor), _empty(length if inverse else 0), _empty(length if counts else 0)), _distinct(length)
+    found = _part(length, share)
+    values = _meta(tensor) if found == length else torch.empty_like(tensor.narrow(dim, 0, found), device="meta")
+    return (values, _empty(length if inverse else 0), _empty(found if counts else 0)), _distinct(length, share)
 
 
-def _distinct(elements: int) -> str:
-    return f"was taken to find all {elements:,} elements different"
+def _distinct(elements: int, share: float) -> str:
+    return f"was taken to find {_of(elements, share)} elements different"
 
 
-def _all_boxes(boxes: Tensor, *others: Any) -> tuple[Any, str]:
-    return _empty(boxes.shape[0]), f"was taken to keep all {boxes.shape[0]:,} boxes"
+def _all_boxes(boxes: Tensor, *others: Any, share: float = 1) -> tuple[Any, str]:
+    return _empty(_part(boxes.shape[0], share)), f"was taken to keep {_of(boxes.shape[0], share)} boxes"
+
+
+def _part(elements: int, share: float) -> int:
+    return math.ceil(elements * share)
+
+
+def _of(elements: int, share: float) -> str:
+    return f"all {elements:,}" if share == 1 else f"{_part(elements, share):,} of {elements:,}"
 
 
 def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, str]:
@@ -210,12 +232,18 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 }
 
 
-def whole_selection(operator: Any) -> Callable[..., tuple[Any, str]] | None:
-    """Return what takes the place of an operator that selects elements by their values: it selects all of them, and says so.
+_SELECTIONS: Final = frozenset({_nonzero, _masked_select, _indexed, _unique, _unique_dim, _unique_consecutive, _all_boxes})
+
+
+def selection_of(operator: Any, share: float = 1) -> Callable[..., tuple[Any, str]] | None:
+    """Return what takes the place of an operator that selects elements by their values: it selects a share, and says so.
 
     ``None`` for other operators.  It is called with the operator's arguments.
     """
-    return None if schema(operator).name in _READS else _GUESSES.get(schema(operator).name)
+    if schema(operator).name in _READS:
+        return None
+    guess = _GUESSES.get(schema(operator).name)
+    return partial(guess, share=share) if guess in _SELECTIONS else guess
 
 
 def _guess(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:

@@ -128,8 +128,8 @@ def trace_script(
         **asdict(checked_request(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, extras, cudnn=cudnn)),
     }
 
-    def trace(other_way: bool) -> TraceAnswer:
-        asked = {**request, "other_way": other_way}
+    def trace(other_way: bool, selected_share: float) -> TraceAnswer:
+        asked = {**request, "other_way": other_way, "selected_share": selected_share}
         answer = ask(
             *(_CHILD, str(script), asked),
             variables=variables,

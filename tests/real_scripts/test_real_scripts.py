@@ -85,6 +85,10 @@ CASES = {
     "relative_bias": Case({"parameter": BIASES, "optimizer_state": 2 * BIASES}, 16),
     "policy": Case({"parameter": linear(4, 64, 1), "optimizer_state": 2 * linear(4, 64, 1)}, 32),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
+    "selected_rows": Case(  # half of the rows that the mask selects, and what is selected from
+        {"parameter": linear(256, 256), "saved_activation": 4 * 4096 * 256 + 4 * 2048 * 256 + 2 * 4},
+        *(4096, "half of them are expected, and the safe bytes hold all"),
+    ),
     "saved_and_loaded": Case(  # two models, of which one is trained
         {
             "parameter": 2 * (linear(512, 512) + 4 * 2 * 512),

@@ -123,6 +123,7 @@ class TraceAnswer:
         convolution_workspaces: where the workspaces of convolutions come from, ``rules`` or a version of cuDNN; ``None`` without
             convolutions.
         branches: lines of a script that branch on values of the GPU; both ways were traced, and this is the larger answer.
+        selections: lines of a script that select elements by values of the GPU; half of them are expected, and all are safe.
     """
 
     model: str
@@ -152,6 +153,7 @@ class TraceAnswer:
     ranks: int = 1
     convolution_workspaces: str | None = None
     branches: tuple[str, ...] = ()
+    selections: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -207,6 +209,7 @@ def answer_from_dict(document: Mapping[str, Any]) -> TraceAnswer:
             "notes": tuple(values["notes"]),
             "not_included": tuple(values["not_included"]),
             "branches": tuple(values["branches"]),
+            "selections": tuple(values["selections"]),
             "batches": tuple(BatchPoint(**point) for point in values["batches"]),
             "gpus": tuple(GpuFit(**fit) for fit in values["gpus"]),
             "curve": None

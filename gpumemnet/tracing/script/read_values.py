@@ -2,7 +2,7 @@
 
 Numbers that are read are 0, because scripts print and log them.  Checks for infinite numbers find none.  Any other condition on
 values is false; a script that branches in its own code can be traced a second time the other way (conditions true, numbers 1).
-An operator that selects elements by their values selects all of them, which is the most that it can take.
+An operator that selects elements by their values selects all of them, which is the most that it can take, or a stated share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumemnet.extract.placement import MissingValues
 from gpumemnet.sandbox.faults import UnknownValueError, is_user_code, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.operators import operator_name, schema
-from gpumemnet.tracing.missing_values import whole_selection
+from gpumemnet.tracing.missing_values import selection_of
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
@@ -48,12 +48,16 @@ class ReadValues(MissingValues):
 
     Args:
         other_way: whether conditions that nothing tells are true and numbers 1, instead of false and 0.
+        selected_share: share of the elements that operators select which select by values.
     """
 
-    def __init__(self, *, other_way: bool = False) -> None:
+    def __init__(self, *, other_way: bool = False, selected_share: float = 1) -> None:
         self._other_way = other_way
+        self._selected_share = selected_share
         self._notes: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self.selections: dict[str, None] = {}
+        """Lines that select elements by values of the GPU, in order."""
         self.branches: dict[str, None] = {}
         """Lines of the script itself that branch on such a value, in order."""
 
@@ -82,15 +86,16 @@ class ReadValues(MissingValues):
         return self.on_host(function, tensor)
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
-        """Return what is read: a truth value or a number; an operator that selects elements selects all of them.
+        """Return what is read: a truth value or a number; an operator that selects elements selects its share.
 
         Raises:
             UnknownValueError: ``error``, for another shape that depends on values.
         """
         if schema(operator).name not in _READS:
-            selection = whole_selection(operator)
+            selection = selection_of(operator, self._selected_share)
             if selection is None:
                 raise error
+            self.selections.setdefault(running_line() or error.operator)
             result, what = selection(*args, **kwargs)
             self.note(f"{error.operator} {what}")
             return result

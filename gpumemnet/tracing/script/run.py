@@ -49,6 +49,7 @@ class ScriptCall:
         is_module: whether it is a module, to be run as by ``python -m``.
         ranks: number of GPUs that the script is started on; it is traced as the first rank.
         other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
+        selected_share: share of the elements that is selected where that depends on values of the GPU.
         compiled: returns the code of the script's file.
     """
 
@@ -59,6 +60,7 @@ class ScriptCall:
     is_module: bool = False
     ranks: int = 1
     other_way: bool = False
+    selected_share: float = 1
     compiled: Callable[[Path], CodeType] = compile_file
 
 
@@ -72,7 +74,7 @@ class ScriptRun:
         settings: settings of the caching allocator, of which the script may have chosen some.
         model: names of script and models.
         batch_size: samples that the model got.
-        loss, notes, branches: values of the same fields of the answer.
+        loss, notes, branches, selections: values of the same fields of the answer.
     """
 
     file: Path
@@ -83,6 +85,7 @@ class ScriptRun:
     loss: str
     notes: tuple[str, ...]
     branches: tuple[str, ...]
+    selections: tuple[str, ...]
 
 
 def trace_script(call: ScriptCall, *, with_curve: bool = False) -> TraceAnswer:
@@ -111,7 +114,7 @@ def answer_of(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer
         notes=run.notes,
         with_curve=with_curve,
     )
-    return replace(answer, branches=run.branches)
+    return replace(answer, branches=run.branches, selections=run.selections)
 
 
 def run_script(call: ScriptCall) -> ScriptRun:
@@ -124,7 +127,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         ExtractError: names what cannot be traced and the line of the script.
     """
     torch_notes = check_torch(SCRIPT, *((PARALLEL,) if call.ranks > 1 else ()))
-    values = ReadValues(other_way=call.other_way)
+    values = ReadValues(other_way=call.other_way, selected_share=call.selected_share)
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: watch.device_of(tensor) == GPU)
     watch = Watch(call.platform, known.run, allocator.first_used)
@@ -165,6 +168,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         loss=watch.loss,
         notes=(*torch_notes, *values.notes),
         branches=tuple(values.branches),
+        selections=tuple(values.selections),
     )
 
 

@@ -52,7 +52,7 @@ def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...],
     answers.send(found)
 
 
-def _one_way(script: Path, arguments: tuple[str, ...], ranks: int, other_way: bool) -> Any:
+def _one_way(script: Path, arguments: tuple[str, ...], ranks: int, other_way: bool, selected_share: float) -> Any:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import device_profile
     from gpumemnet.tracing.platform import Platform
@@ -61,5 +61,13 @@ def _one_way(script: Path, arguments: tuple[str, ...], ranks: int, other_way: bo
     platform = Platform(device=device_profile("A100"))
     settings = AllocatorSettings()
     return trace_script(
-        ScriptCall(script=script, arguments=arguments, platform=platform, settings=settings, ranks=ranks, other_way=other_way)
+        ScriptCall(
+            script=script,
+            arguments=arguments,
+            platform=platform,
+            settings=settings,
+            ranks=ranks,
+            other_way=other_way,
+            selected_share=selected_share,
+        )
     )
