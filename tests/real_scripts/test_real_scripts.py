@@ -67,6 +67,14 @@ CASES = {
     "gradients_by_hand": Case(  # those of the step before are still there
         {"parameter": linear(256, 512, 10), "gradient": 2 * linear(256, 512, 10), "optimizer_state": 0}, 128, NO_OPTIMIZER
     ),
+    "graph_network": Case(  # features, edges, labels and the mask
+        {
+            "parameter": linear(128, 64) + linear(64, 7),
+            "optimizer_state": 2 * (linear(128, 64) + linear(64, 7)),
+            "input": 4 * 2000 * 128 + 8 * (2 * 10_000 + 2000) + 2000,
+        },
+        2000,
+    ),
     "gpu_masks": Case(  # the wide layer does not run
         {
             "parameter": 4 * 1000 * 512 + linear(512, 512) + linear(512, 65536),
