@@ -124,6 +124,8 @@ class GpuRequests(TorchFunctionMode):
                     return (
                         f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
                     )
+        if func is torch.device and args and type(args[0]) is int:
+            return torch.device("cuda", args[0])
         device = named.get("device")
         if device is None and self.default_device != _HOST and func in self._constructors:
             device = named["device"] = self.default_device

@@ -23,7 +23,11 @@ ARCHITECTURES = {
     "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 4}),
-    "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 256, "num_layers": 4, "d_ff": 1024, "num_heads": 4}),
+    "t5": (
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"d_model": 256, "num_layers": 4, "d_ff": 1024, "num_heads": 4, "decoder_start_token_id": 0},
+    ),
     "vit": ("ViTForImageClassification", "ViTConfig", SMALL),
 }
 
