@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def take_from_gpu(optimizer: Optimizer, note: Callable[[str], None]) -> None:
+def take_from_gpu(optimizer: Optimizer, note: Callable[[str], object]) -> None:
     """Let a paged optimizer allocate its state on the simulated GPU; does nothing for others.
 
     Args:
