@@ -59,7 +59,7 @@ def first_reading_bytes(row: Measurement) -> int:
     """
     if row.protocol != ABOVE_CONTEXT or json.loads(row.architecture)["library"] != "torchvision":
         return 0
-    return (2 if row.job.optimizer == "adagrad" else 1) * (row.job.total_parameters or 0) * FULL_BYTES
+    return (2 if row.job.optimizer == "adagrad" else 1) * row.job.total_parameters * FULL_BYTES
 
 
 def above_context_table(rows: Sequence[Measurement]) -> None:

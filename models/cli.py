@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -233,23 +233,38 @@ def calibrate_closed_form(
     """Calibrate the closed form on real networks, in the cards of bundles, without training anything."""
     from gpumemnet.predict.bundle import load_bundle
 
-    from .evaluation.closed_form import calibration, extend_bundle, networks_of_runs, ordinary_networks, together
+    from .evaluation.closed_form import (
+        calibration,
+        extend_bundle,
+        networks_of_runs,
+        ordinary_networks,
+        rows_like_labels,
+        together,
+    )
 
-    networks = together([ordinary_networks(rows), networks_of_runs(real_runs or _committed_runs())])
+    real = together([ordinary_networks(rows), networks_of_runs(real_runs or _committed_runs())])
     support = load_bundle(union).card.document["support"]
-    by_coverages: dict[tuple[float, ...], dict[str, Any]] = {}
+    entries: dict[tuple[str, tuple[float, ...]], dict[str, Any]] = {}
     for folder in bundles:
-        coverages = load_bundle(folder).card.coverages
-        if coverages not in by_coverages:
-            by_coverages[coverages] = calibration(networks, coverages)
-        extend_bundle(folder, by_coverages[coverages], support)
+        card = load_bundle(folder).card
+        networks = rows_like_labels(card, real, DATASETS)
+        key = (str(networks.families[0]), card.coverages)
+        if key not in entries:
+            entries[key] = calibration(networks, card.coverages)
+            _print_calibration(folder.name, card.coverages, entries[key])
+        extend_bundle(folder, entries[key], support)
         typer.echo(f"wrote {folder}: {len(networks):,} rows")
-    for coverages, entry in by_coverages.items():
-        typer.echo("slopes: " + ", ".join(f"{name} {slope:.3f}" for name, slope in entry["slopes"].items()))
-        for name, group in entry["groups"].items():
-            typer.echo(f"{name}: {group['rows']:,} rows")
-            for coverage, bound, held_out in zip(coverages, group["log_bounds"], group["held_out_coverage"], strict=True):
-                typer.echo(f"  coverage {coverage:g}: {math.exp(bound):.2f} times the centre; held out {held_out:.1%}")
+
+
+def _print_calibration(name: str, coverages: Sequence[float], entry: Mapping[str, Any]) -> None:
+    slopes = ", ".join(f"{term} {slope:.3g}" for term, slope in entry["slopes"].items() if slope)
+    typer.echo(f"{name}: {entry['rows']:,} rows of {entry['families']:,} families; slopes: {slopes}")
+    for group, part in entry["groups"].items():
+        if not part["rows"]:
+            continue
+        typer.echo(f"{group}: {part['rows']:,} rows")
+        for coverage, bound, held_out in zip(coverages, part["log_bounds"], part["held_out_coverage"], strict=True):
+            typer.echo(f"  coverage {coverage:g}: {math.exp(bound):.2f} times the centre; held out {held_out:.1%}")
 
 
 def _committed_runs() -> list[Path]:

@@ -19,6 +19,7 @@ from gpumemnet.job.training_job import JOB_FIELDS, TrainingJob
 
 STATUSES: Final = ("ok", "oom", "timeout", "error")
 TRACED: Final = "traced"
+PUBLISHED: Final = "published"
 """Provenance and label source of rows that were not measured: the label is the expectation of :mod:`gpumemnet.trace`."""
 PROCESS_SOURCES: Final = ("nvml_accounting", "nvml_process", TRACED)
 """Label sources whose label is ``peak_process_bytes``."""
@@ -33,7 +34,7 @@ OBSERVED: Final = "observed"
 """Provenance of rows from a site: the memory of a finished job, as its scheduler reported it."""
 PUBLISHED_GPU: Final = "NVIDIA A100-SXM4-40GB"
 """The GPU of GPUMemNet's published measurements."""
-PROVENANCES: Final = ("measured", "published", TRACED, OBSERVED, "stand_in")
+PROVENANCES: Final = ("measured", PUBLISHED, TRACED, OBSERVED, "stand_in")
 """``stand_in`` marks rows of a rehearsal without a GPU; no dataset accepts them."""
 
 LABEL_STATES: Final = ("steady", "startup")

@@ -52,7 +52,8 @@ class ClosedFormCalibration:
     Attributes:
         slopes: of :data:`gpumemnet.predict.real_networks.TERMS`.
         groups: for each of :data:`gpumemnet.predict.real_networks.GROUPS`, in that order.
-        within_support: whether the closed form answers for jobs inside the model's support, too.
+        within_support: whether the closed form answers for jobs inside the model's support, at every batch size.
+        beyond_support: whether it answers for jobs beyond it.
         options: job field → values for which the closed form was tested.
         ranges: feature column → smallest and largest value for which it was tested.
         other_share: largest share of output elements that belonged to layers of kind ``other``, whose memory is unknown.
@@ -61,6 +62,7 @@ class ClosedFormCalibration:
     slopes: tuple[float, ...]
     groups: tuple[GroupCalibration, ...]
     within_support: bool
+    beyond_support: bool
     options: Mapping[str, tuple[str | bool | int | None, ...]]
     ranges: Mapping[str, tuple[float, float]]
     other_share: float
@@ -237,6 +239,7 @@ def _closed_form(document: Any, levels: int) -> ClosedFormCalibration | None:
         slopes=tuple(_number(document["slopes"][name]) for name in TERMS),
         groups=tuple(_group(document["groups"][name], levels) for name in GROUPS),
         within_support=document["within_support"] is True,
+        beyond_support=document["beyond_support"] is True,
         options=_options(document["options"]),
         ranges={column: (_number(low), _number(high)) for column, (low, high) in document["ranges"].items()},
         other_share=_number(document["other_share"]),

@@ -52,6 +52,11 @@ class MemoryDistribution:
     locations: Array
     scales: Array
 
+    @staticmethod
+    def of_logistics(location: Array, scale: Array) -> MemoryDistribution:
+        """One logistic for each job; location and scale are in log-bytes, shape ``[B]``."""
+        return MemoryDistribution(np.ones((len(location), 1)), location[:, None], scale[:, None])
+
     def _half_shares(self) -> Array:
         """Half of the factor that normalises each job's weights, shape ``[B]``: float32 weights do not sum exactly to one."""
         shares: Array = 0.5 / np.add.reduce(self.weights, axis=1, dtype=np.float64)

@@ -26,7 +26,7 @@ from gpumemnet.predict.bundle import GRAPH_OUTPUTS, Bundle
 from gpumemnet.predict.bundle_card import COMMON
 from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
-from gpumemnet.predict.real_networks import group_codes, has_benchmark, line_terms, with_log_errors
+from gpumemnet.predict.real_networks import group_codes, has_benchmark, line_bytes, with_log_errors
 from gpumemnet.predict.site_calibration import SiteCalibration
 from gpumemnet.predict.support import Support, Unseen, option_reasons
 from gpumemnet.units import GIB
@@ -203,26 +203,21 @@ class BundleModel:
             features = self.features(table, model_gpu)
         if unseen is None:
             unseen = self.support.check(table, features)
-        distribution, reference, expected, bounds, is_broken = self.run(table, features)
-        safe = bounds[:, level] if model_gpu.site is None else model_gpu.site.bounds(expected, bounds)[:, level]
-        reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
-        if is_broken is not None:
-            reasons |= {row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()}
-        if reasons:
-            outside = np.zeros(len(table), dtype=np.bool_)
-            outside[list(reasons)] = True
-            scales = np.where(unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
-            distribution = distribution.replaced(outside, np.log(reference), scales)
-            expected = np.where(outside, reference, expected)
-        by_closed_form = unseen.is_by_closed_form if is_broken is None else unseen.is_by_closed_form & ~is_broken
-        if by_closed_form.any():
-            if model_gpu.site is not None:  # a site's calibration is of the model's answers
-                by_closed_form = by_closed_form & (unseen.counts > 0)
-            centre, scale, bound = self._closed_form_amounts(features, level)
-            distribution = distribution.replaced(by_closed_form, np.log(centre), scale)
-            expected = np.where(by_closed_form, centre, expected)
-            safe = np.where(by_closed_form, bound, safe)
-            reasons = {row: words for row, words in reasons.items() if not by_closed_form[row]}
+        by_closed_form = unseen.is_by_closed_form
+        if model_gpu.site is not None:  # a site's calibration is of the model's answers
+            by_closed_form = by_closed_form & (unseen.counts > 0)
+        reasons: dict[int, tuple[str, ...]] = {}
+        if by_closed_form.all():
+            centre, scale, safe = self._closed_form_amounts(features, level)
+            distribution, expected = MemoryDistribution.of_logistics(np.log(centre), scale), centre
+        else:
+            distribution, expected, safe, reasons = self._graph_amounts(table, features, unseen, level, model_gpu.site)
+            if by_closed_form.any():
+                centre, scale, bound = self._closed_form_amounts(features, level)
+                distribution = distribution.replaced(by_closed_form, np.log(centre), scale)
+                expected = np.where(by_closed_form, centre, expected)
+                safe = np.where(by_closed_form, bound, safe)
+                reasons = {row: words for row, words in reasons.items() if not by_closed_form[row]}
         traced = None if self.card.traced_peak is None else table.column("traced_peak_bytes")
         if traced is not None and traced.any():
             distribution, expected, safe, theirs = self._with_traces(table, traced, distribution, expected, safe, level)
@@ -253,6 +248,27 @@ class BundleModel:
             (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, model_gpu.shift_bytes)),),
         )
 
+    def _graph_amounts(
+        self, table: JobTable, features: NDArray[np.float64], unseen: Unseen, level: int, site: SiteCalibration | None
+    ) -> tuple[MemoryDistribution, NDArray[np.float64], NDArray[np.float64], dict[int, tuple[str, ...]]]:
+        """The graph's answers for ``B`` jobs, with the context of the labels.
+
+        Returns:
+            Distributions, expected bytes, bounds in bytes for the coverage at ``level``; why rows have no bound.
+        """
+        distribution, reference, expected, bounds, is_broken = self.run(table, features)
+        safe = bounds[:, level] if site is None else site.bounds(expected, bounds)[:, level]
+        reasons = {row: unseen.reasons(row) for row in unseen.counts.nonzero()[0].tolist()}
+        if is_broken is not None:
+            reasons |= {row: (*reasons.get(row, ()), NO_NUMBER) for row in is_broken.nonzero()[0].tolist()}
+        if reasons:
+            outside = np.zeros(len(table), dtype=np.bool_)
+            outside[list(reasons)] = True
+            scales = np.where(unseen.has_unseen_option, self.card.option_log_scale, self.card.range_log_scale)
+            distribution = distribution.replaced(outside, np.log(reference), scales)
+            expected = np.where(outside, reference, expected)
+        return distribution, expected, safe, reasons
+
     def _closed_form_amounts(
         self, features: NDArray[np.float64], level: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -261,7 +277,7 @@ class BundleModel:
         Returns:
             Expected bytes, scale of a logistic in log-bytes, and the bound in bytes for the coverage at ``level``, ``[B]`` each.
         """
-        line, codes = line_terms(features) @ self._slopes, group_codes(features)
+        line, codes = line_bytes(features, self._slopes), group_codes(features)
         shifts = self._log_shifts[codes, has_benchmark(features)]
         centre, bound = with_log_errors(line, shifts), with_log_errors(line, shifts + self._log_bounds[codes, level])
         return np.maximum(centre + self.card.context_bytes, 1.0), self._log_scales[codes], bound + self.card.context_bytes

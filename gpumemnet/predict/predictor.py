@@ -224,7 +224,7 @@ class Predictor:
                 features, workspace = model.features(left_jobs, model_gpu), model_gpu.answer_gpu.blas_workspace_bytes
             unseen = model.support.check(left_jobs, features)
             trials.append(_Trial(model, model_gpu, left_rows, features, unseen))
-            is_left = unseen.counts > 0
+            is_left = ~unseen.is_inside
             if not is_left.any():
                 break
             if not is_left.all():
@@ -258,7 +258,8 @@ def _nearest(trials: Sequence[_Trial], count: int) -> Indices:
     choice = np.zeros(count, dtype=np.int64)
     fewest = np.full(count, _UNKNOWN)
     for number, (_, _, rows, _, unseen) in enumerate(trials):
-        distance = np.where(unseen.is_by_closed_form | (unseen.counts == 0), unseen.counts, unseen.counts + _BEYOND_ALL)
+        has_limit = unseen.is_by_closed_form | (unseen.counts == 0)
+        distance = np.where(unseen.is_inside, 0, np.where(has_limit, unseen.counts, unseen.counts + _BEYOND_ALL))
         is_nearer = distance < fewest[rows]
         nearer = rows[is_nearer]
         choice[nearer], fewest[nearer] = number, distance[is_nearer]

@@ -2,9 +2,12 @@
 
 A closed form needs no training, so it is calibrated on networks that people train: published readings, and traces of real
 architectures (``docs/evaluation/real_networks.md``).  The line adds what a layer list does not say: libraries compute the loss
-of a language model in fp32 and hold its logits meanwhile.  Each group has its own bound, as in Mondrian conformal prediction
-(Vovk et al., Algorithmic Learning in a Random World, section 4.5), so that a rare cause of large errors does not widen every
-bound.  No job changes its group with the batch size.
+of a language model in fp32 and hold its logits meanwhile, and attention in single steps keeps copies of its matrices.  Each
+group has its own bound, as in Mondrian conformal prediction (Vovk et al., Algorithmic Learning in a Random World, section 4.5),
+so that a rare cause of large errors does not widen every bound.
+
+Request and limit grow with the batch as the closed form does: the terms do, no job changes its group with the batch size, and
+inside a group request and limit are increasing functions of the line.
 """
 
 from __future__ import annotations
@@ -18,9 +21,23 @@ from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.job.job_table import Array, Indices
 from gpumemnet.units import MIB
 
-TERMS: Final = ("segment_bytes", "unfragmented_bytes", "logits_bytes", "logits_bytes, autocast", "logits_bytes, half")
-"""What the line multiplies: the closed form with and without fragmentation, and the logits, once more under autocast and for
-weights in half precision."""
+TERMS: Final = (
+    "constant",
+    "segment_bytes",
+    "unfragmented_bytes",
+    "logits_bytes",
+    "logits_bytes, autocast",
+    "logits_bytes, half",
+    "attention_matrix_bytes",
+    "kept_by_norm_bytes, cnn",
+)
+"""What the line multiplies: 1, the closed form with and without fragmentation, the logits, once more under autocast and for
+weights in half precision, attention matrices, and what the norms of CNNs keep unless it is recomputed.
+
+The last has a slope below zero.  Where norms keep much, little of the peak is workspaces and temporary tensors of convolutions,
+of which the closed form knows least.  It is at most what the peak exceeds the optimizer's step by, so that it grows only where
+the closed form does.
+"""
 GROUPS: Final = ("checkpointed", "partly_trained", "cnn", "half_language_model", "language_model", "transformer", "mlp")
 """The first that fits is a job's group.
 
@@ -34,10 +51,25 @@ LOGITS_SHARE: Final = 0.02
 TYPICAL_SLACK_BYTES: Final = 256 * MIB
 """Errors are relative to the line and this: those of small jobs are a few segments, whatever their size."""
 _ALL_TRAINED: Final = 0.99
-_SEGMENT, _UNFRAGMENTED, _LOGITS, _AUTOCAST, _HALF, _OUTPUTS = (
-    FEATURE_NAMES.index(name)
-    for name in ("segment_bytes", "unfragmented_bytes", "logits_bytes", "is_autocast", "is_half", "activation_bytes")
-)
+_LOGITS, _HALF, _OUTPUTS = (FEATURE_NAMES.index(name) for name in ("logits_bytes", "is_half", "activation_bytes"))
+_UNFRAGMENTED, _STEP = (FEATURE_NAMES.index(name) for name in ("unfragmented_bytes", "step_bytes"))
+_FACTORS: Final = np.array(
+    [
+        [FEATURE_NAMES.index(name) for name in names]
+        for names in (
+            ("has_layers", "has_layers"),
+            ("segment_bytes", "has_layers"),
+            ("unfragmented_bytes", "has_layers"),
+            ("logits_bytes", "has_layers"),
+            ("logits_bytes", "is_autocast"),
+            ("logits_bytes", "is_half"),
+            ("attention_matrix_bytes", "has_layers"),
+            ("kept_by_norm_bytes", "is_cnn"),
+        )
+    ]
+).T
+"""For each term the two features that it is the product of; ``has_layers`` is 1."""
+_OF_NORMS: Final = TERMS.index("kept_by_norm_bytes, cnn")
 _CHECKPOINTED, _TRAINED, _FACTORED, _OF_CONVOLUTIONS = (
     FEATURE_NAMES.index(name) for name in ("is_checkpointed", "trainable_share", "is_factored", "kept_by_conv_bytes")
 )
@@ -60,10 +92,17 @@ class GroupCalibration:
 
 
 def line_terms(features: Array) -> Array:
-    """Returns the :data:`TERMS` of jobs with features of shape ``[B, F]`` in bytes; shape ``[B, 5]``."""
-    logits = features[:, _LOGITS]
-    of_logits = (logits, logits * features[:, _AUTOCAST], logits * features[:, _HALF])
-    return np.stack((features[:, _SEGMENT], features[:, _UNFRAGMENTED], *of_logits), axis=1)
+    """Returns the :data:`TERMS` of jobs with layers, whose features are of shape ``[B, F]``, in bytes; shape ``[B, 8]``."""
+    terms: Array = features[:, _FACTORS[0]] * features[:, _FACTORS[1]]
+    beyond_step = (features[:, _UNFRAGMENTED] - features[:, _STEP]) * (features[:, _CHECKPOINTED] == 0)
+    terms[:, _OF_NORMS] = np.minimum(terms[:, _OF_NORMS], beyond_step)
+    return terms
+
+
+def line_bytes(features: Array, slopes: Array) -> Array:
+    """Returns the line, shape ``[B]``; it is never below zero."""
+    amounts: Array = np.maximum(line_terms(features) @ slopes, 0.0)
+    return amounts
 
 
 def log_errors(above_context_bytes: Array, line_bytes: Array) -> Array:

@@ -38,7 +38,9 @@ _LISTED: Final = 8
 _KNOWN_TABLES: Final = 256
 _NAMED: Final = re.compile(r"([a-z][a-z0-9_]*) is ")
 _OF_KINDS: Final = "layers of kind"
-_CHECKPOINTED, _IS_CNN = FEATURE_NAMES.index("is_checkpointed"), FEATURE_NAMES.index("is_cnn")
+_GROW_WITH_BATCH: Final = frozenset({"batch_size", "input_bytes", "activation_bytes"})
+"""Feature columns that grow with the batch size of a job."""
+_CHECKPOINTED, _IS_TRANSFORMER = FEATURE_NAMES.index("is_checkpointed"), FEATURE_NAMES.index("is_transformer")
 
 
 class Support:
@@ -49,6 +51,7 @@ class Support:
         self._inside_kinds = card.kinds | ALIASES | alike(card.kinds)
         self._is_unseen_kind = np.array([kind not in self._inside_kinds for kind in KINDS])
         self._ranges = _Ranges(card.ranges)
+        self._grows = np.array([name in _GROW_WITH_BATCH for name in card.ranges], dtype=np.bool_)
         self._range_words = [(name, _range(name, low, high)) for name, (low, high) in card.ranges.items()]
         self._numbers = _Numbers(card.options)
         self._closed_form = card.closed_form
@@ -83,20 +86,31 @@ class Support:
                 found.setdefault(row, set()).add(names[kind])
             kinds = {row: frozenset(theirs) for row, theirs in found.items()}
             counts[list(kinds)] += list(map(len, kinds.values()))
-        return Unseen(self, table, option_counts, kinds, values, beyond, counts, self._is_by_closed_form(table, features, counts))
+        is_inside: Flags = counts == 0
+        is_near = is_inside if is_inside.all() else counts == (beyond & self._grows).sum(axis=1)
+        is_by = self._is_by_closed_form(table, features, counts, is_near)
+        if self._closed_form is not None and self._closed_form.within_support:
+            is_inside |= is_by & is_near
+        return Unseen(self, table, option_counts, kinds, values, beyond, counts, is_inside, is_by)
 
-    def _is_by_closed_form(self, table: JobTable, features: Array, counts: Indices) -> Flags:
+    def _is_by_closed_form(self, table: JobTable, features: Array, counts: Indices, is_near: Flags) -> Flags:
         """Whether the closed form answers for each job: where it was tested on real networks, shape ``[B]``.
 
         Inside the support it does so only if the card says so, and not for recomputed blocks of transformers, for which the model
         has narrower bounds.
+
+        Args:
+            table: the jobs.
+            features: their feature vectors, shape ``[B, F]``.
+            counts: number of unseen options, kinds and values of each job, shape ``[B]``.
+            is_near: whether these are values that grow with the batch size, if anything, shape ``[B]``.
         """
         tested = self._closed_form
         if tested is None:
             return np.zeros(len(table), dtype=np.bool_)
-        is_by: Flags = counts > 0
+        is_by: Flags = counts > 0 if tested.beyond_support else np.zeros(len(table), dtype=np.bool_)
         if tested.within_support:
-            is_by |= (features[:, _CHECKPOINTED] == 0) | (features[:, _IS_CNN] > 0)
+            is_by |= is_near & ((features[:, _CHECKPOINTED] == 0) | (features[:, _IS_TRANSFORMER] == 0))
         is_by &= table.layer_counts > 0
         if not is_by.any():
             return is_by
@@ -190,6 +204,8 @@ class Unseen:
         values: the features that have a range, shape ``[B, R]``.
         is_beyond: which of these lie outside their range, shape ``[B, R]``.
         counts: number of unseen options, kinds and values of each job, shape ``[B]``; 0 inside the support.
+        is_inside: whether no model after this one is asked, shape ``[B]``.  Where the closed form answers inside the support,
+            that does not depend on the batch size, so that no answer changes its model as the batch grows.
         is_by_closed_form: whether the closed form, calibrated on real networks, answers for the job, shape ``[B]``.
     """
 
@@ -200,6 +216,7 @@ class Unseen:
     values: Array
     is_beyond: Flags
     counts: Indices
+    is_inside: Flags
     is_by_closed_form: Flags
 
     def reasons(self, row: int) -> tuple[str, ...]:
@@ -230,6 +247,7 @@ class Unseen:
             self.values[rows],
             self.is_beyond[rows],
             self.counts[rows],
+            self.is_inside[rows],
             self.is_by_closed_form[rows],
         )
 

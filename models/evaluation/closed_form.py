@@ -2,9 +2,12 @@
 
 A bundle's network is trained on synthetic networks.  The closed form needs no training, so it is calibrated on networks that
 nobody designed it for: published readings, traces of ordinary networks, and traced jobs of real architectures over all training
-options.  A line over its bytes (:mod:`gpumemnet.predict.real_networks`) is fitted by median regression.  The bounds are
-split-conformal in each group: the error that a share of its rows, plus one row, stays below (Vovk et al., Algorithmic Learning in
-a Random World, 2005).  Five folds over architecture families say how well they hold for a family that was in none of the fits.
+options.  Two kinds of bundles are asked for other jobs, those of published readings and of sampled MLPs; for them it is
+calibrated on such jobs (:func:`rows_like_labels`).
+
+A line over its bytes (:mod:`gpumemnet.predict.real_networks`) is fitted by median regression.  The bounds are split-conformal in
+each group: the error that a share of its rows, plus one row, stays below (Vovk et al., Algorithmic Learning in a Random World,
+2005).  Five folds over architecture families say how well they hold for a family that was in none of the fits.
 """
 
 from __future__ import annotations
@@ -19,20 +22,32 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import QuantileRegressor
+from scipy import sparse
+from scipy.optimize import linprog
 
-from gpumemnet.data.measurement import TRACED
+from gpumemnet.data.measurement import PUBLISHED
 from gpumemnet.errors import DatasetError
 from gpumemnet.features.vector import FEATURE_NAMES
 from gpumemnet.gpu.catalogue import device_profile
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.layers import GROUP_OF_KIND
 from gpumemnet.job.training_job import FAMILIES, OPTION_FIELDS, TrainingJob
+from gpumemnet.predict.answer_gpu import provenance
 from gpumemnet.predict.bundle import Bundle, load_bundle, save_bundle
-from gpumemnet.predict.real_networks import GROUPS, TERMS, group_codes, has_benchmark, line_terms, log_errors, with_log_errors
+from gpumemnet.predict.bundle_card import BundleCard
+from gpumemnet.predict.real_networks import (
+    GROUPS,
+    TERMS,
+    group_codes,
+    has_benchmark,
+    line_bytes,
+    line_terms,
+    log_errors,
+    with_log_errors,
+)
 
 from ..training.bounds import FEWEST_SCORES
-from ..training.data import above_context_bytes, features_on, real_rows
+from ..training.data import READING_BYTES, above_context_bytes, features_on, load_labelled_jobs, real_rows
 from ..training.export import LIMITS
 from ..training.splits import folds
 
@@ -48,8 +63,14 @@ TESTED_OPTIONS: Final[Mapping[str, tuple[object, ...]]] = {
 
 Kernels other than math keep the same tensors.
 """
-PREFERRED: Final = ("cnn", "transformer")
-"""Families for whose real networks the closed form answers, whether or not a classifier has learned from jobs like them."""
+SLOPE_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "constant": (-math.inf, math.inf),
+    "kept_by_norm_bytes, cnn": (-1.0, 0.0),
+}
+"""Least and largest slope of a term; :data:`USUAL_SLOPES` for the others."""
+USUAL_SLOPES: Final = (0.0, 8.0)
+"""From 0 on, so that the line grows with the batch as its terms do.  Nothing is held more than a few times; a larger slope would
+make a batch size of the few bytes of a classifier's output."""
 LEAST_LOG_SCALE: Final = 1e-3
 _RANGED: Final = ("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share")
 
@@ -121,6 +142,21 @@ def networks_of_runs(paths: Sequence[Path]) -> RealNetworks:
     )
 
 
+def sampled_networks(path: Path, family: str) -> RealNetworks:
+    """Returns the jobs with layers of a dataset of sampled networks, without its context; every architecture is a family.
+
+    Raises:
+        DatasetError: when the dataset cannot be read, or its labels state no context.
+    """
+    data = load_labelled_jobs(path, family)
+    if data.context_bytes is None:
+        raise DatasetError(f"{path}: its labels state no CUDA context, so they cannot be compared with others")
+    rows = np.flatnonzero(~np.isnan(data.label_bytes) & (data.features[:, FEATURE_NAMES.index("has_layers")] > 0))
+    own = data.take(rows)
+    above = np.maximum(own.label_bytes - data.context_bytes, READING_BYTES)
+    return RealNetworks(np.array([f"{path.stem} {group}" for group in own.groups]), own.jobs, own.features, above)
+
+
 def together(parts: Sequence[RealNetworks]) -> RealNetworks:
     """Joins the networks of several sources."""
     return RealNetworks(
@@ -149,7 +185,7 @@ class Fit:
 
     def amounts(self, features: Array) -> tuple[Array, Array]:
         """Returns expected memory above the context of ``B`` jobs, shape ``[B]``, and its bounds, shape ``[B, C]``."""
-        line, groups = line_terms(features) @ self.slopes, group_codes(features)
+        line, groups = line_bytes(features, self.slopes), group_codes(features)
         shifts = self.shifts[groups, has_benchmark(features)]
         return with_log_errors(line, shifts), with_log_errors(line[:, None], shifts[:, None] + self.bounds[groups])
 
@@ -160,22 +196,47 @@ def fit(networks: RealNetworks, coverages: Sequence[float]) -> Fit:
     A row weighs less in the line the more rows its architecture family has, so that no family decides alone.
     """
     features, above_context_bytes = networks.features, networks.above_context_bytes
-    terms, closed_form = line_terms(features), features[:, FEATURE_NAMES.index("segment_bytes")]
+    closed_form = features[:, FEATURE_NAMES.index("segment_bytes")]
     _, codes, counts = np.unique(networks.families, return_inverse=True, return_counts=True)
-    regression = QuantileRegressor(quantile=0.5, alpha=0.0, solver="highs", fit_intercept=False)
-    regression.fit(terms / closed_form[:, None], above_context_bytes / closed_form, sample_weight=1.0 / np.sqrt(counts[codes]))
-    errors, groups = log_errors(above_context_bytes, terms @ regression.coef_), group_codes(features)
+    slopes = _median_slopes(
+        line_terms(features) / closed_form[:, None], above_context_bytes / closed_form, 1.0 / np.sqrt(counts[codes])
+    )
+    errors, groups = log_errors(above_context_bytes, line_bytes(features, slopes)), group_codes(features)
     benchmark, numbers = has_benchmark(features), range(len(GROUPS))
     shifts = np.array([[_median(errors, groups == group, benchmark == chosen) for chosen in (0, 1)] for group in numbers])
     errors = errors - shifts[groups, benchmark]
     parts = [own if len(own := errors[groups == group]) >= FEWEST_SCORES else errors for group in numbers]
     quartiles = np.array([np.quantile(own, (0.25, 0.5, 0.75)) for own in parts])
     return Fit(
-        slopes=regression.coef_,
+        slopes=slopes,
         shifts=shifts,
         scales=np.maximum((quartiles[:, 2] - quartiles[:, 0]) / (2.0 * math.log(3.0)), LEAST_LOG_SCALE),
         bounds=np.array([conformal_bounds(own, coverages) for own in parts]),
     )
+
+
+def _median_slopes(terms: Array, amounts: Array, weights: Array) -> Array:
+    """Returns the slopes within :data:`SLOPE_BOUNDS` that give the least sum of weighted absolute errors, shape ``[T]``.
+
+    As a linear programme (Koenker and Bassett, Econometrica 46, 1978): each error is the difference of two parts from 0 on.
+
+    Args:
+        terms: shape ``[B, T]``.
+        amounts, weights: shape ``[B]``.
+    """
+    largest = np.abs(terms).max(axis=0)
+    units = np.where(largest > 0, largest, 1.0)
+    bounds = np.array([SLOPE_BOUNDS.get(name, USUAL_SLOPES) for name in TERMS]) * largest[:, None]
+    count = len(amounts)
+    found = linprog(
+        np.concatenate((np.zeros(len(TERMS)), weights, weights)),
+        A_eq=sparse.hstack((sparse.csr_matrix(terms / units), sparse.eye(count), -sparse.eye(count))),
+        b_eq=amounts,
+        bounds=[*bounds, *[(0.0, None)] * (2 * count)],
+        method="highs",
+    )
+    slopes: Array = found.x[: len(TERMS)] / units
+    return slopes
 
 
 def _median(errors: Array, is_own: NDArray[np.bool_], is_chosen: NDArray[np.bool_]) -> float:
@@ -218,7 +279,7 @@ def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str,
             "log_shifts": found.shifts[group].tolist(),
             "log_scale": float(found.scales[group]),
             "log_bounds": found.bounds[group].tolist(),
-            "held_out_coverage": covered[group].round(4).tolist(),
+            "held_out_coverage": covered[group].round(4).tolist() if (codes == group).any() else [],
         }
         for group, name in enumerate(GROUPS)
     }
@@ -234,11 +295,34 @@ def calibration(networks: RealNetworks, coverages: Sequence[float]) -> dict[str,
     }
 
 
+def rows_like_labels(card: BundleCard, real: RealNetworks, datasets: Path) -> RealNetworks:
+    """Returns the rows on which the closed form is calibrated for a bundle.
+
+    Published readings of sampled networks have workspaces of their own, and MLPs are not among the real networks.  Sampled CNNs
+    and transformers are left out: real networks are closer to what is asked for.
+
+    Args:
+        card: of the bundle.
+        real: real networks of all families.
+        datasets: folder of the datasets of sampled networks.
+
+    Raises:
+        DatasetError: when a dataset cannot be read.
+    """
+    if provenance(card) == PUBLISHED:
+        return sampled_networks(datasets / f"published_{card.family}_a100.parquet", card.family)
+    if card.family == "mlp":
+        of_mlps = np.flatnonzero(real.features[:, FEATURE_NAMES.index("is_mlp")] > 0)
+        return together([sampled_networks(datasets / "traced_mlp_h200.parquet", "mlp"), real.take(of_mlps)])
+    return real
+
+
 def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[str, Any]) -> Bundle:
     """Writes the closed form's calibration into the card of the bundle in ``folder``.
 
-    The closed form answers inside the support, too, where the classifier has learned from sampled CNNs or transformers: on real
-    networks it is as good as the classifier in the median, and its bound is narrower (``docs/evaluation/real_networks.md``).
+    In bundles of the MLP-based encoder the closed form answers inside the support, too: it is about as good as the classifier
+    (``docs/evaluation/real_networks.md``), and its answers grow with the batch.  A bundle of published readings is asked only for
+    jobs like these.
 
     Args:
         folder: the bundle.
@@ -250,16 +334,17 @@ def extend_bundle(folder: Path, calibrated: Mapping[str, Any], union: Mapping[st
     """
     bundle = load_bundle(folder)
     document: dict[str, Any] = json.loads(json.dumps(bundle.card.document))
+    is_published = provenance(bundle.card) == PUBLISHED
     options = {
         name: list(TESTED_OPTIONS.get(name, values))
         for name, values in union["options"].items()
         if name in OPTION_FIELDS or name == "gradient_accumulation"
     }
     document["limits"] = LIMITS
-    is_sampled = document["training_data"]["provenance"] == TRACED
     entry = {
         **calibrated,
-        "within_support": document["encoder"] == "mlp" and document["family"] in PREFERRED and is_sampled,
+        "within_support": document["encoder"] == "mlp",
+        "beyond_support": not is_published,
         "options": options,
         "ranges": {name: union["ranges"][name] for name in _RANGED},
     }

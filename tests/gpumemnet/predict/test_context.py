@@ -32,12 +32,12 @@ def sweep(job: TrainingJob, encoder: str | None = None) -> PredictionTable:
     return DEFAULT.predict_many([replace(job, batch_size=batch) for batch in BATCHES], gpu="A100", encoder=encoder)
 
 
-def test_another_model_does_not_bring_another_context() -> None:
+def test_no_answer_changes_its_model_beyond_the_batch_sizes_of_training() -> None:
     few, many = (DEFAULT.predict(replace(EXAMPLE, batch_size=batch), gpu="A100") for batch in (1050, 1100))
-    assert few.estimator != many.estimator
+    assert few.estimator == many.estimator
     assert few.in_support
     assert many.in_support
-    assert few.expected_bytes == pytest.approx(many.expected_bytes, rel=0.03)
+    assert few.expected_bytes <= many.expected_bytes
 
 
 def test_the_gpu_and_the_context_are_the_same_for_every_job() -> None:
@@ -99,17 +99,19 @@ def test_no_answer_is_below_what_every_step_holds() -> None:
         assert (answers.safe_bytes.compressed() >= np.floor(least)).all()
 
 
-def test_the_request_hardly_falls_as_the_batch_grows() -> None:
-    """Networks are not monotone; what is left are their own wiggles, and steps where another model takes over."""
-    falls = []
+def test_request_and_limit_fall_only_where_the_closed_form_does() -> None:
+    segment_bytes, is_recomputed = (FEATURE_NAMES.index(name) for name in ("segment_bytes", "is_checkpointed"))
+    compared = 0
     for job in JOBS[::3]:
         answers = sweep(job)
-        inside = answers.in_support
-        requests = answers.expected_bytes.astype(float)
-        both = inside[1:] & inside[:-1]
-        falls += (1.0 - requests[1:] / requests[:-1])[both].tolist()
-    assert max(falls) < 0.25
-    assert np.mean(np.array(falls) > 0.01) < 0.03
+        features = feature_matrix(JobTable.from_jobs([replace(job, batch_size=batch) for batch in BATCHES]), 0)
+        if not job.layers or (job.family == "transformer" and features[0, is_recomputed]):
+            continue  # answered by a network
+        grows = (features[1:, segment_bytes] >= features[:-1, segment_bytes]) & answers.in_support[1:] & answers.in_support[:-1]
+        for amounts in (answers.expected_bytes.astype(float), answers.safe_bytes.data.astype(float)):
+            compared += grows.sum()
+            assert (amounts[1:][grows] >= 0.99 * amounts[:-1][grows]).all()  # some options are a network's
+    assert compared > 300
 
 
 @pytest.mark.parametrize("peak_bytes", [1, 33_192])

@@ -100,7 +100,7 @@ def test_a_job_has_the_same_answer_in_any_company(encoder: str | None) -> None:
 @pytest.mark.parametrize(
     ("job", "reason"),
     [
-        (mlp(512, batch_size=4096), "batch_size is 4,096; the model was trained on 4 to 1,023"),
+        (totals_only(mlp(512, batch_size=4096)), "batch_size is 4,096; the model was trained on 4 to 1,023"),
         (small_job(optimizer="sgd"), "optimizer is 'sgd'; the model was trained on 'adam'"),
         (small_job(sequence_length=128), "sequence_length is 128; the model was trained on null"),
         (
@@ -327,7 +327,7 @@ def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path
         ]
     )
     spoilt = Predictor([save_bundle(tmp_path / "spoilt", model.SerializeToString(), bundle.card.document)])
-    small, large = mlp(512, 500), mlp(512, 2000)
+    small, large = totals_only(mlp(512, 500)), totals_only(mlp(512, 2000))
     alone, together = [spoilt.predict(job) for job in (small, large)], spoilt.predict_many([small, large])
     for found in (alone, together):
         assert found[0].in_support
