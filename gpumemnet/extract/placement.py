@@ -352,6 +352,8 @@ def _has_known_values(func: Callable[..., Any], args: tuple[Any, ...], named: Ma
     """Whether the values of what ``func`` makes are known, and code may read them."""
     if func not in _FILLED:
         return func in _CONSTANTS
+    if named.get("device") == "meta":  # written so by PyTorch itself: it wants no values
+        return False
     dtype = named.get("dtype")
     return func is torch.ones or (dtype is not None and not (dtype.is_floating_point or dtype.is_complex))
 

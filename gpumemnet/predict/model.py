@@ -222,17 +222,17 @@ class BundleModel:
         if traced is not None and traced.any():
             distribution, expected, safe, theirs = self._with_traces(table, traced, distribution, expected, safe, level)
             reasons = {row: words for row, words in (reasons | theirs).items() if words}
-        if (added := added_by_replicas(table, None if traced is None else traced > 0)) is not None:
-            distribution = distribution.moved(added.expected_bytes)
-            expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         safe = safe + model_gpu.shift_bound_bytes
         least = model_gpu.least_context_bytes + features[:, CERTAIN_COLUMNS].sum(axis=1)
         shifted = expected + model_gpu.shift_bytes
         if (least > shifted).any():
             missing = np.maximum(least - shifted, 0.0)
             distribution, shifted = distribution.moved(missing), expected + missing + model_gpu.shift_bytes
-        expected = shifted
-        safe = np.ceil(np.maximum(safe, expected))
+        expected, safe = shifted, np.maximum(safe, shifted)
+        if (added := added_by_replicas(table, None if traced is None else traced > 0)) is not None:
+            distribution = distribution.moved(added.expected_bytes)
+            expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
+        safe = np.ceil(safe)
         model = AnsweringModel(
             self.card.name,
             self.card.version,

@@ -259,12 +259,11 @@ class Recorder(DispatchMode):
         if self._recomputed and not torch.is_grad_enabled():
             self._classify_recomputed()
         result = self._run(func, args, kwargs)
-        outputs = _tensors(result)
-        # Real tensors keep their values, and subclasses define their own layout.
-        if (layout := self._layouts[func]) is not None and all(type(t) is Tensor and t.is_meta for t in outputs):
+        # Real tensors keep their values, and subclasses and sparse tensors define their own layout.
+        if (layout := self._layouts[func]) is not None and all(map(_has_strides_on_meta, _tensors(result))):
             with without_function_modes():  # the model did not request what the rule makes
                 result = layout(args, result)
-            outputs = _tensors(result)
+        outputs = [part for tensor in _tensors(result) for part in dense_parts(tensor)]
         fresh = [tensor for tensor in outputs[: _ON_THE_GPU.get(func)] if storage_id(tensor) not in self._live]
         if func in _LAST_OUTPUT_FIRST:
             fresh.reverse()
@@ -392,10 +391,11 @@ def _name(operator: Any) -> str:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    found = [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
-    if all(tensor.layout is torch.strided for tensor in found):
-        return found
-    return [part for tensor in found for part in dense_parts(tensor)]
+    return [value] if isinstance(value, Tensor) else [each for each in _flat(value) if isinstance(each, Tensor)]
+
+
+def _has_strides_on_meta(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.is_meta and tensor.layout is torch.strided
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -20,6 +20,7 @@ from gpumemnet.data.dataset import read_dataset, write_dataset
 from gpumemnet.data.validation import validate
 from gpumemnet.errors import DatasetError
 from gpumemnet.job.json_codec import job_from_dict
+from gpumemnet.job.layers import Layer
 from gpumemnet.job.training_job import TrainingJob
 from gpumemnet.packing.reading import read_trace
 from gpumemnet.physics.nccl import communicator_bound_bytes, communicator_bytes
@@ -39,7 +40,14 @@ from tests.sites import DATASETS
 PREDICTOR = Predictor.default()
 
 
+HOLDS_ITS_PARAMETERS_ONLY = TrainingJob(
+    family="cnn", batch_size=2, input_elements=61, optimizer="sgd", precision="fp32", layers=(Layer("linear", 0, 30_000_000),)
+)
+"""Its answer is the least that a job with so many parameters can hold."""
+
+
 @given(jobs(), st.sampled_from([2, 3, 8, 512]))
+@example(HOLDS_ITS_PARAMETERS_ONLY, 2)
 def test_a_replica_takes_its_gradients_twice_and_what_nccl_holds(job: TrainingJob, ranks: int) -> None:
     alone, rank = (PREDICTOR.predict(replace(job, ranks=count)) for count in (1, ranks))
     gradients = (job.trainable_parameters or 0) * (2 if job.precision == "bf16" else 4)

@@ -131,8 +131,6 @@ def test_larger_batches_are_drift_of_features() -> None:
     report = report_of(rows)
     assert causes(report) == {"features"}
     assert {"batch_size", "input_bytes"} <= {one.name for one in report.causes}
-    huge = report_of([SiteRow(job=replace(job, batch_size=20 * job.batch_size)) for job in jobs_of()])
-    assert {"support", "features"} <= causes(huge)
 
 
 def test_features_start_no_retraining_where_the_answers_are_known_to_be_right() -> None:

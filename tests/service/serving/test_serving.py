@@ -24,7 +24,7 @@ from tests.registries import add_release, shipped
 from tests.waiting import wait_until
 
 CHILD = Path(__file__).with_name("serving_child.py")
-BODY = json.dumps({"job": {**EXAMPLE_JOBS["cnn"], "optimizer": "sgd"}}).encode()
+BODY = json.dumps({"job": EXAMPLE_JOBS["cnn"]}).encode()
 JSON = {"Content-Type": "application/json"}
 
 
