@@ -51,7 +51,8 @@ def test_where_the_closed_form_was_not_tested_there_is_no_limit(change: dict[str
 
 
 def test_recomputed_blocks_get_a_wider_limit() -> None:
-    jobs = (replace(JOB, family="cnn", sequence_length=None, checkpointing=checkpointing) for checkpointing in ("none", "every_block"))
+    cnn = replace(JOB, family="cnn", sequence_length=None)
+    jobs = (replace(cnn, checkpointing=checkpointing) for checkpointing in ("none", "every_block"))
     kept, recomputed = ((answer.safe_bytes or 0) / answer.expected_bytes for answer in map(PREDICTOR.predict, jobs))
     assert 1.0 < kept < recomputed
 
