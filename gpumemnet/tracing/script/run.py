@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Final
+from unittest.mock import patch
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +38,10 @@ from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.watch import EnoughSteps, Watch
 from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.units import MIB
+
+_WITHOUT_THREADS: Final = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""Settings with which libraries load weights in the thread that trains: the simulated GPU is there alone.  This one is of
+transformers (``core_model_loading.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +228,7 @@ def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuReques
     sys.argv = [file, *call.arguments]
     values = requests.values
     with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, _WITHOUT_THREADS))
         stack.enter_context(without_dynamo())
         stack.enter_context(requests)
         stack.enter_context(cuda_autocast(platform))
