@@ -4,8 +4,8 @@ A stream is a sequence of integers: event ``e >= 0`` allocates storage ``e``, ev
 :data:`EMPTY_CACHE` empties the cache.  The sizes of the storages are separate, because one stream is replayed with the sizes of
 many batch sizes.
 
-A script may repeat a pass hundreds of times.  Where the stream says so (:class:`Loop`) and the allocator is found in the state in
-which it was a pass earlier, the passes that are left would repeat the last one, and are not replayed.
+A script may repeat a pass hundreds of times (:class:`Loop`).  Once a pass ends in the state in which an earlier one ended, the
+passes that are left would repeat what lies between, and are not replayed.
 """
 
 from __future__ import annotations

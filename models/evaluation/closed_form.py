@@ -69,8 +69,8 @@ SLOPE_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 }
 """Least and largest slope of a term; :data:`USUAL_SLOPES` for the others."""
 USUAL_SLOPES: Final = (0.0, 8.0)
-"""From 0 on, so that the line grows with the batch as its terms do.  Nothing is held more than a few times; a larger slope would
-make a batch size of the few bytes of a classifier's output."""
+"""At least 0, so that the line grows with the batch as its terms do.  At most 8, as no tensor has more copies at one time: with a
+larger slope the few bytes of a classifier's output would stand in for the batch size."""
 LEAST_LOG_SCALE: Final = 1e-3
 _RANGED: Final = ("batch_size", "input_elements", "total_parameters", "total_activations", "trainable_share")
 
