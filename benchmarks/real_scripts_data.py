@@ -130,7 +130,7 @@ def sine_waves(path: Path) -> None:
 
 def cora(folder: Path) -> None:
     """A citation network of Cora's size."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # a repository may have it
     features = _RANDOM.integers(0, 2, (2708, 1433))
     (folder / "cora.content").write_text(
         "".join(f"{i} {' '.join(map(str, row))} kind_{i % 7}\n" for i, row in enumerate(features))

@@ -106,7 +106,9 @@ def _layouts(result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> t
         if value is None:
             layouts.append(None)
             continue
-        if type(value) is not torch.Tensor or not value.is_meta or value.storage_offset() or storage_id(value) in taken:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return None
+        if not value.is_meta or value.storage_offset() or storage_id(value) in taken:
             return None
         layout = (value.shape, value.stride(), value.dtype)
         alike = torch.empty_strided(*layout[:2], dtype=layout[2], device="meta")

@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from gpumemnet.extract.known_layouts import KnownLayouts, argument_tensors, as_meta, call_on_meta
+from gpumemnet.extract.sparse_tensors import is_sparse, result_on_meta
 from gpumemnet.extract.triton_kernels import launches_do_nothing
 from gpumemnet.sandbox.faults import UnknownValueError
 from gpumemnet.torch_private.mixed_precision import AUTOCAST_BY_DEVICE
@@ -174,7 +175,8 @@ class KnownValues(DispatchMode):
         """Run an operator where it belongs."""
         tensors = argument_tensors(args, named)
         if any(map(self.unknown, tensors)):
-            return self._run_on_meta(func, args, named)
+            result = result_on_meta(func, args, named) if any(map(is_sparse, tensors)) else NotImplemented
+            return self._run_on_meta(func, args, named) if result is NotImplemented else result
         if self._largest_real is None or any(argument.alias_info is not None for argument in schema(func).arguments):
             return func(*args, **named)  # views and in-place operators allocate nothing
         if self._limited is not None and not any(map(self._limited, tensors)):

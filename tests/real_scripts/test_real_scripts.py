@@ -106,6 +106,15 @@ CASES = {
         64,
     ),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
+    "sparse_graph": Case(  # features and labels; the matrix in COO, and in CSR
+        {
+            "parameter": linear(64, 128, 8),
+            "optimizer_state": 2 * linear(64, 128, 8),
+            "input": 4 * 1000 * 64 + 8 * 1000 + (2 * 8 + 4) * 5000 + 8 * 1001 + (8 + 4) * 1000,
+            "saved_activation": 4 * 1000 * 128 + 4,
+        },
+        1000,
+    ),
     "sparse_on_host": Case({"parameter": linear(256, 256), "optimizer_state": 2 * linear(256, 256), "input": 4 * 64 * 256}, 64),
     "step_in_closure": Case({"parameter": linear(64, 512, 512, 8), "saved_activation": 4 * 1024 * 512 + 2 * 4}, 1024),
     "without_module": Case(

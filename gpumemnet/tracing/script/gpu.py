@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from gpumemnet.errors import ExtractError
 from gpumemnet.extract.nested_tensors import map_tensors
 from gpumemnet.extract.placement import REAL_WHOLE_ELEMENTS, is_meta
+from gpumemnet.extract.sparse_tensors import is_sparse, meta_copy
 from gpumemnet.physics.memory_layouts import IMAGE_DIMENSIONS
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
@@ -43,6 +44,7 @@ _KNOWN: Final = frozenset(
     }
 )
 """Functions that make tensors whose values do not depend on others."""
+_SPARSE_CONSTRUCTORS: Final = frozenset({torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor})
 _HOST_ARRAYS: Final = frozenset({Tensor.numpy, Tensor.tolist, Tensor.__array__})
 
 
@@ -124,6 +126,8 @@ class GpuRequests(TorchFunctionMode):
                     return (
                         f"tensor(..., device='{self._watcher.device_of(given)}', size={tuple(given.shape)}, dtype={given.dtype})"
                     )
+        if func in _SPARSE_CONSTRUCTORS and any(isinstance(arg, Tensor) and self._watcher.device_of(arg) == GPU for arg in args):
+            args = tuple(self._meta_on_gpu(arg) if isinstance(arg, Tensor) else arg for arg in args)
         if func is torch.device and args and type(args[0]) is int:
             return torch.device("cuda", args[0])
         device = named.get("device")
@@ -194,16 +198,28 @@ class GpuRequests(TorchFunctionMode):
 
     def _to_host(self, function: str, tensor: Tensor) -> Tensor:
         """A copy on the host: zeros where the values are unknown, or a meta tensor where those would take too much memory."""
+        if is_sparse(tensor):
+            return meta_copy(tensor)
         if not self._unknown(tensor):
             return tensor.to(_HOST, copy=True)
         if tensor.numel() > MAX_VALUES:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         return self._values.on_host(function, tensor)
 
+    def _meta_on_gpu(self, tensor: Tensor) -> Tensor:
+        """A part of a sparse tensor, whose parts are all on one device."""
+        if tensor.is_meta:
+            return tensor
+        part = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        self._watcher.arrived(part, "to")
+        return part
+
     def _to_gpu(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided:
-            raise ExtractError("sparse tensors on the GPU are not traced; give this one as .to_dense() to see the memory of that")
-        if _keeps_values(tensor) and not self._unknown(tensor):
+        if is_sparse(tensor):
+            arrived = meta_copy(tensor)
+        elif tensor.layout is not torch.strided:
+            raise ExtractError(f"tensors with the layout {tensor.layout} are not traced on the GPU, but COO, CSR and CSC are")
+        elif _keeps_values(tensor) and not self._unknown(tensor):
             arrived = tensor.clone()
         else:
             arrived = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

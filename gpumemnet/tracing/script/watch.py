@@ -161,13 +161,13 @@ class Watch:
     def arrived(self, tensor: Tensor, operator: str, *, is_weight: bool = False) -> None:
         """An input or a copy of a weight has arrived from the host, or a tensor was allocated on the GPU."""
         self._used()
-        tensor = part_on_rank(tensor)
-        if is_weight:
-            self.recorder.arrived(tensor, "buffer")
-        elif operator == "to" and self.modules.running is None:
-            self.recorder.arrived(tensor, "input", "")
-        else:
-            self.recorder.requested(tensor, operator)
+        for part in dense_parts(part_on_rank(tensor)):
+            if is_weight:
+                self.recorder.arrived(part, "buffer")
+            elif operator == "to" and self.modules.running is None:
+                self.recorder.arrived(part, "input", "")
+            else:
+                self.recorder.requested(part, operator)
 
     def module_arrived(self, module: nn.Module) -> None:
         """A model, or a part of one, is moved to the GPU."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpumemnet.physics.memory_layouts import CHANNELS_LAST_FORMATS
 from gpumemnet.torch_private.operators import aten
 from gpumemnet.tracing.workspaces.scratch import Call, Rule, Scratch, exactly, tensor_bytes
+from gpumemnet.tracing.workspaces.sparse_product import sparse_product
 
 CHANNELS_LAST: Final[dict[int, torch.memory_format]] = {
     dimensions: getattr(torch, name) for dimensions, name in CHANNELS_LAST_FORMATS.items()
@@ -76,14 +77,17 @@ def _as_laid_out(of: str, *names: str, after: int | None = None) -> Rule:
 
 
 def _matrices(*names: str) -> Rule:
-    """Return a rule for matrices passed to cuBLAS (``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``)."""
+    """Return a rule for two matrices; for dense ones see ``prepare_matrix_for_cublas`` in ``ATen/native/cuda/Blas.cpp``."""
 
     def copies(call: Call) -> tuple[Scratch, ...]:
+        left, right = (call.arguments[name] for name in names)
+        if not (left.layout is right.layout is torch.strided):
+            return sparse_product(left, right, call.outputs[0])
         return tuple(
             piece
-            for name in names
-            if not _is_matrix(call.arguments[name].shape[-2:], call.arguments[name].stride()[-2:])
-            for piece in exactly(tensor_bytes(call.arguments[name]), "copy", held=True)
+            for matrix in (left, right)
+            if not _is_matrix(matrix.shape[-2:], matrix.stride()[-2:])
+            for piece in exactly(tensor_bytes(matrix), "copy", held=True)
         )
 
     return copies
@@ -114,6 +118,7 @@ RULES: Final[dict[Any, Rule]] = {
     aten.mm.default: _matrices("self", "mat2"),
     aten.addmm.default: _matrices("mat1", "mat2"),
     aten._addmm_activation.default: _matrices("mat1", "mat2"),
+    aten._sparse_addmm.default: _matrices("mat1", "mat2"),
     aten.bmm.default: _matrices("self", "mat2"),
     aten.baddbmm.default: _matrices("batch1", "batch2"),
     aten._softmax.default: contiguous("self"),

@@ -38,7 +38,7 @@ NEGLECTED: Final[Mapping[str, str]] = {
     "cumulative sums, top-k": "one state per block of threads; the sort of the result is small",
     "foreach and fused optimizers, gradient scaler": "lists of tensors travel as kernel arguments",
     "recurrent cuDNN layers": "cuDNN's workspace for them is not documented",
-    "FFT, linear algebra, sparse operators": "their libraries' workspaces are not modelled",
+    "FFT, linear algebra, cuSPARSE": "their libraries' workspaces are not modelled",
     "nonzero, unique, boolean masks": "sizes depend on the data",
     "memory that cuDNN and cuBLAS allocate by themselves": "outside the allocator: it counts as context",
 }
