@@ -57,10 +57,11 @@ def read(rows: Sequence[Row]) -> RealRuns:
         by_model.setdefault(row["model"], []).append(row)
     usable = {name for name, group in by_model.items() if any(row["usable"] == "yes" for row in group)}
     names = family_by_family(list(by_model), architecture_family, usable.__contains__)
-    return RealRuns(tuple(map(_model, names)), tuple(_reading(row, by_model[row["model"]]) for row in rows))
+    return RealRuns(tuple(map(real_model, names)), tuple(_reading(row, by_model[row["model"]]) for row in rows))
 
 
-def _model(name: str) -> RealModel:
+def real_model(name: str) -> RealModel:
+    """The timm model ``name``, as it was trained."""
     return RealModel(
         key=name,
         build=partial(build, name),

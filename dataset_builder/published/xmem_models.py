@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.extract.placement import placement
 from gpumemnet.tracing.options import ZERO_GRAD, TraceOptions
@@ -84,7 +85,12 @@ def read(rows: Sequence[Row]) -> RealRuns:
 
 def _zero_grad(row: Row) -> str:
     mode = row["zero_grad_mode"]
-    return ZERO_GRAD[int(mode)] if mode else "after_step" if row["kind"] == "transformer" else "before_forward"
+    return ZERO_GRAD[int(mode)] if mode else _usual_zero_grad(row["kind"] == "transformer")
+
+
+def _usual_zero_grad(is_text: bool) -> str:
+    """Where gradients are dropped in the runs whose place was not recorded."""
+    return "after_step" if is_text else "before_forward"
 
 
 def _key(row: Row) -> str:
@@ -95,16 +101,37 @@ def _key(row: Row) -> str:
 
 def _model(row: Row) -> RealModel:
     is_text = row["kind"] == "transformer"
+    return _real_model(row["model"], is_text, _OPTIMIZERS[row["optimizer"]], _zero_grad(row), row["gpu"])
+
+
+def real_model(row: Measurement) -> RealModel:
+    """The model of a row of the dataset, as it was trained.
+
+    Raises:
+        DatasetError: the row is of a model that is not known here.
+    """
+    document, told = json.loads(row.architecture), json.loads(row.options)
+    if document["model"] not in _FACTORIES:
+        raise DatasetError(f"model must be one of {', '.join(_FACTORIES)}, not '{str(document['model'])[:60]}'")
+    is_text = document["library"] == "transformers"
+    zero_grad = told.get("zero_grad", _usual_zero_grad(is_text))
+    return _real_model(document["model"], is_text, row.job.optimizer, zero_grad, row.gpu)
+
+
+def _real_model(name: str, is_text: bool, optimizer: str, zero_grad: str, gpu: str) -> RealModel:
     options = TraceOptions(
-        optimizer=_OPTIMIZERS[row["optimizer"]],
+        optimizer=optimizer,
         precision="fp32",
         loss="auto" if is_text else "cross_entropy",
-        zero_grad=_zero_grad(row),
+        zero_grad=zero_grad,
         keeps_names=True,
         best_effort=is_text,  # transformers asks whether the mask is all ones
     )
-    build = partial(_built, _FACTORIES[row["model"]][1])
-    return RealModel(key=_key(row), build=build, sample=_text if is_text else _images, options=options, gpu=row["gpu"])
+    short, factory = _FACTORIES[name]
+    sample = _text if is_text else _images
+    return RealModel(
+        key=f"xmem_{short}_{optimizer}_{zero_grad}", build=partial(_built, factory), sample=sample, options=options, gpu=gpu
+    )
 
 
 def _built(factory: Callable[[], nn.Module]) -> nn.Module:
@@ -123,7 +150,15 @@ def _text(network: nn.Module, batch_size: int) -> dict[str, torch.Tensor]:
 
 def _reading(row: Row, number: int) -> Reading:
     ran_out = row["out_of_memory"] == "True"
-    estimates = {f"{tool}_bytes": round(float(row[f"{tool}_bytes"])) for tool in _TOOLS if row.get(f"{tool}_bytes")}
+    estimates: dict[str, Any] = {}
+    for tool in _TOOLS:
+        if row.get(f"{tool}_bytes"):
+            estimates[f"{tool}_bytes"] = round(float(row[f"{tool}_bytes"]))
+        for told_of in ("oom", "verification_oom"):
+            if row.get(f"{tool}_{told_of}"):
+                estimates[f"{tool}_{told_of}"] = row[f"{tool}_{told_of}"] == "True"
+        if row.get(f"{tool}_seconds"):
+            estimates[f"{tool}_seconds"] = round(float(row[f"{tool}_seconds"]), 1)
     told = {"row": number, **estimates} | ({"zero_grad": _zero_grad(row)} if row["zero_grad_mode"] else {})
     name = _FACTORIES[row["model"]][0]
     library = "transformers" if row["kind"] == "transformer" else "torchvision"
