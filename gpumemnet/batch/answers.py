@@ -46,6 +46,7 @@ def answer_schema() -> pa.Schema:
             pa.field("job_id", pa.string()),
             pa.field("request_mib", pa.int64(), nullable=False),
             pa.field("limit_mib", pa.int64()),
+            pa.field("startup_peak_bytes", pa.int64(), nullable=False),
             pa.field("bin_index", pa.int32(), nullable=False),
             pa.field("bin_lower_bytes", pa.int64(), nullable=False),
             pa.field("bin_upper_bytes", pa.int64()),
@@ -82,7 +83,7 @@ class _Columns:
 
     def __init__(self, count: int, names: Names) -> None:
         self._names = names
-        self._request, self._limit = np.zeros((2, count), np.int64)
+        self._request, self._startup, self._limit = np.zeros((3, count), np.int64)
         self._is_outside = np.zeros(count, np.bool_)
         self._bin, self._width = np.zeros(count, np.int32), np.ones(count, np.int64)
         self._is_last = np.zeros(count, np.bool_)
@@ -92,6 +93,7 @@ class _Columns:
     def fill(self, rows: Indices, predictions: PredictionTable) -> None:
         """Stores the predictions of the jobs in ``rows``."""
         self._request[rows] = predictions.expected_bytes
+        self._startup[rows] = predictions.startup_peak_bytes
         limits = predictions.safe_bytes
         self._limit[rows] = limits.filled(0)
         self._is_outside[rows] = limits.mask
@@ -124,6 +126,7 @@ class _Columns:
                 pa.nulls(len(limit), pa.string()) if chunk.identities is None else chunk.identities,
                 pa.array(np.ceil(self._request / MIB).astype(np.int64)),
                 pa.array(limit.astype(np.int64), mask=is_outside if is_outside.any() else None),
+                pa.array(self._startup),
                 pa.array(self._bin),
                 pa.array(lower),
                 pa.array(lower + self._width, mask=self._is_last if self._is_last.any() else None),

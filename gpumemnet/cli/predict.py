@@ -175,6 +175,7 @@ def _show_one(job: TrainingJob, estimate: Prediction, console: Console) -> None:
         ("GPU", estimate.gpu + ("" if estimate.gpu_source == "request" else ", as none was named: --gpu or GPUMEMNET_GPU")),
         ("context", f"{ceil_mib(estimate.context_bytes):,} MiB, {estimate.context_source.partition(':')[0]}"),
         ("expected", f"{ceil_mib(estimate.expected_bytes):,} MiB"),
+        *([("start-up", _startup(estimate))] if estimate.startup_peak_bytes > estimate.expected_bytes else []),
         ("safe", safe),
         *(("outside", reason) for reason in estimate.reasons),
         ("model", f"{estimate.estimator}, version {estimate.version}"),
@@ -185,6 +186,11 @@ def _show_one(job: TrainingJob, estimate: Prediction, console: Console) -> None:
         probability = float(estimate.probabilities[index])
         bar = "█" * round(30 * probability)
         console.print(Text(f"{_bin_text(estimate, index):>26}  {probability:6.1%} {bar}"))
+
+
+def _startup(estimate: Prediction) -> str:
+    most = f"{ceil_mib(estimate.startup_peak_bytes):,} MiB"
+    return f"takes up to {most} and gives it back; cuDNN's search takes less where less is free"
 
 
 def _bin_text(estimate: Prediction, index: int) -> str:

@@ -221,6 +221,7 @@ def _prediction(document: Any) -> ServedPrediction:
         raise ValueError("one probability per bin is expected")
     return ServedPrediction(
         expected_bytes=document["expected_bytes"],
+        startup_peak_bytes=document["startup_peak_bytes"],
         safe_bytes=document["safe_bytes"],
         coverage=document["coverage"],
         bins=BinScheme(bins["width_bytes"], bins["count"], bins["name"]),

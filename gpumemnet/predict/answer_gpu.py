@@ -13,6 +13,7 @@ from typing import Final
 
 from gpumemnet.errors import InvalidRequestError
 from gpumemnet.gpu.catalogue import CONTEXT_GROWTH_BYTES, MAX_CONTEXT_MIB, ContextEstimate, context, device_profile
+from gpumemnet.gpu.mig import available_mib
 from gpumemnet.job.layers import describe
 from gpumemnet.predict.bundle import Bundle
 from gpumemnet.predict.bundle_card import BundleCard
@@ -35,6 +36,7 @@ class AnswerGpu:
         gpu: product name.
         gpu_source: one of :data:`GPU_SOURCES`.
         capacity_bytes, blas_workspace_bytes: see :class:`~gpumemnet.gpu.catalogue.DeviceProfile`.
+        available_bytes: the capacity without what the driver keeps, as far as that is known.
         context: the CUDA context in the answer, with its source.
         is_calibrated: whether the site has calibrated the models on this GPU, which then differ from one another there.
     """
@@ -42,6 +44,7 @@ class AnswerGpu:
     gpu: str
     gpu_source: str
     capacity_bytes: int
+    available_bytes: int
     blas_workspace_bytes: int
     context: ContextEstimate
     is_calibrated: bool = False
@@ -103,7 +106,10 @@ class GpuChoice:
                 estimate = ContextEstimate(amount, amount + CONTEXT_GROWTH_BYTES, "calibrated at this site (gpumemnet calibrate)")
             elif self._context_bytes is not None:
                 estimate = stated_context(self._context_bytes)
-            self._known[gpu, source] = AnswerGpu(gpu, source, capacity_bytes, blas_workspace_bytes, estimate, bool(sites))
+            available_bytes = _available_bytes(gpu, capacity_bytes)
+            self._known[gpu, source] = AnswerGpu(
+                gpu, source, capacity_bytes, available_bytes, blas_workspace_bytes, estimate, bool(sites)
+            )
         return self._known[gpu, source]
 
 
@@ -116,7 +122,15 @@ def stated_context(context_bytes: int) -> ContextEstimate:
 def of_labels(card: BundleCard) -> AnswerGpu:
     """The GPU of a model's training labels, with the context that they contain: for comparing answers with these labels."""
     estimate = ContextEstimate(card.context_bytes, card.context_bytes, "contained in the labels")
-    return AnswerGpu(card.gpu, REQUEST, card.capacity_bytes, card.blas_workspace_bytes, estimate)
+    available_bytes = _available_bytes(card.gpu, card.capacity_bytes)
+    return AnswerGpu(card.gpu, REQUEST, card.capacity_bytes, available_bytes, card.blas_workspace_bytes, estimate)
+
+
+def _available_bytes(gpu: str, capacity_bytes: int) -> int:
+    try:
+        return available_mib(device_profile(gpu)) * MIB
+    except InvalidRequestError:  # a GPU that only a bundle knows
+        return capacity_bytes
 
 
 def _of_labels(cards: Sequence[BundleCard]) -> ContextEstimate:

@@ -28,6 +28,7 @@ from gpumemnet.predict.distribution import MOST_LOG_BYTES, MemoryDistribution
 from gpumemnet.predict.prediction_table import AnsweringModel, ModelAnswer, PredictionTable
 from gpumemnet.predict.real_networks import group_codes, has_benchmark, line_bytes, with_log_errors
 from gpumemnet.predict.site_calibration import SiteCalibration
+from gpumemnet.predict.startup_peak import startup_peaks
 from gpumemnet.predict.support import Support, Unseen, option_reasons
 from gpumemnet.units import GIB
 
@@ -233,19 +234,23 @@ class BundleModel:
             distribution = distribution.moved(added.expected_bytes)
             expected, safe = expected + added.expected_bytes, safe + added.bound_bytes
         safe = np.ceil(safe)
+        answer_gpu = model_gpu.answer_gpu
+        startup = startup_peaks(expected, features, answer_gpu.context.expected_bytes, answer_gpu.available_bytes)
         model = AnsweringModel(
             self.card.name,
             self.card.version,
             self.card.label_source,
-            model_gpu.answer_gpu,
-            bins or _gib_bins(model_gpu.answer_gpu.capacity_bytes),
+            answer_gpu,
+            bins or _gib_bins(answer_gpu.capacity_bytes),
         )
+        expected_bytes = _whole_bytes(expected)
         return PredictionTable(
-            np.minimum(np.rint(expected), _MOST_BYTES).astype(np.int64),
-            np.minimum(safe, _MOST_BYTES).astype(np.int64),
+            expected_bytes,
+            _whole_bytes(safe),
             reasons,
             coverage,
             (ModelAnswer(model, np.arange(len(table)), distribution, _log_edges(model.bins, model_gpu.shift_bytes)),),
+            expected_bytes if startup is expected else _whole_bytes(startup),
         )
 
     def _graph_amounts(
@@ -317,6 +322,12 @@ def _are_numbers(weights: Array, locations: Array, scales: Array, amounts: Array
     """Whether all outputs are finite; a damaged graph can pass the trial run and still output NaN for some job."""
     products = np.vdot(weights, locations), np.vdot(scales, scales), np.vdot(amounts, amounts)
     return all(map(math.isfinite, products))
+
+
+def _whole_bytes(amounts: Array) -> NDArray[np.int64]:
+    """Amounts as the nearest integers."""
+    whole: NDArray[np.int64] = np.minimum(np.rint(amounts), _MOST_BYTES).astype(np.int64)
+    return whole
 
 
 def _in_bytes(amounts: Array) -> NDArray[np.float64]:

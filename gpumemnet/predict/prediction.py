@@ -46,7 +46,10 @@ class Prediction:
 
     Attributes:
         expected_bytes: centre of the predicted distribution: too low about as often as too high.
-        safe_bytes: upper bound that holds for the share ``coverage`` of jobs; ``None`` outside the model's support.
+        startup_peak_bytes: the expected memory at the moment of most memory.  It is above ``expected_bytes``, the steady state,
+            where cuDNN searches for algorithms in the first step (``cudnn_benchmark``) and gives the memory back.
+        safe_bytes: upper bound on the steady state that holds for the share ``coverage`` of jobs; ``None`` outside the model's
+            support.
         coverage: the requested coverage.
         bins: the bin scheme of ``probabilities``.
         probabilities: probability of every bin, shape ``[bins.count]``, sums to one.
@@ -62,6 +65,7 @@ class Prediction:
     """
 
     expected_bytes: int
+    startup_peak_bytes: int
     safe_bytes: int | None
     coverage: float
     bins: BinScheme

@@ -80,11 +80,12 @@ class PredictionTable(Sequence[Prediction]):
 
     Attributes:
         expected_bytes: centre of each predicted distribution, int64, shape ``[B]``.
+        startup_peak_bytes: the expected memory at the moment of most memory, at least ``expected_bytes``, int64, shape ``[B]``.
         coverage: the requested coverage.
         answers: each model with its rows and distributions.
     """
 
-    __slots__ = ("_positions", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes")
+    __slots__ = ("_positions", "_reasons", "_safe_bytes", "answers", "coverage", "expected_bytes", "startup_peak_bytes")
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class PredictionTable(Sequence[Prediction]):
         reasons: Mapping[int, tuple[str, ...]],
         coverage: float,
         answers: Sequence[ModelAnswer],
+        startup_peak_bytes: Indices | None = None,
     ) -> None:
         """Builds a table from columns.
 
@@ -102,8 +104,10 @@ class PredictionTable(Sequence[Prediction]):
             reasons: every row outside the support → the reasons.
             coverage: the requested coverage.
             answers: the models' answers; every row is in exactly one of them.
+            startup_peak_bytes: shape ``[B]``; by default ``expected_bytes``.
         """
         self.expected_bytes = expected_bytes
+        self.startup_peak_bytes = expected_bytes if startup_peak_bytes is None else startup_peak_bytes
         self.coverage = coverage
         self.answers = tuple(answers)
         self._safe_bytes = safe_bytes
@@ -113,17 +117,18 @@ class PredictionTable(Sequence[Prediction]):
     @staticmethod
     def join(parts: Sequence[tuple[Indices, PredictionTable]], count: int, coverage: float) -> PredictionTable:
         """Joins tables into one of ``count`` rows; each part is its rows in the result, and their predictions in that order."""
-        expected, safe = np.zeros((2, count), dtype=np.int64)
+        expected, startup, safe = np.zeros((3, count), dtype=np.int64)
         reasons: dict[int, tuple[str, ...]] = {}
         answers = []
         for rows, table in parts:
             expected[rows] = table.expected_bytes
+            startup[rows] = table.startup_peak_bytes
             safe[rows] = table._safe_bytes
             reasons |= {int(rows[row]): words for row, words in table._reasons.items()}
             answers += [
                 ModelAnswer(answer.model, rows[answer.rows], answer.distribution, answer.log_edges) for answer in table.answers
             ]
-        return PredictionTable(expected, safe, reasons, coverage, answers)
+        return PredictionTable(expected, safe, reasons, coverage, answers, startup)
 
     @property
     def models(self) -> tuple[AnsweringModel, ...]:
@@ -178,6 +183,7 @@ class PredictionTable(Sequence[Prediction]):
         """
         documents: list[dict[str, Any]] = [{}] * len(self)
         expected_bytes, safe_bytes = self.expected_bytes.tolist(), self._safe_bytes.tolist()
+        startup_peak_bytes = self.startup_peak_bytes.tolist()
         for answer in self.answers:
             bins, model = answer.model.bins, {"name": answer.model.name, "version": answer.model.version}
             probabilities = answer.probabilities
@@ -191,6 +197,7 @@ class PredictionTable(Sequence[Prediction]):
                     "request_mib": ceil_mib(expected),
                     "limit_mib": None if safe is None else ceil_mib(safe),
                     "expected_bytes": expected,
+                    "startup_peak_bytes": startup_peak_bytes[row],
                     "safe_bytes": safe,
                     "coverage": self.coverage,
                     "in_support": not reasons,
@@ -230,12 +237,13 @@ class PredictionTable(Sequence[Prediction]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]
-        return self._prediction(row, int(self.expected_bytes[row]), int(self._safe_bytes[row]))
+        return self._prediction(row, int(self.expected_bytes[row]), int(self.startup_peak_bytes[row]), int(self._safe_bytes[row]))
 
     def __iter__(self) -> Iterator[Prediction]:
-        return map(self._prediction, range(len(self)), self.expected_bytes.tolist(), self._safe_bytes.tolist())
+        amounts = (self.expected_bytes, self.startup_peak_bytes, self._safe_bytes)
+        return map(self._prediction, range(len(self)), *(column.tolist() for column in amounts))
 
-    def _prediction(self, row: int, expected_bytes: int, safe_bytes: int) -> Prediction:
+    def _prediction(self, row: int, expected_bytes: int, startup_peak_bytes: int, safe_bytes: int) -> Prediction:
         answer, position = self.answers[0], row
         if len(self.answers) > 1:
             which, positions = self._rows_in_answers()
@@ -243,6 +251,7 @@ class PredictionTable(Sequence[Prediction]):
         model, reasons = answer.model, self._reasons.get(row, ())
         return Prediction(
             expected_bytes=expected_bytes,
+            startup_peak_bytes=startup_peak_bytes,
             safe_bytes=None if reasons else safe_bytes,
             coverage=self.coverage,
             bins=model.bins,

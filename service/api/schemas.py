@@ -212,7 +212,14 @@ class Prediction(Schema):
         description="for a hard limit: the safe memory in MiB, rounded up; null outside the model's support"
     )
     expected_bytes: int = Field(ge=0, description="centre of the prediction: too low about as often as too high")
-    safe_bytes: int | None = Field(description="upper bound that holds with the coverage; null outside the model's support")
+    startup_peak_bytes: int = Field(
+        ge=0,
+        description="the expected memory at the moment of most memory; above the expected bytes, which are of the steady state, "
+        "where cuDNN searches for algorithms in the first step (cudnn_benchmark) and gives the memory back",
+    )
+    safe_bytes: int | None = Field(
+        description="upper bound on the steady state that holds with the coverage; null outside the model's support"
+    )
     coverage: float = Field(gt=0, lt=1, description="share of jobs that stay below the safe bytes")
     in_support: bool = Field(description="whether the job resembles those that the model was trained on")
     reasons: list[str] = Field(description="why the job does not resemble them, one sentence each")

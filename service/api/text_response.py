@@ -26,7 +26,7 @@ from .operations import JSON
 from .problems import OUTSIDE_SUPPORT, Refusal
 
 TEXT: Final = "text/plain"
-TEXT_FIELDS: Final = ("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "prediction_id")
+TEXT_FIELDS: Final = ("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "startup_peak_bytes", "prediction_id")
 """The fields that a script may request; the first is the default."""
 
 TEXT_UTF8: Final = f"{TEXT}; charset=utf-8"

@@ -59,6 +59,12 @@ OUTPUTS: Final = (
         "centre of the prediction: too low about as often as too high",
     ),
     Output(
+        "startup_peak_bytes",
+        "INT64",
+        lambda results: results.predictions.startup_peak_bytes,
+        "the expected memory at the moment of most memory; above the expected bytes where cuDNN searches for algorithms",
+    ),
+    Output(
         "safe_bytes",
         "INT64",
         lambda results: results.predictions.safe_bytes.filled(NO_LIMIT),

@@ -39,16 +39,16 @@ def or_none(column: str) -> Callable[[Any], Any]:
 
 
 PYTHON: Table = {
-    **same("expected_bytes", "safe_bytes", "in_support", "bin_index", "probabilities", "coverage", "gpu", "label_source"),
+    **same("expected_bytes", "startup_peak_bytes", "safe_bytes", "in_support", "bin_index", "probabilities", "coverage", "gpu"),
+    "label_source": "label_source",
     "reasons": lambda estimate: list(estimate.reasons),
     "bin_lower_bytes": lambda estimate: estimate.bin_bounds_bytes[0],
     "bin_upper_bytes": lambda estimate: estimate.bin_bounds_bytes[1],
     "model": "estimator",
 }
 HTTP: Table = {
-    **same(
-        "expected_bytes", "safe_bytes", "request_mib", "limit_mib", "in_support", "reasons", "coverage", "gpu", "label_source"
-    ),
+    **same("expected_bytes", "startup_peak_bytes", "safe_bytes", "request_mib", "limit_mib"),
+    **same("in_support", "reasons", "coverage", "gpu", "label_source"),
     "bin_index": "bin.index",
     "bin_lower_bytes": "bin.lower_bytes",
     "bin_upper_bytes": "bin.upper_bytes",
@@ -60,15 +60,15 @@ OPEN_INFERENCE: Table = {
     "expected_bytes": "expected_bytes",
     "safe_bytes": or_none("safe_bytes"),
     "reasons": lambda row: row["reasons"].splitlines(),
-    **same("in_support", "bin_index", "probabilities", "gpu", "model"),
+    **same("startup_peak_bytes", "in_support", "bin_index", "probabilities", "gpu", "model"),
 }
 FILES: Table = {
-    **same("request_mib", "limit_mib", "gpu", "model"),
+    **same("request_mib", "limit_mib", "startup_peak_bytes", "gpu", "model"),
     "reason": lambda row: row["reasons"] or "",
     **same("in_support", "bin_index", "bin_lower_bytes", "bin_upper_bytes"),
 }
 LAYER = ("kind", "activations", "parameters")
-TEXT = same("limit_mib", "request_mib", "safe_bytes", "expected_bytes")
+TEXT = same("limit_mib", "request_mib", "safe_bytes", "expected_bytes", "startup_peak_bytes")
 FIT = same("gpu", "mig", "device", "available_mib", "request_mib", "limit_mib", "verdict", "probability")
 BATCH_SIZES: Table = {
     **same("gpu", "mig", "available_mib", "coverage", "max_batch", "safe_batch", "likely_batch", "reasons"),
@@ -82,7 +82,7 @@ SMALLEST_GPU: Table = {
 PROBLEM = same("type", "title", "status", "detail", "errors")
 REJECTED = {"field": "field", "message": "reason"}
 
-AMOUNTS = ("expected_bytes", "safe_bytes", "request_mib", "limit_mib")
+AMOUNTS = ("expected_bytes", "startup_peak_bytes", "safe_bytes", "request_mib", "limit_mib")
 FROZEN, SAME_RUN = 1e-9, 1e-12
 ROUNDING = 1e-5
 """Relative, of amounts, and absolute, of probabilities: the transformer-based encoder sums in float32, and in an order that

@@ -25,7 +25,7 @@ export function showAnswer(shown) {
   byId("expected-more").textContent = `${gib(answer.request_mib)}, ${percent(answer.request_mib / usableMib)} of the card`;
   byId("request").textContent = mib(answer.request_mib);
   byId("request-meaning").textContent = answer.in_support
-    ? "Set this much aside when placing the job; it takes more about as often as less."
+    ? `Set this much aside when placing the job; it takes more about as often as less.${startupWords(answer)}`
     : "From a formula for the layers alone: nothing has checked it on jobs like this one.";
   showLimit(answer, usableMib);
   showOrigin(answer);
@@ -68,6 +68,12 @@ export function showCurve(curve, batchSize) {
   byId("batch-legend").replaceChildren(legend(hasLimit ? ["request", "limit", "capacity"] : ["request", "capacity"]));
   draw(byId("batch-chart"), batchChart(curve, batchSize));
   byId("batch-table").replaceChildren(batchTable(curve));
+}
+
+// What cuDNN's search takes in the first step, where that is more than the steady state.
+function startupWords({ expected_bytes: steady, startup_peak_bytes: peak }) {
+  if (peak <= steady) return "";
+  return ` In the first step cuDNN's search takes up to ${mib(Math.ceil(peak / 2 ** 20))} and gives it back; where less is free, it takes less.`;
 }
 
 function showLimit(answer, usableMib) {

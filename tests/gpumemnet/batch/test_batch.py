@@ -46,6 +46,7 @@ def test_a_file_is_answered_as_the_predictor_answers(tmp_path: Path) -> None:
             "job_id": None,
             "request_mib": ceil_mib(estimate.expected_bytes),
             "limit_mib": None if estimate.safe_bytes is None else ceil_mib(estimate.safe_bytes),
+            "startup_peak_bytes": estimate.startup_peak_bytes,
             "bin_index": estimate.bin_index,
             "bin_lower_bytes": lower_bytes,
             "bin_upper_bytes": upper_bytes,

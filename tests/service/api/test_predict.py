@@ -35,6 +35,7 @@ def predict(http: httpx.Client, job: Document, **options: object) -> Document:
 
 def assert_same(answer: Document, estimate: Prediction) -> None:
     assert answer["expected_bytes"] == estimate.expected_bytes
+    assert answer["startup_peak_bytes"] == estimate.startup_peak_bytes
     assert answer["safe_bytes"] == estimate.safe_bytes
     assert answer["coverage"] == estimate.coverage
     assert answer["in_support"] == estimate.in_support

@@ -45,7 +45,7 @@ HEADER = "Inference-Header-Content-Length"
 INFER = "/v2/models/gpumemnet/infer"
 OUTPUTS = [
     "prediction_id",
-    *("expected_bytes", "safe_bytes", "in_support", "reasons", "bin_index", "probabilities"),
+    *("expected_bytes", "startup_peak_bytes", "safe_bytes", "in_support", "reasons", "bin_index", "probabilities"),
     *("gpu", "model", "model_version", "model_sha256"),
 ]
 NUMPY_TYPES = {"INT64": "<i8", "INT32": "<i4", "FP64": "<f8", "BOOL": "?"}
@@ -148,6 +148,7 @@ def test_jobs_of_all_families_are_answered_as_the_predictor_does(http: httpx.Cli
     assert [output["name"] for output in answer["outputs"]] == OUTPUTS
     got = columns(answer)
     assert got["expected_bytes"] == [estimate.expected_bytes for estimate in expected]
+    assert got["startup_peak_bytes"] == [estimate.startup_peak_bytes for estimate in expected]
     assert got["safe_bytes"] == [-1 if estimate.safe_bytes is None else estimate.safe_bytes for estimate in expected]
     assert got["in_support"] == [estimate.in_support for estimate in expected]
     assert got["bin_index"] == [estimate.bin_index for estimate in expected]
