@@ -34,9 +34,10 @@ def startup_peaks(expected_bytes: Array, features: Array, context_bytes: int, av
         context_bytes: the CUDA context in ``expected_bytes``.
         available_bytes: memory that a job can use on the GPU.
     """
-    searches = features[:, _BENCHMARK] * features[:, _CONVOLUTION]
-    if not searches.any():
+    is_searched = features[:, _BENCHMARK]
+    if not is_searched.any():
         return expected_bytes
+    searches = is_searched * features[:, _CONVOLUTION]
     peaks = context_bytes + features[:, _WEIGHTS] + SEARCH_COPIES * searches
     highest: Array = np.maximum(expected_bytes, np.where(searches > 0, np.minimum(peaks, available_bytes), 0.0))
     return highest
