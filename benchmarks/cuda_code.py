@@ -1,10 +1,12 @@
 """Compares traces with PyTorch's own CUDA code, job by job: requested, allocated and reserved bytes.
 
-``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--keep FILE.json]`` needs a CUDA build of PyTorch, gcc and the toolkit's
-headers, but no GPU. A campaign of each family runs on the null GPU of ``tests/dataset_builder/measure/null_gpu``, which counts
-memory and runs no kernel, and every job of it is traced.  Libraries are left out: cuDNN and cuBLAS allocate no memory there,
-so the trace omits the workspaces of convolutions.  Jobs whose memory depends on computed values are not comparable.  Jobs that
-call Triton kernels (Adafactor with convolutions, torch 2.13) end in an error and are left out.
+``python benchmarks/cuda_code.py [--jobs 100] [--seed 0] [--cudnn LIBRARY] [--keep FILE.json]`` needs a CUDA build of PyTorch,
+gcc and the toolkit's headers, but no GPU.  A campaign of each family runs on the null GPU of
+``tests/dataset_builder/measure/null_gpu``, which counts memory and runs no kernel, and every job of it is traced.  Libraries
+are left out: cuDNN and cuBLAS allocate no memory there, so the trace omits the workspaces of convolutions.  With ``--cudnn
+LIBRARY`` cuDNN states its plans on both sides, and PyTorch's own code chooses among them and allocates their workspaces.  Jobs
+whose memory depends on computed values are not comparable.  Jobs that call Triton kernels (Adafactor with convolutions, torch
+2.13) end in an error and are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from gpumemnet.extract.inputs import ModelInputs  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.sandbox.worker_pool import in_processes  # noqa: E402
 from gpumemnet.tracing.options import TraceOptions  # noqa: E402
-from gpumemnet.tracing.platform import Platform  # noqa: E402
+from gpumemnet.tracing.platform import Platform, with_cudnn  # noqa: E402
 from gpumemnet.tracing.workspaces import convolution as convolution_scratch  # noqa: E402
 from gpumemnet.tracing.workspaces.scratch import Scratch  # noqa: E402
 
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument(
         "--families", nargs="+", choices=FAMILIES, default=list(FAMILIES[:3]), help="zoo needs torchvision and others"
     )
+    parser.add_argument("--cudnn", type=Path, help="libcudnn.so.9, from 9.8 on, that states the workspaces of convolutions")
     parser.add_argument("--keep", type=Path, help="file for the jobs and their peaks on CUDA's code")
     arguments = parser.parse_args()
     import torch
@@ -62,8 +65,8 @@ def main() -> None:
     kept: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for family in arguments.families:
-            rows = campaign(Path(folder), family, arguments.jobs, arguments.seed)
-            pairs = list(compared(rows))
+            rows = campaign(Path(folder), family, arguments.jobs, arguments.seed, arguments.cudnn)
+            pairs = list(compared(rows, arguments.cudnn))
             table.add_row(family, str(len(pairs)), *_figures(pairs))
             kept += [{**_job(row), **dict(zip(PEAKS, real, strict=True))} for row, real, _ in pairs]
     Console(width=130).print(table)
@@ -72,45 +75,54 @@ def main() -> None:
         arguments.keep.write_text(f'{{"torch": "{torch.__version__}", "jobs": [\n{lines}\n]}}\n')
 
 
-def campaign(folder: Path, family: str, jobs: int, seed: int) -> list[Measurement]:
+def campaign(folder: Path, family: str, jobs: int, seed: int, cudnn: Path | None) -> list[Measurement]:
     """Run a campaign of ``family`` on the null GPU; return the jobs that finished."""
-    from tests.dataset_builder.measure.null_gpu.build import build, environment
+    from tests.dataset_builder.measure.null_gpu.build import build, cudnn_environment, environment
 
     libraries, out = folder / "libraries", folder / family
     if not libraries.exists():
         build(libraries)
     command = [sys.executable, "-m", "dataset_builder", "measure", "--recipe", family, "--jobs", str(jobs), "--seed", str(seed)]
-    variables = os.environ | environment(libraries)
+    variables = os.environ | environment(libraries) | (cudnn_environment(cudnn) if cudnn else {})
     subprocess.run(
         [*command, "--workers", "3", "--out", str(out)], cwd=ROOT, env=variables, check=True, stdout=subprocess.DEVNULL
     )
     return [row for row in read_journal(out) if row.status == "ok"]
 
 
-def compared(rows: list[Measurement]) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
+def compared(rows: list[Measurement], cudnn: Path | None) -> Iterator[tuple[Measurement, Peaks, Peaks]]:
     """Yield each row that can be traced, its peaks in CUDA's code, and the peaks of its trace."""
-    for row, found in zip(rows, in_processes(traced, [(row,) for row in rows], None), strict=True):
+    for row, found in zip(rows, in_processes(traced, [(row, cudnn) for row in rows], None), strict=True):
         if found is not None and row.peak_allocated_bytes is not None and row.peak_reserved_bytes is not None:
             yield row, (row.allocator["peak_requested_bytes"], row.peak_allocated_bytes, row.peak_reserved_bytes), found
 
 
-def traced(row: Measurement) -> Peaks | None:
+def traced(row: Measurement, cudnn: Path | None) -> Peaks | None:
     """Return the peaks of the trace of ``row``; ``None`` if it cannot be traced."""
     try:
-        traced_subject = subject(row, device_profile(GPU))
-        return peaks_of(traced_subject.network, traced_subject.inputs, traced_subject.options, traced_subject.platform)
+        found = subject(row, device_profile(GPU))
+        return peaks_of(found.network, found.inputs, found.options, found.platform, cudnn)
     except GpumemnetError:
         return None
 
 
-def peaks_of(network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform) -> Peaks:
-    """Return the peaks of requested, allocated and reserved bytes of a trace, without the workspaces of convolutions.
+def peaks_of(
+    network: nn.Module, inputs: ModelInputs, options: TraceOptions, platform: Platform, cudnn: Path | None = None
+) -> Peaks:
+    """Return the peaks of requested, allocated and reserved bytes of a trace.
+
+    Args:
+        network, inputs, options, platform: the job.
+        cudnn: the cuDNN that states the workspaces of convolutions; they are left out by default.
 
     Raises:
         ExtractError: when the network cannot be traced.
     """
-    with without_cudnn():
-        run = traced_run(network, inputs, options, platform)
+    if cudnn:
+        run = traced_run(network, inputs, options, with_cudnn(platform, str(cudnn))[0])
+    else:
+        with without_cudnn():
+            run = traced_run(network, inputs, options, platform)
     return run.requested_bytes, run.allocated_bytes, run.reserved_bytes
 
 

@@ -1,10 +1,10 @@
 """Compares rows of ``traced_real_jobs`` with PyTorch's own CUDA code, job by job: requested, allocated and reserved bytes.
 
-``python benchmarks/real_jobs_cuda_code.py [--jobs 100] [--seed 0] [--out FILE.jsonl]`` needs what ``cuda_code.py`` needs, and
-timm 1.0.9, torchvision and transformers, but no GPU.  Rows of the dataset run on the null GPU, each in a process of its own, with
-their architecture, options and batch size; the null GPU is an H200, so the trace is for one too.  As in ``cuda_code.py``, the
-workspaces of cuDNN are left out on both sides, and so are recurrent layers, whose memory cuDNN states.  With ``--out`` a second
-run continues.
+``python benchmarks/real_jobs_cuda_code.py [--jobs 100] [--seed 0] [--cudnn LIBRARY] [--out FILE.jsonl]`` needs what
+``cuda_code.py`` needs, and timm 1.0.9, torchvision and transformers, but no GPU.  Rows of the dataset run on the null GPU, each
+in a process of its own, with their architecture, options and batch size; the null GPU is an H200, so the trace is for one too.
+As in ``cuda_code.py``, the workspaces of cuDNN are left out on both sides, or cuDNN states them on both sides (``--cudnn``).
+Recurrent layers, whose memory cuDNN states too, are left out.  With ``--out`` a second run continues.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100, help="number of rows, each of another trace")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of rows")
     parser.add_argument("--out", type=Path, help="file that keeps the results")
+    parser.add_argument("--cudnn", type=Path, help="libcudnn.so.9, from 9.8 on, that states the workspaces of convolutions")
     parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
@@ -63,10 +64,10 @@ def main() -> None:
     rows = chosen(arguments.jobs, arguments.seed)
     found = {each["trace"]: each for each in map(json.loads, _lines(arguments.out))}
     left = [row for row in rows if _trace_key(row) not in found]
-    for row, real in zip(left, on_null_gpu(left), strict=True):
+    for row, real in zip(left, on_null_gpu(left, arguments.cudnn), strict=True):
         result: dict[str, Any] = {"trace": _trace_key(row), "library": json.loads(row.architecture)["library"], **real}
         if "peaks" in real:
-            result["traced"] = traced(row)
+            result["traced"] = traced(row, arguments.cudnn)
         found[result["trace"]] = result
         if arguments.out:
             with arguments.out.open("a") as file:
@@ -98,16 +99,16 @@ def _lines(path: Path | None) -> list[str]:
     return path.read_text().splitlines() if path and path.exists() else []
 
 
-def on_null_gpu(rows: list[Measurement]) -> Iterator[dict[str, Any]]:
+def on_null_gpu(rows: list[Measurement], cudnn: Path | None) -> Iterator[dict[str, Any]]:
     """Yield the ``peaks`` of each row on the null GPU, or its ``error``."""
     from tests.dataset_builder.measure.null_gpu.build import build as build_libraries
-    from tests.dataset_builder.measure.null_gpu.build import environment
+    from tests.dataset_builder.measure.null_gpu.build import cudnn_environment, environment
 
     if not rows:
         return
     with tempfile.TemporaryDirectory() as folder:
         build_libraries(Path(folder))
-        variables = os.environ | environment(Path(folder))
+        variables = os.environ | environment(Path(folder)) | (cudnn_environment(cudnn) if cudnn else {})
         command = [sys.executable, __file__, "--run"]
         with subprocess.Popen(
             command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -219,14 +220,14 @@ def _move(module: nn.Module, options: TrainingOptions, moved: dict[int, Tensor])
             own[name] = moved[id(tensor)]  # type: ignore[assignment]
 
 
-def traced(row: Measurement) -> Peaks:
+def traced(row: Measurement, cudnn: Path | None) -> Peaks:
     """Return the same peaks of a trace of ``row`` on an H200."""
     document = json.loads(row.architecture)
     network = build(document)
     freeze(network, json.loads(row.options)["frozen"])
     options = TraceOptions(**row.job.options.job_fields() | {"attention_kernel": None})
     inputs = inputs_from_example(sample(document, row.job.batch_size), None)
-    return peaks_of(network, inputs, options, Platform.of(device_profile(GPU), options))
+    return peaks_of(network, inputs, options, Platform.of(device_profile(GPU), options), cudnn)
 
 
 def print_table(results: list[dict[str, Any]]) -> None:

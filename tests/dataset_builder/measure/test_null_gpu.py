@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,16 @@ from dataset_builder.measure.journal import read_journal
 from gpumemnet.data.measurement import Measurement
 from gpumemnet.errors import DatasetError
 from gpumemnet.units import GIB, MIB
-from tests.dataset_builder.measure.null_gpu.build import NullGpu, build, environment, toolkit_headers
+from tests.dataset_builder.measure.null_gpu.build import (
+    NullGpu,
+    build,
+    cudnn_environment,
+    environment,
+    toolkit_headers,
+)
 
 ROOT = Path(__file__).parents[3]
+CUDNN = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,7 @@ def test_labels_come_from_the_driver_s_readings(libraries: Path, tmp_path: Path,
 @pytest.mark.parametrize("lists", [True, False])
 def test_a_full_card_is_out_of_memory(libraries: Path, tmp_path: Path, family: str, lists: bool) -> None:
     recipe = tmp_path / "large.yaml"
-    declared = (ROOT / "dataset_builder" / "recipes" / f"{family}.yaml").read_text()
+    declared = (ROOT / "dataset_builder" / "recipe" / "recipes" / f"{family}.yaml").read_text()
     recipe.write_text(
         "\n".join(line for line in declared.splitlines() if not line.startswith("memory:"))
         + "\nmemory: {from: 60 GiB, to: 999 GiB}\n"
@@ -114,10 +122,57 @@ def test_rehearsal_rows_become_no_dataset(libraries: Path, tmp_path: Path) -> No
 )
 def test_a_script_reserves_what_its_trace_says(libraries: Path, script: str) -> None:
     name, *arguments = script.split()
-    path = str(ROOT / "tests" / "gpumemnet" / "trace" / "examples" / "scripts" / f"{name}.py")
-    rank = [sys.executable, "tests/dataset_builder/measure/null_gpu/first_rank.py", "8", path, *arguments]
-    real = subprocess.run(rank, cwd=ROOT, env=os.environ | environment(libraries), capture_output=True, text=True)
-    peaks = json.loads(real.stdout.strip().splitlines()[-1].removeprefix("PEAKS"))
-    trace = [sys.executable, "-m", "gpumemnet", "trace", "--script", path, "--ranks", "8", "--gpu", "H200", "--json", "--"]
-    answer = json.loads(subprocess.run([*trace, *arguments], cwd=ROOT, capture_output=True, text=True).stdout)
-    assert [answer["requested_bytes"], answer["allocated_bytes"], answer["reserved_bytes"]] == peaks
+    path = str(ROOT / "tests" / "gpumemnet" / "tracing" / "examples" / "scripts" / f"{name}.py")
+    real = peaks(libraries, {}, "8", path, *arguments)
+    answer = trace(path, "--ranks", "8", "--", *arguments)
+    assert real == [answer["requested_bytes"], answer["allocated_bytes"], answer["reserved_bytes"]]
+
+
+CONVOLUTIONS = """
+import torch
+from torch import nn
+
+torch.backends.cudnn.benchmark = {search}
+model = nn.Sequential(
+    nn.Conv2d(3, 64, 7, stride=2), nn.ReLU(), nn.Conv2d(64, 256, 1), nn.BatchNorm2d(256), nn.ReLU(), nn.Conv2d(256, 128, 3),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
+).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    images, labels = torch.empty(64, 3, 160, 160, device="cuda"), torch.empty(64, dtype=torch.long, device="cuda")
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not CUDNN.is_file(), reason="cuDNN is not installed with pip")
+def test_the_trace_has_the_workspaces_that_pytorch_s_code_takes_from_cudnn(libraries: Path, tmp_path: Path) -> None:
+    path = tmp_path / "convolutions.py"
+    path.write_text(CONVOLUTIONS.format(search=False))
+    without, real = peaks(libraries, {}, "1", path), peaks(libraries, cudnn_environment(CUDNN), "1", path)
+    answer = trace(path, "--cudnn", CUDNN)
+    assert without[2] < real[2]
+    assert real == [answer["requested_bytes"], answer["allocated_bytes"], answer["reserved_bytes"]]
+
+
+@pytest.mark.skipif(not CUDNN.is_file(), reason="cuDNN is not installed with pip")
+def test_the_start_up_peak_is_that_of_pytorch_s_search(libraries: Path, tmp_path: Path) -> None:
+    path = tmp_path / "convolutions.py"
+    path.write_text(CONVOLUTIONS.format(search=True))
+    answer = trace(path, "--cudnn", CUDNN)
+    real = peaks(libraries, cudnn_environment(CUDNN), "1", path)[2]
+    # no kernel runs, so the plans that are fastest are others
+    assert answer["startup_peak_bytes"] - answer["context_bytes"] == pytest.approx(real, rel=0.01)
+
+
+def peaks(libraries: Path, variables: dict[str, str], *arguments: object) -> list[int]:
+    """Requested, allocated and reserved bytes on the null GPU."""
+    command = [sys.executable, "tests/dataset_builder/measure/null_gpu/first_rank.py", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment(libraries) | variables, capture_output=True, text=True)
+    return list(json.loads(done.stdout.strip().splitlines()[-1].removeprefix("PEAKS")))
+
+
+def trace(script: object, *arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", "gpumemnet", "trace", "--script", script, "--gpu", "H200", "--json", *arguments]
+    return dict(json.loads(subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True).stdout))

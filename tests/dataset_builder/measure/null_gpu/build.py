@@ -2,11 +2,12 @@
 
 ``python tests/dataset_builder/measure/null_gpu/build.py FOLDER`` needs gcc, nm, a CUDA build of PyTorch with its pip packages,
 and the toolkit's headers (``CUDA_HOME``).  It writes three libraries; :func:`environment` says with which variables a
-command runs on them.
+command runs on them.  By default convolutions take no workspace; with :func:`cudnn_environment` cuDNN states what they take.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import struct
@@ -32,7 +33,7 @@ class Answer:
 ANSWERS = (
     Answer(
         "libnull_cuda.so",
-        ("null_cuda.c", "null_libraries.c", "null_driver.c"),
+        ("null_cuda.c", "null_libraries.c", "null_cudnn.c", "null_driver.c"),
         r"(?:__)?(?:cuda|cublas|cudnn)[A-Z]\w*",
         ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_python.so", "libtorch_cuda_linalg.so", "libtorch_nvshmem.so"),
     ),
@@ -85,6 +86,18 @@ def environment(folder: Path, gpu: NullGpu = NullGpu(), card: str = "state") -> 
     header = struct.pack("<5Q", gpu.total_bytes, gpu.driver_bytes, gpu.context_bytes, gpu.accounting, gpu.lists)
     state.write_bytes(header + bytes(SLOTS * struct.calcsize("<q2Q")))
     return {"LD_PRELOAD": str(folder / "libnull_cuda.so"), "LD_LIBRARY_PATH": str(folder), "NULL_GPU_STATE": str(state)}
+
+
+def cudnn_environment(library: Path) -> dict[str, str]:
+    """Return further variables with which cuDNN, from 9.8 on, states the plans of convolutions and their workspaces.
+
+    Args:
+        library: the file ``libcudnn.so.9``.
+    """
+    from gpumemnet.cudnn.devices import description
+    from gpumemnet.gpu.catalogue import device_profile
+
+    return {"NULL_GPU_CUDNN": str(library), "NULL_GPU_CUDNN_DEVICE": json.dumps(description(device_profile("H200")))}
 
 
 def _undefined(library: Path) -> list[str]:

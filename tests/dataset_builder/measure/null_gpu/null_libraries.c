@@ -1,4 +1,4 @@
-/* cuBLAS and cuDNN without a GPU: handles, one algorithm for everything, no workspace.  See null_cuda.c.
+/* cuBLAS and cuDNN without a GPU: handles, one algorithm for everything, no workspace.  See null_cuda.c; plans are in null_cudnn.c.
  *
  * The interface is the binary one of cublas_api.h, cublasLt.h and cudnn_graph.h: pointers and integers.
  */
@@ -69,16 +69,4 @@ EXPORT int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *context, i
                                                                 size_t *bytes) {
     (void)context, (void)mode, (void)operations, (void)activation, (void)x;
     return (int)(*bytes = 0);
-}
-EXPORT int cudnnBackendCreateDescriptor(int type, void **made) { return (void)type, handle(made); }
-enum { TYPE_INT64 = 3, TYPE_INT32 = 23, KNOB_CHOICES = 302, KNOB_INFO = 1302, NUMERICAL_NOTE = 1303, BEHAVIOR_NOTE = 1305 };
-
-/* Every question has one answer of zeros: one engine configuration, no workspace; and an engine has neither knobs nor notes. */
-EXPORT int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t requested, int64_t *count, void *elements) {
-    (void)descriptor;
-    int64_t found = name != KNOB_CHOICES && name != KNOB_INFO && name != NUMERICAL_NOTE && name != BEHAVIOR_NOTE;
-    if (count) *count = found;
-    if (found && requested > 0 && elements && type == TYPE_INT64) *(int64_t *)elements = 0;
-    if (found && requested > 0 && elements && type == TYPE_INT32) *(int32_t *)elements = 0;
-    return 0;
 }
