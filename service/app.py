@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
 
 from gpumemnet.predict.predictor import Predictor
 from gpumemnet.registry.registry import Registry
 from gpumemnet.units import MIB
 
 from .admin.routes import admin_operations
+from .api.endpoint import DescriptionEndpoint
 from .api.operations import openapi_document, routes
 from .api.predictions import PredictionApi
 from .api.problems import ProblemDocuments
@@ -31,6 +33,7 @@ from .observations.routes import observation_operations
 from .observations.store import ObservationStore
 from .oip import OipApplication
 from .page.routes import docs_routes, page_routes
+from .searches import SearchProcess
 from .serving.served_release import ServedRelease
 from .serving.shadow import Shadow
 from .serving.watch import Watcher
@@ -70,14 +73,22 @@ def create_app(settings: Settings) -> FastAPI:
         is_champion_required=settings.require_champion,
     )
     oip = OipApplication(serving)
+    searches = SearchProcess(serving)
     operations = [
-        *prediction_operations(serving),
+        *prediction_operations(serving, searches),
         *other_operations(serving),
         *observation_operations(store),
         *admin_operations(serving),
     ]
     app = FastAPI(
-        routes=[*routes(operations), *oip.routes, *metrics_routes(), *page_routes(), *docs_routes()],
+        routes=[
+            *routes(operations),
+            *oip.routes,
+            *metrics_routes(),
+            *page_routes(),
+            *docs_routes(),
+            Route("/openapi.json", DescriptionEndpoint(lambda: app.openapi()), methods=["GET"], name="openapi"),
+        ],
         title="gpumemnet",
         version=version("gpumemnet"),
         summary="How much GPU memory a training job will take, before it starts.",
@@ -86,6 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
             "or `_mib` for 2**20 bytes, rounded up. Every error is a problem document (RFC 9457), but below `/v2`, where errors "
             "are those of the Open Inference Protocol."
         ),
+        openapi_url=None,  # FastAPI's own route would write the document anew for every request
         docs_url=None,
         redoc_url=None,
         license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
@@ -124,6 +136,7 @@ def create_app(settings: Settings) -> FastAPI:
             rate_burst=settings.rate_burst,
         )
 
+    app.state.searches = searches
     app.state.keys = read_keys(settings)  # here: an invalid key must fail the start, not the first request
     app.build_middleware_stack = gated  # type: ignore[method-assign]
     return app

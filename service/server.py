@@ -125,6 +125,9 @@ def serve(
             return made
 
     app = create_app(settings)
+    gc.collect()
+    gc.freeze()  # permanent objects: a full collection over them would pause all responses for some 10 ms
+    app.state.searches.start()
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -150,6 +153,7 @@ def serve(
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
     server = Server(config)
+    code = 0
 
     def end(lifeline: socket.socket) -> None:
         asyncio.get_running_loop().remove_reader(lifeline)
@@ -174,6 +178,13 @@ def serve(
                 kept_bytes = min(resident_bytes, resident_memory_bytes() or resident_bytes)
             await asyncio.sleep(VITALS_SECONDS)
 
+    async def search() -> None:
+        nonlocal code
+        await app.state.searches.run()
+        logger.error("the process for searches has died, and this one ends after the requests in progress")
+        code = 1
+        server.should_exit = True
+
     async def run() -> None:
         if lifeline is not None:
             asyncio.get_running_loop().add_reader(lifeline, end, lifeline)
@@ -184,15 +195,18 @@ def serve(
             if hangups:
                 reload_keys()
         following = asyncio.create_task(follow())
+        searching = asyncio.create_task(search())
         async with app.router.lifespan_context(app):
             gc.collect()
-            gc.freeze()  # permanent objects: a full collection over them would pause all responses for some 10 ms
+            gc.freeze()
             await server.serve(sockets=[listener])
         following.cancel()
+        searching.cancel()
+        app.state.searches.stop()
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
-    return 0
+    return code
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

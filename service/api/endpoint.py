@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
-from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from ..middleware.limits import INLINE_BODY_BYTES, handle_body, run_in_turn
 from .operations import JSON
-from .problems import OVERLOADED, Refusal
 from .requests import JobRequest, read_job_request
 from .text_response import TEXT_FIELDS, TEXT_UTF8, text_fields, text_of, wants_text
 
 if TYPE_CHECKING:
-    from .predictions import PredictionApi, Search
+    from .predictions import PredictionApi
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 _NOT_JSON: Final = f"the body must be sent with the header 'Content-Type: {JSON}'"
-
-MAX_SEARCH_LAYERS: Final = 4_000_000
-"""Most layers that the searches at work and waiting compute in all: some four seconds of one core."""
-SEARCH_LAYERS_PER_SECOND: Final = 1_000_000
-"""Lower bound of a search's speed."""
 
 logger = logging.getLogger("gpumemnet.service")
 
@@ -63,46 +56,15 @@ class JsonEndpoint:
         return orjson.dumps(self._respond(body))
 
 
-class SearchQueue:
-    """Searches wait for one thread, so that they never delay predictions for longer than one of their steps.
-
-    Args:
-        max_layers: most layers that the searches at work and waiting may compute in all; a search beyond that is refused.
-    """
-
-    def __init__(self, max_layers: int = MAX_SEARCH_LAYERS) -> None:
-        self._max_layers = max_layers
-        self._layers = 0
-        self._limiter: CapacityLimiter | None = None
-
-    async def answer(self, search: Search) -> bytes:
-        """The response of a search.
-
-        Raises:
-            Refusal: 503 when too many wait.
-        """
-        if self._layers and self._layers + search.layers > self._max_layers:
-            retry_seconds = max(1, self._layers // SEARCH_LAYERS_PER_SECOND)
-            raise Refusal(OVERLOADED, "too many searches are waiting: try again later", {"Retry-After": str(retry_seconds)})
-        self._limiter = self._limiter or CapacityLimiter(1)
-        self._layers += search.layers
-        try:
-            return await to_thread.run_sync(lambda: orjson.dumps(search.answer()), limiter=self._limiter)
-        finally:
-            self._layers -= search.layers
-
-
 class SearchEndpoint:
-    """ASGI application of a search over many batch sizes.
+    """ASGI application of a search over many batch sizes, which another process answers.
 
     Args:
-        read: makes the search from the body.
-        queue: where all searches wait.
+        answer: takes the body; returns the response.
     """
 
-    def __init__(self, read: Callable[[bytes], Search], queue: SearchQueue) -> None:
-        self._read = read
-        self._queue = queue
+    def __init__(self, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond to one request.
@@ -113,8 +75,28 @@ class SearchEndpoint:
         """
         body = await read_json_body(scope, receive)
         if body is not None:
-            search = await handle_body(self._read, body)
-            await send_response(send, 200, JSON, await self._queue.answer(search))
+            await send_response(send, 200, JSON, await self._answer(body))
+
+
+class DescriptionEndpoint:
+    """ASGI application of the OpenAPI document, which is made once: its examples are predictions.
+
+    Args:
+        make: makes the document.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._content = b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to one request."""
+        if not self._content:
+            self._content = await run_in_turn(self._made)
+        await send_response(send, 200, JSON, self._content)
+
+    def _made(self) -> bytes:
+        return self._content or orjson.dumps(self._make())
 
 
 class PredictEndpoint:

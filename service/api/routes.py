@@ -6,6 +6,7 @@ A model swap replaces ``serving.api``; every request reads it once and keeps the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -14,9 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpumemnet.errors import FieldError
 
+from ..searches import SearchProcess
 from ..serving.served_release import ServedRelease
 from . import examples, requests, schemas
-from .endpoint import JsonEndpoint, PredictEndpoint, SearchEndpoint, SearchQueue, send_response
+from .endpoint import JsonEndpoint, PredictEndpoint, SearchEndpoint, send_response
 from .listings import gpus_document
 from .operations import BODY_REFUSALS, JSON, Answer, Examples, Operation, Schemas
 from .predictions import Document, PredictionApi
@@ -44,9 +46,8 @@ _TEXT_PARAMETER: Final = {
 }
 
 
-def prediction_operations(serving: ServedRelease) -> list[Operation]:
+def prediction_operations(serving: ServedRelease, searches: SearchProcess) -> list[Operation]:
     """The operations that predict."""
-    searches = SearchQueue()
 
     def predicting(
         path: str,
@@ -120,7 +121,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             "/v1/batch-sizes",
             name="batch_sizes",
             summary="The largest batch that fits",
-            endpoint=SearchEndpoint(lambda body: serving.api.batch_sizes_search(body), searches),
+            endpoint=SearchEndpoint(partial(searches.answer, "batch_sizes")),
             request=requests.BatchSizesRequest,
             response=schemas.BatchSizes,
             bodies=examples.batch_sizes_examples,
@@ -130,7 +131,7 @@ def prediction_operations(serving: ServedRelease) -> list[Operation]:
             "/v1/smallest-gpu",
             name="smallest_gpu",
             summary="The smallest GPU that holds a job",
-            endpoint=SearchEndpoint(lambda body: serving.api.smallest_gpu_search(body), searches),
+            endpoint=SearchEndpoint(partial(searches.answer, "smallest_gpu")),
             request=requests.SmallestGpuRequest,
             response=schemas.SmallestGpu,
             bodies=examples.smallest_gpu_examples,

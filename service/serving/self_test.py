@@ -93,7 +93,8 @@ def _problem(model: BundleModel, job: TrainingJob) -> str | None:
         np.isfinite(part).all() for part in (mixture.weights, mixture.locations, mixture.scales, *amounts)
     ):
         return "the graph's outputs are not finite"
-    estimates = [model.predict(table, None, coverage)[0] for coverage in model.card.coverages]
+    unseen = model.support.check(table, features)
+    estimates = [model.predict(table, None, coverage, None, features, unseen)[0] for coverage in model.card.coverages]
     for estimate in estimates:
         problem = _estimate_problem(estimate)
         if problem:

@@ -182,6 +182,24 @@ class ServedRelease:
             self._follow_challenger()
             return self.aliases
 
+    def take_over(self, release: str, sha256: str) -> None:
+        """Serve what another process of this service serves, and has tested.
+
+        Args:
+            release: name of the release.
+            sha256: hash over its bundles.
+
+        Raises:
+            BundleError: when the release cannot be loaded, or has other bundles.
+        """
+        with self._lock:
+            if (release, sha256) == (self.release, self.sha256):
+                return
+            loaded = self._answering(release, Predictor(self._registry().load(release), **self._predictor_settings))
+            if loaded.sha256 != sha256:
+                raise BundleError(f"the bundles of release {release} are not those that are served")
+            self.api, self.release, self.sha256 = loaded.api, release, sha256
+
     def _registry(self) -> Registry:
         if self.registry is None:
             raise RegistryError("there is no registry to choose releases from: give the service a folder in GPUMEMNET_REGISTRY")

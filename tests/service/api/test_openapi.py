@@ -1,5 +1,6 @@
 """The API's description: valid, complete, and true, because its examples are what the service really answers."""
 
+import asyncio
 import json
 import os
 import re
@@ -13,12 +14,13 @@ import pytest
 from openapi_spec_validator import validate
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from gpumemnet.errors import InvalidJobError
 from gpumemnet.job.json_codec import job_from_dict
 from gpumemnet.job.training_job import FIELD_CHOICES, FIELD_RANGES, JOB_FIELDS, NULLABLE_FIELDS, REQUIRED_FIELDS
 from gpumemnet.predict.predictor import Predictor
+from service.api.endpoint import DescriptionEndpoint
 from service.api.examples import refused_example
 from service.api.job_schema import job_schema, layer_schema
 from service.api.predictions import Document
@@ -295,3 +297,21 @@ def test_the_description_is_made_anew_for_each_application() -> None:
     limits = [document["components"]["schemas"]["BatchRequest"]["properties"]["jobs"]["maxItems"] for document in (few, many)]
     assert limits == [2, 5]
     assert Predictor.default().bundles[0].sha256 in json.dumps(few)
+
+
+def test_the_description_is_written_once_for_all_requests() -> None:
+    """It takes no key, and writing it takes as long as twenty predictions."""
+    made: list[Document] = []
+
+    def make() -> Document:
+        made.append({"openapi": "3.1.0"})
+        return made[-1]
+
+    async def ask() -> None:
+        app = Router([Route("/openapi.json", DescriptionEndpoint(make))])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            answers = await asyncio.gather(*(client.get("/openapi.json") for _ in range(3)), client.get("/openapi.json"))
+        assert [answer.json() for answer in answers] == [made[0]] * 4
+
+    asyncio.run(ask())
+    assert len(made) == 1

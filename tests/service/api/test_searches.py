@@ -10,9 +10,9 @@ import pytest
 from gpumemnet.job.job_table import JobTable
 from gpumemnet.predict.prediction_table import PredictionTable
 from gpumemnet.predict.predictor import Predictor
-from service.api.endpoint import SearchQueue
 from service.api.predictions import PredictionApi, Search
 from service.api.problems import Refusal
+from service.searches import SearchQueue
 
 
 def test_searches_wait_for_each_other_and_too_many_are_refused() -> None:
