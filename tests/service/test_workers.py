@@ -22,6 +22,7 @@ from tests.registries import add_release
 from tests.service.middleware.test_gate import send_head
 from tests.service.middleware.test_metrics import scrape, value
 from tests.service.run_service import run_service
+from tests.service.test_process import wait_until_refused
 from tests.waiting import wait_until
 
 
@@ -81,9 +82,9 @@ def test_a_signal_ends_all_after_what_they_accepted(
     with start_service("--workers", "2") as running:
         workers = workers_of(running)
         connections = [send_head(running.url, "/v1/predict", len(body), body[:9]) for _ in range(4)]
-        time.sleep(0.3)
+        wait_until(lambda: value(scrape(running.url), "gpumemnet_requests_in_work") == 4)
         running.process.send_signal(number)
-        time.sleep(0.3)
+        wait_until_refused(running.url)
         for connection in connections:
             connection.sendall(body[9:])
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
