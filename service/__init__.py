@@ -10,6 +10,6 @@ It loads trained models (bundles) and no training code.  The folders, in the ord
 * :mod:`.serving`: the served release, its self-test, its challenger, and its replacement without a restart.
 * :mod:`.admin`: the endpoints that change it.
 
-:mod:`.app` assembles the application.  :mod:`.server` runs one worker, and :mod:`.supervisor` runs several.  :mod:`.searches` is the
-process beside each worker that searches over batch sizes.
+:mod:`.app` assembles the application.  :mod:`.server` runs one worker, and :mod:`.supervisor` runs several.  :mod:`.searches` is
+the process beside each worker that searches over batch sizes.
 """
