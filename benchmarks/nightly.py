@@ -80,6 +80,11 @@ STEPS = (
     Step("monotone", ("benchmarks/monotone.py",), "steps of the batch size at which request or limit fall"),
     Step("real_runs", ("benchmarks/real_runs.py",), "traced parts against published runs"),
     Step(
+        "scoreboard",
+        ("-m", "models", "scoreboard", "--out", "docs/evaluation/scoreboard", "--cpu-budget", "3600"),
+        "published estimators on published runs; an hour more of runs on the CPU (timm 1.0.9, transformers 4.51.3)",
+    ),
+    Step(
         "real_scripts",
         ("benchmarks/real_scripts.py", "--checkouts", "nightly/checkouts", "--out", "nightly/real_scripts.jsonl", "--again"),
         "training scripts of others, from clones in nightly/checkouts, and of our own",

@@ -362,6 +362,45 @@ def retrain(
 
 
 @app.command()
+def scoreboard(
+    out: Annotated[Path, typer.Option("--out", help="Folder of the page; answers that it keeps are used again.")],
+    networks: Annotated[
+        str, typer.Option("--networks", metavar="MODULE:FUNCTION", help="What makes the model of a dataset's row.")
+    ] = "dataset_builder.traced.rebuilt:rebuilt",
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--time-budget", min=0, metavar="SECONDS", help="Time for estimators that need the model; no limit unless given."
+        ),
+    ] = None,
+    cpu_seconds: Annotated[
+        float, typer.Option("--cpu-budget", min=0, metavar="SECONDS", help="Time for real runs on the CPU, which xMem needs.")
+    ] = 600,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="A small part, in a minute: two sets, few rows, nothing trained.")
+    ] = False,
+) -> None:
+    """Compare published estimators and ours on published runs; what was asked before is kept in the folder."""
+    import torch
+
+    from .evaluation.scoreboard.run import make_scoreboard
+
+    torch.set_num_threads(1)  # seconds are those of one core
+    with _progress("scoreboard") as progress:
+        page = make_scoreboard(
+            out,
+            COMMITTED,
+            networks,
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            smoke=smoke,
+            command=f"python -m models scoreboard --out {out}",
+            progress=progress,
+        )
+    print_result({"page": page}, f"{page}: written", as_json=False)
+
+
+@app.command()
 def search(
     out: Annotated[Path, typer.Option("--out", help="JSON file of the plan that is found.")],
     trials: Annotated[

@@ -1,0 +1,186 @@
+"""Puts the answers of all estimators side by side: tables of figures on equal rows, for each set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...published.xmem import XMEM
+from .answers import Answer, Answers
+from .collect import FORMULAS, OF_MODELS, TRACED_AGAIN, formula_answers
+from .fitted import OURS, SCHEDTUNE
+from .ours import TRACE
+from .protocol import Figures, calibrated, figures
+from .sets import PublishedTool, RowSet
+
+Array = NDArray[np.float64]
+FEWEST_ROWS: Final = 8
+"""Fewer rows make no table: a median of less says nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """All answers of one estimator on a set.
+
+    Attributes:
+        name: of the estimator.
+        answers: row → answer, those without an amount left out.
+        run_again: row → whether its run failed when it was run again on the GPU, where that was published.
+        refused: rows for which it has no answer.
+    """
+
+    name: str
+    answers: Mapping[int, Answer]
+    run_again: Mapping[int, float]
+    refused: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """One line of a table.
+
+    Attributes:
+        name: of the estimator.
+        raw: figures as it comes; with_line: with a line fitted on other architecture families.
+        bound: of its own bound at 99 % where it gives one, else of the line times the ratio that covers 99 % of the other
+            families.
+    """
+
+    name: str
+    raw: Figures
+    with_line: Figures
+    bound: Figures
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Figures of several estimators on equal rows.
+
+    Attributes:
+        title: which rows they are.
+        rows, out_of_memory: number of rows, and of those that ran out of memory.
+        lines: best median error first, in whichever form it is better.
+        left_out: estimators that have too few rows in common with the others → why.
+    """
+
+    title: str
+    rows: int
+    out_of_memory: int
+    lines: tuple[Line, ...]
+    left_out: Mapping[str, str]
+
+
+def columns(rows: RowSet, answers: Answers) -> list[Column]:
+    """The answers of every estimator on a set."""
+    found = [_column(estimator.name, formula_answers(rows, estimator)) for estimator in FORMULAS]
+    kept = [*(estimator.name for estimator in OF_MODELS), XMEM.name, SCHEDTUNE, *OURS]
+    found += [_column(name, answers.of(rows.recipe.name, rows.sha256, name)) for name in kept]
+    found += [_published(rows, tool) for tool in rows.recipe.tools]
+    traced = answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)
+    timed = [answer.seconds for answer in traced.values() if answer.total_bytes is not None]
+    return [_timed(column, timed) if column.name == TRACE.name and timed else column for column in found]
+
+
+def _column(name: str, answers: Mapping[int, Answer]) -> Column:
+    given = {row: answer for row, answer in answers.items() if answer.total_bytes is not None}
+    return Column(name, given, {}, len(answers) - len(given))
+
+
+def _timed(column: Column, seconds: Sequence[float]) -> Column:
+    """The trace with the seconds of its run: its kept answer takes none."""
+    typical = float(np.median(seconds))
+    timed = {row: Answer(answer.total_bytes, typical) for row, answer in column.answers.items()}
+    return Column(column.name, timed, column.run_again, column.refused)
+
+
+def _published(rows: RowSet, tool: PublishedTool) -> Column:
+    """What a tool's authors published for these runs."""
+    found, failed = {}, {}
+    for row in range(len(rows)):
+        told = rows.options(row)
+        value = told.get(tool.option)
+        if value is None or value <= 0:
+            continue
+        seconds = float(told.get(f"{tool.outcome}_seconds") or np.nan)
+        found[row] = Answer(round(value * tool.unit_bytes), seconds)
+        forecast, again = (told.get(f"{tool.outcome}_{word}") for word in ("oom", "verification_oom"))
+        if forecast is not None and again is not None:
+            ran_out = bool(np.isnan(rows.labels[row]))
+            failed[row] = float(forecast != ran_out or (not ran_out and again))
+    return Column(tool.name, found, failed, len(rows) - len(found))
+
+
+def tables(rows: RowSet, every: Sequence[Column], answers: Answers) -> list[Table]:
+    """The tables of a set: with every estimator that ran the model, with those that need no run, and on all rows."""
+    sample = [row for row in rows.order[: rows.recipe.sample] if row in answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)]
+    run = [row for row in sample if any(column.name == XMEM.name and row in column.answers for column in every)]
+    traced = answers.of(rows.recipe.name, rows.sha256, TRACED_AGAIN)
+    spare = np.full(len(rows), np.nan)
+    for row, answer in traced.items():
+        if answer.bound_bytes is not None:
+            spare[row] = answer.bound_bytes
+    slow = {XMEM.name, *(estimator.name for estimator in OF_MODELS)}
+    cheap = [column for column in every if column.name not in slow]
+    choices = [
+        ("rows of the sample that were run on the CPU", run, every),
+        ("the sample, without the run on the CPU", sample, [column for column in every if column.name != XMEM.name]),
+        ("all rows, without estimators that need the model", list(range(len(rows))), cheap),
+    ]
+    made: list[Table] = []
+    for title, numbers, wanted in choices:
+        if len(numbers) >= FEWEST_ROWS and not (made and made[-1].rows == len(numbers)):
+            made.append(_table(rows, title, numbers, wanted, spare))
+    return made
+
+
+def _table(rows: RowSet, title: str, numbers: Sequence[int], every: Sequence[Column], spare: Array) -> Table:
+    """One table, on the rows that all estimators with enough answers have in common.
+
+    An estimator that answers for less than half of the rows is left out, so that one for language models does not take all other
+    rows away.
+    """
+    left_out: dict[str, str] = {}
+    taking_part = []
+    for column in every:
+        answered = sum(row in column.answers for row in numbers)
+        if 2 * answered < len(numbers):
+            left_out[column.name] = f"answers for {answered:,} of {len(numbers):,} rows"
+        else:
+            taking_part.append(column)
+    common = [row for row in numbers if all(row in column.answers for column in taking_part)]
+    lines = [_line(rows, column, np.array(common, dtype=np.int64), spare) for column in taking_part] if common else []
+    lines.sort(key=lambda each: min(each.raw.median_error, each.with_line.median_error))
+    ran_out = int(np.isnan(rows.labels[common]).sum())
+    return Table(title, len(common), ran_out, tuple(lines), left_out)
+
+
+def _line(rows: RowSet, column: Column, numbers: NDArray[np.int64], spare: Array) -> Line:
+    every = np.array(sorted(column.answers), dtype=np.int64)
+    place = {row: index for index, row in enumerate(every.tolist())}
+    chosen = np.array([place[row] for row in numbers.tolist()], dtype=np.int64)
+    given = np.array([column.answers[row].total_bytes for row in every.tolist()], dtype=np.float64)
+    seconds = np.array([column.answers[row].seconds for row in every.tolist()])
+    bounds = np.array([column.answers[row].bound_bytes or np.nan for row in every.tolist()], dtype=np.float64)
+    fitted = calibrated(rows.labels[every], given, rows.groups[every])
+    limit = fitted.bound_bytes
+    if not np.isnan(bounds).any():  # its own bound, moved by what the line changes
+        limit = bounds * fitted.expected_bytes / given
+    again = np.array([column.run_again.get(row, np.nan) for row in numbers.tolist()])
+
+    def judged(amounts: Array, told: Array | None = None) -> Figures:
+        return figures(
+            rows.labels[numbers],
+            amounts[chosen],
+            rows.capacities[numbers],
+            spare[numbers],
+            seconds[chosen],
+            rows.recipe.bins,
+            told,
+        )
+
+    was_run_again = bool(column.run_again) and not np.isnan(again).any()
+    return Line(column.name, judged(given, again if was_run_again else None), judged(fitted.expected_bytes), judged(limit))

@@ -1,0 +1,134 @@
+"""Asks estimators for the rows of a set, and keeps what takes time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gpumemnet.data.measurement import Measurement
+from gpumemnet.errors import DatasetError, GpumemnetError
+from gpumemnet.gpu.catalogue import DeviceProfile
+from gpumemnet.units import GIB
+
+from ...published.dnnmem import DNNMEM
+from ...published.estimator import NotCoveredError, PublishedEstimator, Subject, Training, subject_of
+from ...published.fake_tensor import FAKE_TENSOR, MEM_TRACKER
+from ...published.formulas import ACCELERATE, COPIES, HORUS, NAIVE, ZERO2, ZERO3
+from ...published.llmem import LLMEM
+from ...published.transformer_math import ELEUTHER, KORTHIKANTI
+from ...published.xmem import XMEM
+from .answers import Answer, Answers
+from .ours import CLOSED_FORM, TRACE, traced_run
+from .sets import RowSet
+
+Build = Callable[[Measurement, DeviceProfile], Training]
+Progress = Callable[[str, float], None]
+FORMULAS: Final = (
+    *(NAIVE, COPIES, HORUS, ACCELERATE, ZERO2, ZERO3, ELEUTHER, KORTHIKANTI, LLMEM),
+    *(CLOSED_FORM, TRACE),
+)
+"""Estimators that take less than a millisecond: they answer for all rows, and are asked anew each time."""
+OF_MODELS: Final = (FAKE_TENSOR, MEM_TRACKER, DNNMEM)
+"""Estimators that need the model: they answer for the sample, and their answers are kept."""
+TRACED_AGAIN: Final = "gpumemnet, trace run again"
+"""Under this name the trace's seconds are kept, and what the job could have spared as its bound."""
+KEPT_EVERY_SECONDS: Final = 20.0
+CPU_RUN_BYTES: Final = 2 * GIB
+"""Largest traced memory of a job that is run on the CPU."""
+
+
+def asked(estimator: PublishedEstimator, subject: Subject) -> Answer:
+    """What ``estimator`` answers for ``subject``; a fault of the model's code is no answer."""
+    start = time.perf_counter()
+    try:
+        estimate = estimator.estimate(subject)
+    except (NotCoveredError, GpumemnetError) as error:
+        if isinstance(error, DatasetError):
+            raise
+        return Answer(None, time.perf_counter() - start, reason=str(error)[:160])
+    return Answer(estimate.total_bytes, estimate.seconds)
+
+
+def formula_answers(rows: RowSet, estimator: PublishedEstimator) -> dict[int, Answer]:
+    """Answers of a formula for all rows."""
+    return {number: asked(estimator, _subject(rows, number, None)) for number in range(len(rows))}
+
+
+def answer_sample(
+    rows: RowSet,
+    numbers: Sequence[int],
+    estimators: Sequence[PublishedEstimator],
+    answers: Answers,
+    build: Build,
+    progress: Progress,
+    end: float | None = None,
+) -> None:
+    """Ask estimators that need the model, row by row, for what is not kept yet.
+
+    Args:
+        rows: the set.
+        numbers: rows of its sample.
+        estimators: to ask; the trace is run again beside them.
+        answers: where answers are kept.
+        build: makes the model of a row.
+        progress: called with a step and its share.
+        end: moment by :func:`time.monotonic` after which nothing new is asked; ``None`` for no limit.
+
+    Raises:
+        DatasetError: a library of the models is missing or of another version.
+    """
+    name = rows.recipe.name
+    kept = {each.name: answers.of(name, rows.sha256, each.name) for each in estimators}
+    traced = answers.of(name, rows.sha256, TRACED_AGAIN)
+    last = time.monotonic()
+    for done, number in enumerate(numbers):
+        if end is not None and time.monotonic() >= end:
+            break
+        subject = _subject(rows, number, build)
+        for estimator in estimators:
+            if number not in kept[estimator.name]:
+                answers.keep(name, rows.sha256, estimator.name, {number: asked(estimator, subject)})
+        if number not in traced:
+            answers.keep(name, rows.sha256, TRACED_AGAIN, {number: _traced(subject)})
+        progress(f"{rows.recipe.title}: estimators that need the model", (done + 1) / len(numbers))
+        if time.monotonic() - last > KEPT_EVERY_SECONDS:
+            answers.write()
+            last = time.monotonic()
+    answers.write()
+
+
+def answer_cpu_runs(rows: RowSet, answers: Answers, build: Build, progress: Progress, end: float) -> None:
+    """Run jobs of the sample on the CPU, in its order, until ``end``; what is kept is not run again.
+
+    Jobs above :data:`CPU_RUN_BYTES` are left out: a run on the CPU needs the memory of the job, and minutes.
+    """
+    name, kept = rows.recipe.name, answers.of(rows.recipe.name, rows.sha256, XMEM.name)
+    wanted = [row for row in rows.order[: rows.recipe.sample] if _is_small(rows.rows[row])]
+    for done, number in enumerate(wanted):
+        if time.monotonic() >= end:
+            break
+        if number not in kept:
+            answers.keep(name, rows.sha256, XMEM.name, {number: asked(XMEM, _subject(rows, number, build))})
+            answers.write()
+        progress(f"{rows.recipe.title}: runs on the CPU", (done + 1) / len(wanted))
+
+
+def _is_small(row: Measurement) -> bool:
+    return row.job.traced_peak_bytes is not None and row.job.traced_peak_bytes <= CPU_RUN_BYTES
+
+
+def _traced(subject: Subject) -> Answer:
+    start = time.perf_counter()
+    try:
+        total, spare = traced_run(subject)
+    except GpumemnetError as error:
+        if isinstance(error, DatasetError):
+            raise
+        return Answer(None, time.perf_counter() - start, reason=str(error)[:160])
+    return Answer(total, time.perf_counter() - start, bound_bytes=spare)
+
+
+def _subject(rows: RowSet, number: int, build: Build | None) -> Subject:
+    row = rows.rows[number]
+    return subject_of(row, rows.architecture(number), build)

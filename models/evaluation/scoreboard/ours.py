@@ -1,0 +1,63 @@
+"""Our own estimators in the form of the scoreboard: the closed form, the trace as the datasets keep it, and the trace run anew.
+
+The run gives the trace's seconds, and how much less memory the job would have done with: the difference between what the
+simulated allocator reserves without a limit and its smallest limit, which :mod:`.protocol` needs for failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from gpumemnet.allocator import AllocatorSettings
+from gpumemnet.features.vector import FEATURE_NAMES
+from gpumemnet.tracing.memory import memory_of, non_allocator_memory, smallest_bytes
+from gpumemnet.tracing.step import record
+from gpumemnet.tracing.timeline import repeated
+
+from ...published.estimator import NotCoveredError, PublishedEstimator, Subject
+from ...training.data import features_on
+
+_SEGMENT: Final = FEATURE_NAMES.index("segment_bytes")
+
+
+def closed_form_parts(subject: Subject) -> Mapping[str, int]:
+    """The closed form as it is, with nothing fitted, and the context."""
+    features = features_on(subject.gpu.name, [subject.job])
+    return {"closed form": round(float(np.asarray(features)[0, _SEGMENT])), "context": subject.context_bytes}
+
+
+def kept_trace_parts(subject: Subject) -> Mapping[str, int]:
+    """The traced reserved bytes that the dataset keeps of the job, and the context."""
+    if subject.job.traced_peak_bytes is None:
+        raise NotCoveredError("the job has not been traced")
+    return {"reserved": subject.job.traced_peak_bytes, "context": subject.context_bytes}
+
+
+def traced_run(subject: Subject) -> tuple[int, int]:
+    """Trace ``subject`` anew: its expected bytes, and how much less would have done."""
+    training = subject.training()
+    timeline = record(training.network, training.inputs, training.options, training.platform).timeline
+    run, device, settings = repeated(timeline), training.platform.device, AllocatorSettings()
+    memory = memory_of(run, timeline.sizes, timeline.bounds, device, settings)
+    smallest = smallest_bytes(run, timeline.sizes, device, settings) - non_allocator_memory(device, ()).expected_bytes
+    reserved = memory.replayed.reserved_bytes
+    return reserved + subject.context_bytes, max(reserved - smallest, 0)
+
+
+CLOSED_FORM: Final = PublishedEstimator(
+    name="gpumemnet, closed form",
+    needs="layers",
+    leaves_out="nothing on purpose",
+    source="gpumemnet.physics.closed_form",
+    parts=closed_form_parts,
+)
+TRACE: Final = PublishedEstimator(
+    name="gpumemnet, trace",
+    needs="module",
+    leaves_out="nothing on purpose",
+    source="gpumemnet.trace, as kept in the dataset",
+    parts=kept_trace_parts,
+)

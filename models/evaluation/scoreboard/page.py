@@ -1,0 +1,175 @@
+"""Writes the scoreboard: a page, the same figures as JSON, and two pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from gpumemnet.data.atomic_files import replace_file
+
+from ...published.estimator import PublishedEstimator
+from ...published.xmem import XMEM
+from ..report.canvas import png
+from .board import Line, Table
+from .collect import FORMULAS, OF_MODELS
+from .pictures import bound_picture, error_picture
+from .protocol import Figures
+from .sets import RowSet
+
+LEARNT: Final = (
+    ("SchedTune", "totals", "whatever its features do not say", "Albahar et al., CCGrid 2022"),
+    ("gpumemnet, line over the closed form", "layers", "nothing on purpose", "gpumemnet.predict.real_networks"),
+    ("gpumemnet, classifier (layers)", "layers", "nothing on purpose", "gpumemnet, MLP-based classifier"),
+    ("gpumemnet, classifier (totals)", "totals", "nothing on purpose", "gpumemnet, MLP-based classifier"),
+)
+_HEADER: Final = (
+    "| estimator | error | 90th | failures | saved | under | over | bin | with a line: error | 90th | failures | "
+    "as a bound: under | over | seconds |",
+    "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+)
+_WORDS: Final = """\
+* **error**, **90th**: relative error of the estimate, median and 90th percentile, over rows with a reading.
+* **failures**: probability of estimation failure. The estimate says that the run fits and it did not, or the other way
+  round, or the run needs more than the estimate as its limit. No GPU was at hand to run it again: the least limit is
+  the reading less what the simulated allocator could spare. For tools *as published* it is what their authors saw when
+  they ran the job again on the GPU.
+* **saved**: share of the GPU that the estimate leaves to others, in the mean; a failed run saves nothing.
+* **under**: share of readings above the estimate. **over**: mean share by which estimates lie above the reading.
+* **bin**: share of readings in the estimate's bin (1,000 MiB, or 8,000 MiB for CNNs, transformers and timm).
+* **with a line**: slope · estimate + offset, fitted by least absolute relative error on the other folds. Folds hold
+  whole architecture families (architectures, for sampled networks). **as a bound**: the estimator's own bound at 99 %,
+  moved with the line; else the line times the ratio that covers 99 % of the other folds.
+* **seconds**: median of one estimate on one core, building the model included. Training is not counted.
+
+Runs that ran out of memory are censored: they count for failures and savings only. Readings known to have caught the
+search of `cudnn.benchmark` are left out. Tables are sorted by the better of the two median errors.
+"""
+
+
+def write_page(out: Path, sets: Mapping[str, tuple[RowSet, Sequence[Table]]], command: str) -> Path:
+    """Write ``index.md``, ``results.json`` and two pictures into ``out``; returns the page's path.
+
+    Args:
+        out: the folder.
+        sets: title of a set → its rows and its tables.
+        command: that makes the page.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    shown = {title: made[min(1, len(made) - 1)] for title, (_, made) in sets.items() if made}
+    lines = ["# Scoreboard: published estimators on published runs", "", *_preface(command), ""]
+    for name, draw, words in (
+        ("error.png", error_picture, "Error against seconds: hollow as it comes, filled with a line"),
+        ("bound.png", bound_picture, "Under-rate against over-allocation: hollow as it comes, filled as a bound"),
+    ):
+        replace_file(out / name, png(draw(shown)))
+        lines += [f"![{words}]({name})", "", f"*{words}. One panel a set, on the rows of its sample.*", ""]
+    lines += ["## How to read the tables", "", _WORDS]
+    document: dict[str, Any] = {"command": command, "sets": {}}
+    for title, (rows, made) in sets.items():
+        lines += [f"## {title}", ""]
+        document["sets"][rows.recipe.name] = {"title": title, "sha256": rows.sha256, "tables": [asdict(table) for table in made]}
+        for table in made:
+            lines += _table(table)
+    lines += ["## The estimators", "", "| estimator | needs | leaves out | after |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in (*_described((*FORMULAS, *OF_MODELS, XMEM)), *LEARNT)]
+    lines += ["", *_HOW_TO_ADD]
+    replace_file(out / "results.json", (json.dumps(_without_nan(document), indent=1) + "\n").encode())
+    path = out / "index.md"
+    replace_file(path, ("\n".join(lines) + "\n").encode())
+    return path
+
+
+def _preface(command: str) -> list[str]:
+    return [
+        f"`{command}` makes this page. `--smoke` does a small part of it in a minute.",
+        "",
+        "Every estimator answers for the same rows by one protocol, that of xMem (arXiv 2510.21048). Re-implementations",
+        "follow the papers; what a paper leaves open is said in the docstring of its module in `models/published/`. On",
+        "the runs of the GeForce cards the tools' own published estimates stand beside them. xMem and DNNMem had there",
+        "what no estimate made beforehand can know: the framework's memory, read from the very run that is predicted.",
+    ]
+
+
+def _table(table: Table) -> list[str]:
+    out_of_memory = f", {table.out_of_memory} of them out of memory" if table.out_of_memory else ""
+    lines = [f"**{table.title[0].upper()}{table.title[1:]}: {table.rows:,} rows{out_of_memory}**", "", *_HEADER]
+    lines += [_line(line) for line in table.lines]
+    if table.left_out:
+        reasons = "; ".join(f"{name} {why}" for name, why in table.left_out.items())
+        lines += ["", *textwrap.wrap(f"*Not in this table: {reasons}.*", 118)]
+    return [*lines, ""]
+
+
+def _line(line: Line) -> str:
+    raw, fitted, bound = line.raw, line.with_line, line.bound
+    cells = [
+        *(_share(value) for value in (raw.median_error, raw.p90_error, raw.failures, raw.saved, raw.under, raw.over, raw.bins)),
+        *(_share(value) for value in (fitted.median_error, fitted.p90_error, fitted.failures)),
+        *(_share(value) for value in (bound.under, bound.over)),
+        _time(raw.seconds),
+    ]
+    name = f"**{line.name}**" if line.name.startswith("gpumemnet") else line.name
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _share(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.1%}" if value < 1 else f"{value:.0%}"
+
+
+def _time(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "–"
+    return "< 0.01" if seconds < 0.01 else f"{seconds:.2f}" if seconds < 1 else f"{seconds:.1f}"
+
+
+def _described(estimators: Sequence[PublishedEstimator]) -> list[tuple[str, str, str, str]]:
+    return [(each.name, each.needs, each.leaves_out, each.source) for each in estimators]
+
+
+def _without_nan(value: Any) -> Any:
+    """``value`` for JSON: numbers of five digits, ``null`` for what is not known."""
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{value:.5g}")
+    if isinstance(value, Figures):
+        return _without_nan(asdict(value))
+    return value
+
+
+_HOW_TO_ADD: Final = (
+    "## Add an estimator in twenty lines",
+    "",
+    "An estimator is a function from a subject to the parts of its memory in bytes. Put it into `models/published/`, name",
+    "it in `FORMULAS` (it needs the job only) or `OF_MODELS` (it needs the model) of",
+    "`models/evaluation/scoreboard/collect.py`, and run the command again: it asks the new estimator and keeps the others'",
+    "answers.",
+    "",
+    "```python",
+    '"""Twice the activations and four copies of the weights."""',
+    "",
+    "from models.published.estimator import NotCoveredError, PublishedEstimator, Subject",
+    "",
+    "",
+    "def parts(subject: Subject) -> dict[str, int]:",
+    "    job = subject.job  # layers, totals, batch size, optimizer, precision; subject.training() builds the model",
+    '    if job.precision != "fp32":',
+    '        raise NotCoveredError("fp32 only")',
+    "    activations = 4 * job.batch_size * job.total_activations",
+    '    return {"activations": 2 * activations, "copies": 16 * job.total_parameters, "context": subject.context_bytes}',
+    "",
+    "",
+    "MINE = PublishedEstimator(",
+    '    name="mine", needs="totals", leaves_out="allocator, workspaces", source="this page", parts=parts',
+    ")",
+    "```",
+)

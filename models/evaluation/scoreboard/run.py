@@ -1,0 +1,105 @@
+"""Makes the scoreboard: asks what is not kept yet, judges, and writes the page."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gpumemnet.errors import InvalidRequestError
+
+from .answers import Answers
+from .board import Table, columns, tables
+from .collect import OF_MODELS, Build, Progress, answer_cpu_runs, answer_sample
+from .fitted import LINE, SCHEDTUNE, Found, real_answers, sampled_answers, schedtune_answers
+from .page import write_page
+from .sets import SETS, RowSet, load_set
+
+ANSWERS: Final = "answers.json.gz"
+SMOKE_ROWS: Final = 40
+SMOKE_SAMPLE: Final = 2
+SMOKE_SETS: Final = ("mlp", "cnn")
+
+
+def make_scoreboard(
+    out: Path,
+    datasets: Path,
+    networks: str,
+    *,
+    seconds: float | None,
+    cpu_seconds: float,
+    smoke: bool,
+    command: str,
+    progress: Progress,
+) -> Path:
+    """Make the scoreboard in ``out``; returns the path of its page.
+
+    Args:
+        out: the folder; answers that were kept there are used again.
+        datasets: folder of the datasets.
+        networks: ``module:function`` that makes the model of a dataset's row.
+        seconds: time for estimators that need the model; ``None`` for no limit, 0 to ask none.
+        cpu_seconds: time for runs on the CPU.
+        smoke: whether to do a small part only: two sets of sampled networks, a few rows, nothing that trains for long.
+        command: that makes the page, for the page.
+        progress: called with a step and its share.
+
+    Raises:
+        DatasetError: a dataset cannot be read.
+        InvalidRequestError: ``networks`` names no function.
+    """
+    build = _function(networks)
+    answers = Answers(out / ANSWERS)
+    recipes = [replace(each, sample=SMOKE_SAMPLE) for each in SETS if each.name in SMOKE_SETS] if smoke else SETS
+    sets = [load_set(recipe, datasets, SMOKE_ROWS if smoke else None) for recipe in recipes]
+    end = None if seconds is None else time.monotonic() + seconds
+    for rows in sets:
+        answer_sample(rows, rows.order[: rows.recipe.sample], OF_MODELS, answers, build, progress, end)
+    for rows in sets:
+        if not answers.of(rows.recipe.name, rows.sha256, SCHEDTUNE):
+            _keep(answers, rows, schedtune_answers(rows))
+    if not smoke:
+        _answer_ours(sets, datasets, answers, progress)
+    for rows in sets:
+        answer_cpu_runs(rows, answers, build, progress, time.monotonic() + cpu_seconds / len(sets))
+    answers.write()
+    made: dict[str, tuple[RowSet, Sequence[Table]]] = {}
+    for rows in sets:
+        progress(f"{rows.recipe.title}: figures", 1.0)
+        made[rows.recipe.title] = (rows, tables(rows, columns(rows, answers), answers))
+    return write_page(out, made, command)
+
+
+def _answer_ours(sets: Sequence[RowSet], datasets: Path, answers: Answers, progress: Progress) -> None:
+    """Train our estimators on the folds of every set whose answers are not kept."""
+    missing = [rows for rows in sets if not answers.of(rows.recipe.name, rows.sha256, LINE)]
+    real = [rows for rows in missing if rows.recipe.is_real]
+    if real:
+        for name, found in real_answers(real, datasets, progress).items():
+            _keep(answers, next(rows for rows in real if rows.recipe.name == name), found)
+        answers.write()
+    for rows in missing:
+        if not rows.recipe.is_real:
+            _keep(answers, rows, sampled_answers(rows, progress))
+            answers.write()
+
+
+def _keep(answers: Answers, rows: RowSet, found: Found) -> None:
+    for name, given in found.items():
+        answers.keep(rows.recipe.name, rows.sha256, name, given)
+
+
+def _function(path: str) -> Build:
+    """The function that ``module:function`` names.
+
+    It is named and not imported, because models and dataset_builder do not know each other: whoever has other rows names another.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[..., object] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidRequestError(f"'{path}' names no function that makes the model of a row: {error}", "networks") from None
+    return found  # type: ignore[return-value]
