@@ -55,7 +55,7 @@ class Case:
 
     Attributes:
         name: unique, for people.
-        repository: ``owner/name``, or ``own`` for ``tests/real_scripts/libraries``.
+        repository: ``owner/name``, or ``own`` for ``tests/real_scripts`` and its folder ``libraries``.
         path: the script in its repository.
         commit: the commit that it was tried with.
         arguments: the script's own.
@@ -258,6 +258,8 @@ def check_out(case: Case, checkouts: Path | None, tree: Path) -> bool:
     """Write the case's repository to ``tree``; return whether it is at hand."""
     if case.repository == OWN:
         shutil.copytree(CASES.parent / "libraries", tree)
+        for script in CASES.parent.glob("*.py"):
+            shutil.copy(script, tree)
         return True
     source = checkouts / case.repository.replace("/", "+") if checkouts else None
     if source is None or not source.is_dir():

@@ -174,6 +174,20 @@ def glue(folder: Path) -> None:
     (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{files}---\n")
 
 
+def glue_metric(path: Path) -> None:
+    """A metric under the name of GLUE's, which ``evaluate.load`` finds as a file."""
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "import datasets, evaluate\n"
+        "class Glue(evaluate.Metric):\n"
+        "    def _info(self):\n"
+        "        columns = dict.fromkeys(('predictions', 'references'), datasets.Value('int64'))\n"
+        "        return evaluate.MetricInfo(description='', citation='', features=datasets.Features(columns))\n"
+        "    def _compute(self, predictions, references):\n"
+        "        return {'accuracy': 0.0}\n"
+    )
+
+
 def hf_chats(path: Path) -> None:
     """Prompts and completions, as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -306,6 +320,6 @@ MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     for maker in (
         *(mnist, cifar10, image_folder, images, style_image, segmentation_images, bsd300, words, text, tokens, characters),
         *(tiny_stories, sine_waves, cora, planetoid_cora, hf_chats, hf_preferences, gpt2_model, llama_model),
-        *(bert_model, glue, coco, vgg16_weights, cora_archive, empty_folder),
+        *(bert_model, glue, glue_metric, coco, vgg16_weights, cora_archive, empty_folder),
     )
 }

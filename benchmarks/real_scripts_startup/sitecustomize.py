@@ -1,8 +1,8 @@
 """Lets scripts of others run on made-up data, and with a torchvision that was built for another PyTorch.
 
-Python imports this file at its start from ``PYTHONPATH``.  Three modules are changed when a script imports them: torchvision
-names two operators on import, which a build for another PyTorch lacks; and its data sets compare checksums, which
-made-up data do not have.  ``requests.get`` answers with the file that ``REAL_SCRIPTS_DOWNLOAD`` names, if it is set.
+Python imports this file at its start from ``PYTHONPATH``.  Some modules are changed when a script imports them: torchvision
+names two operators on import, which a build for another PyTorch lacks; its data sets compare checksums, which made-up data do not
+have; ``requests.get`` answers with the file that ``REAL_SCRIPTS_DOWNLOAD`` names; ``torch.hub.list`` finds nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ def _without_network(module: Any) -> None:
         module.get = lambda url, **options: nullcontext(SimpleNamespace(raw=Path(file).open("rb")))  # noqa: SIM115
 
 
-_CHANGES = {"torchvision.datasets.utils": _without_checksums, "requests": _without_network}
+def _without_hub(module: Any) -> None:
+    module.list = lambda *args, **options: []
+
+
+_CHANGES = {
+    "torchvision.datasets.utils": _without_checksums,
+    "requests": _without_network,
+    "torch.hub": _without_hub,
+}
 
 
 class _Changed(MetaPathFinder):

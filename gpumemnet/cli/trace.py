@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -35,15 +37,17 @@ if TYPE_CHECKING:
     from gpumemnet.sandbox.parent import Progress
     from gpumemnet.tracing.report.answer import TraceAnswer
 
-_MODEL: Final = "The model"
 _TRAINING: Final = "How it is trained"
 _MACHINE: Final = "Where it is trained"
-_ANSWER: Final = "What else to answer"
+_of_model: Final = partial(typer.Option, rich_help_panel="The model")
+_of_training: Final = partial(typer.Option, rich_help_panel=_TRAINING)
+_of_machine: Final = partial(typer.Option, rich_help_panel=_MACHINE)
+_of_answer: Final = partial(typer.Option, rich_help_panel="What else to answer")
 _PLOTS: Final = (".png", ".html")
 _OF_SCRIPTS: Final = frozenset(
     {
         *("source", "script", "module", "gpu", "context_mib", "allocator_conf", "attention_kernel", "cudnn", "ranks"),
-        *("largest_batch", "batches", "batch_argument"),
+        *("best_effort", "largest_batch", "batches", "batch_argument"),
         *("plot", "as_json", "deadline", "show_output"),
     }
 )
@@ -63,135 +67,109 @@ def trace(
     ] = None,
     script: Annotated[
         Path | None,
-        typer.Option(
+        _of_model(
             metavar="FILE.py",
-            rich_help_panel=_MODEL,
             help="Run this training script, unmodified, on a simulated GPU, up to its second step.",
         ),
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option(metavar="PACKAGE.MODULE", rich_help_panel=_MODEL, help="The same for a module, as python -m runs it here."),
+        _of_model(metavar="PACKAGE.MODULE", help="The same for a module, as python -m runs it here."),
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(rich_help_panel=_MODEL, help="Samples per step; needed unless the factory gives inputs.")
-    ] = None,
+    batch_size: Annotated[int | None, _of_model(help="Samples per step; needed unless the factory gives inputs.")] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option(
+        _of_model(
             "--input",
             metavar="SHAPE",
-            rich_help_panel=_MODEL,
             help="3x224x224, 1024:int64, mask=128:bool …; once for each input of the model.",
         ),
     ] = None,
     argument: Annotated[
         list[str] | None,
-        typer.Option(
-            "--arg", metavar="NAME=VALUE", rich_help_panel=_MODEL, help="Keyword argument of the factory; JSON, or else text."
-        ),
+        _of_model("--arg", metavar="NAME=VALUE", help="Keyword argument of the factory; JSON, or else text."),
     ] = None,
     best_effort: Annotated[
         bool,
-        typer.Option(
+        _of_model(
             "--best-effort",
-            rich_help_panel=_MODEL,
             help="Continue with a guess, and a note, where the values of tensors are needed.",
         ),
     ] = False,
     optimizer: Annotated[str, training_option("optimizer", _TRAINING)] = DEFAULT_OPTIONS.optimizer,
     precision: Annotated[str, training_option("precision", _TRAINING)] = DEFAULT_OPTIONS.precision,
-    loss: Annotated[
-        str, typer.Option(metavar="|".join(LOSSES), rich_help_panel=_TRAINING, help="Unless the factory returns one.")
-    ] = LOSSES[0],
+    loss: Annotated[str, _of_training(metavar="|".join(LOSSES), help="Unless the factory returns one.")] = LOSSES[0],
     optimizer_implementation: Annotated[
         str, training_option("optimizer_implementation", _TRAINING)
     ] = DEFAULT_OPTIONS.optimizer_implementation,
     gradient_accumulation: Annotated[
         int, training_option("gradient_accumulation", _TRAINING)
     ] = DEFAULT_OPTIONS.gradient_accumulation,
-    zero_grad: Annotated[
-        str, typer.Option(metavar="|".join(ZERO_GRAD), rich_help_panel=_TRAINING, help="Where the loop drops its gradients.")
-    ] = ZERO_GRAD[0],
+    zero_grad: Annotated[str, _of_training(metavar="|".join(ZERO_GRAD), help="Where the loop drops its gradients.")] = ZERO_GRAD[
+        0
+    ],
     checkpointing: Annotated[str, training_option("checkpointing", _TRAINING)] = DEFAULT_OPTIONS.checkpointing,
     attention_kernel: Annotated[
         str | None, training_option("attention_kernel", _TRAINING, "Instead of the one that PyTorch picks.")
     ] = DEFAULT_OPTIONS.attention_kernel,
     channels_last: Annotated[bool, training_option("channels_last", _TRAINING)] = DEFAULT_OPTIONS.channels_last,
     cudnn_benchmark: Annotated[bool, training_option("cudnn_benchmark", _TRAINING)] = DEFAULT_OPTIONS.cudnn_benchmark,
-    parallel: Annotated[
-        str, typer.Option(metavar="|".join(PARALLEL), rich_help_panel=_MACHINE, help="How several GPUs are used; see --ranks.")
-    ] = PARALLEL[0],
+    parallel: Annotated[str, _of_machine(metavar="|".join(PARALLEL), help="How several GPUs are used; see --ranks.")] = PARALLEL[
+        0
+    ],
     ranks: Annotated[
         int, training_option("ranks", _MACHINE, "GPUs; the answer and the batch size are for one of them.")
     ] = DEFAULT_OPTIONS.ranks,
     gpu: Annotated[
         str,
-        typer.Option(
+        _of_machine(
             envvar="GPUMEMNET_GPU",
             metavar="NAME|FILE.json",
-            rich_help_panel=_MACHINE,
             help="A GPU of the catalogue, or a profile of your own.",
         ),
     ] = DEFAULT_GPU,
     context_mib: Annotated[
         int | None,
-        typer.Option(
+        _of_machine(
             envvar="GPUMEMNET_CONTEXT_MIB",
             metavar="MIB",
-            rich_help_panel=_MACHINE,
             help="The CUDA context where you know yours.",
             min=1,
         ),
     ] = None,
     allocator_conf: Annotated[
         str,
-        typer.Option(
+        _of_machine(
             metavar="TEXT",
-            rich_help_panel=_MACHINE,
             help="The job's PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True; the value in this shell is ignored.",
         ),
     ] = "",
     cudnn: Annotated[
         str,
-        typer.Option(
+        _of_machine(
             metavar="auto|off|PATH",
-            rich_help_panel=_MACHINE,
             help="Take workspaces of convolutions from cuDNN, which needs no GPU: the installed one, none, or the one there.",
         ),
     ] = OFF,
-    largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", rich_help_panel=_ANSWER, help="The largest batch size that fits the GPU.")
-    ] = False,
-    batches: Annotated[
-        str | None, typer.Option(metavar="N,N,…", rich_help_panel=_ANSWER, help="The memory at these batch sizes too.")
-    ] = None,
+    largest_batch: Annotated[bool, _of_answer("--largest-batch", help="The largest batch size that fits the GPU.")] = False,
+    batches: Annotated[str | None, _of_answer(metavar="N,N,…", help="The memory at these batch sizes too.")] = None,
     batch_argument: Annotated[
         str | None,
-        typer.Option(
+        _of_answer(
             metavar="OPTION",
-            rich_help_panel=_ANSWER,
             help="The script's argument that sets its batch size, such as --batch-size, where it is not found.",
         ),
     ] = None,
-    fits: Annotated[
-        bool, typer.Option("--fits", rich_help_panel=_ANSWER, help="On which GPUs of the catalogue it fits.")
-    ] = False,
+    fits: Annotated[bool, _of_answer("--fits", help="On which GPUs of the catalogue it fits.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.png|FILE.html", rich_help_panel=_ANSWER, help="Draw the memory over a step, stacked by class."
-        ),
+        _of_answer(metavar="FILE.png|FILE.html", help="Draw the memory over a step, stacked by class."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.json", rich_help_panel=_ANSWER, help="Write the job with its traced peak, for gpumemnet predict."
-        ),
+        _of_answer(metavar="FILE.json", help="Write the job with its traced peak, for gpumemnet predict."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=_ANSWER, help="For programs: print the whole answer as JSON, no tables.")
-    ] = False,
+    as_json: Annotated[bool, _of_answer("--json", help="For programs: print the whole answer as JSON, no tables.")] = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this long.")] = DEADLINE_SECONDS,
     show_output: Annotated[bool, typer.Option("--show-output", help="Show what the file prints, on standard error.")] = False,
 ) -> None:
@@ -229,7 +207,8 @@ def trace(
                 allocator=allocator,
                 cudnn=cudnn,
                 attention_kernel=attention_kernel,
-                ranks=ranks if launch.ranks is None else launch.ranks,
+                ranks=launch.ranks,
+                best_effort=best_effort,
                 extras=extras,
                 batch_argument=batch_argument,
                 deadline_seconds=deadline,
@@ -281,14 +260,15 @@ def _launch(words: Sequence[str], script: Path | None, module: str | None, ranks
     for name in call.params:
         if name not in _OF_SCRIPTS and _is_given(call, name):
             raise InvalidRequestError("does not go with a script, which trains as it is written", name)
+    given = ranks if _is_given(call, "ranks") else None
     if module is not None:
-        return Launch(module, True, tuple(words))
+        return Launch(module, True, tuple(words), given)
     if script is not None:
-        return Launch(str(script), arguments=tuple(words))
+        return Launch(str(script), arguments=tuple(words), ranks=given)
     launch = parse_launch(words)
-    if launch.ranks is not None and launch.ranks != ranks and _is_given(call, "ranks"):
-        raise InvalidRequestError(f"{ranks:,} GPUs, and the line starts {launch.ranks:,} processes", "ranks")
-    return launch
+    if None not in (given, launch.ranks) and given != launch.ranks:
+        raise InvalidRequestError(f"{given:,} GPUs, and the line starts {launch.ranks:,} processes", "ranks")
+    return replace(launch, ranks=launch.ranks or given)
 
 
 def _is_given(call: typer.Context, name: str) -> bool:

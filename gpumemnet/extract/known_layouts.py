@@ -12,11 +12,12 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gpumemnet.torch_private.operators import schema, tree_map_only
+from gpumemnet.torch_private.operators import aten, schema, tree_map_only
 from gpumemnet.torch_private.tensors import storage_id
 
 _PLAIN: Final = (torch.Tensor, nn.Parameter)
 _UNHASHABLE: Final = object()
+_GROUPED_PRODUCT: Final = aten._grouped_mm.default
 _Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -52,9 +53,33 @@ def call_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Run an operator with a meta tensor in place of every real one."""
     if not all(tensor.is_meta for tensor in argument_tensors(args, kwargs)):
         args, kwargs = tree_map_only(torch.Tensor, as_meta, (args, kwargs))
+    if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
+        return _grouped_product(*args, **kwargs)
     if any(argument.name == "device" for argument in schema(func).arguments):
         kwargs = {**kwargs, "device": torch.device("meta")}
     return func(*args, **kwargs)
+
+
+def _grouped_product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Return the products of groups of rows or columns, whose meta kernel knows bfloat16 alone, and the CUDA kernel others too.
+
+    Rows of the result begin at multiples of 16 bytes (``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``).
+    """
+    is_flat = left.ndim == right.ndim == 2
+    groups = len(offsets) if is_flat and offsets is not None else right.shape[0]
+    lead = (groups, left.shape[0]) if is_flat else left.shape[:-1] if right.ndim == 3 else left.shape[1:-1]
+    shape = (*lead, right.shape[-1])
+    aligned = 16 // (dtype or left.dtype).itemsize
+    padded = -(-shape[-1] // aligned) * aligned
+    strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype or left.dtype, device="meta")
 
 
 def argument_tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -203,9 +203,11 @@ class KnownValues(DispatchMode):
         try:
             result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
-            if not (isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))):
+            has_no_shape = torch.Tag.dynamic_output_shape in func.tags
+            has_no_kernel = isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))
+            if not (has_no_shape or has_no_kernel):
                 raise
-            reason = _NO_SHAPE if torch.Tag.dynamic_output_shape in func.tags else _NO_KERNEL
+            reason = _NO_SHAPE if has_no_shape else _NO_KERNEL
             return self._missing_values.result(func, args, kwargs, UnknownValueError(_dotted_name(func), reason))
         writes = self._writes.get(func)
         if writes is None:

@@ -6,11 +6,14 @@ own is the one that it imports.  Whatever user code prints goes to standard erro
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import signal
+import struct
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -22,6 +25,11 @@ from gpumemnet.sandbox.faults import user_location
 
 _REPEAT_SECONDS: Final = 0.5
 """The alarm repeats at this interval: Python only prints an exception that is raised in a callback, of a weak reference say."""
+
+
+_TERMINAL_SIZE: Final = (24, 80)
+_END_OF_INPUT: Final = b"\x04" * 100
+"""Each ends one read."""
 
 
 class _DeadlineReached(BaseException):
@@ -38,7 +46,7 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # its last line comes before a later one on stderr
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _give_terminal()
     _set_import_path(envelope["pythonpath"])
     if envelope["progress"] is not None:
         _report_progress(envelope["progress"])
@@ -65,6 +73,15 @@ def serve(compute: Callable[[dict[str, Any]], object]) -> NoReturn:
         with suppress(OSError):
             stream.flush()
     os._exit(0)
+
+
+def _give_terminal() -> None:
+    """Let user code find a terminal of the usual size as its standard input, and the end of input where it reads: some ask for
+    the size, with ``stty size`` say."""
+    held, given = os.openpty()  # both stay open until this process ends
+    fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("4H", *_TERMINAL_SIZE, 0, 0))
+    os.write(held, _END_OF_INPUT)
+    os.dup2(given, 0)
 
 
 class _ProgressHandler(logging.Handler):

@@ -125,6 +125,7 @@ PRIVATE_OPERATORS: Final[Mapping[str, str]] = {
     "_foreach_norm": "know the scratch memory of norms",
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), "know the scratch memory of sorting indices"),
     "_pack_padded_sequence": "pack sequences by their lengths",
+    "_grouped_mm": "multiply groups of rows by matrices of their own",
     "_sparse_addmm": "know the scratch memory of sparse products",
     **dict.fromkeys(("_addmm_activation", "_scaled_mm", "_int_mm"), "know which operators use cuBLAS"),
 }

@@ -6,13 +6,16 @@ Most of these names are public; they are listed here because the trace puts func
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final, Self
 
 import torch
 
-from gpumemnet.torch_private.names import SCRIPT, TorchName, declare, has_parameters
+from gpumemnet.torch_private.names import SCRIPT, TorchName, check, declare, has_parameters
 
 TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 LAYERS_FOLDER: Final = str(Path(torch.nn.modules.__file__).parent)
@@ -116,6 +119,69 @@ OPTIMIZER: Final = _declare("torch.optim:Optimizer.__init__", "know whether a sc
 
 _declare("torch.__future__:set_overwrite_module_params_on_conversion", "give parameters a new identity in Module.to_empty")
 _declare("torch.utils:swap_tensors", "put a meta tensor in place of a tensor that others refer to")
+
+_FOR_THREADS: Final = "give threads the modes of a trace"
+_FUNCTION_MODES: Final = _declare("torch.overrides:_get_current_function_mode_stack", _FOR_THREADS, probe=lambda: _probe_modes())
+_DISPATCH_MODES: Final = _declare("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", _FOR_THREADS)
+_ENTER_MODE: Final = {
+    kind: (_declare(f"{module}:_push_mode", _FOR_THREADS), _declare(f"{module}:_pop_mode", _FOR_THREADS))
+    for kind, module in (("function", "torch.overrides"), ("dispatch", "torch.utils._python_dispatch"))
+}
+Modes = tuple[tuple[str, Any], ...]
+"""Modes with their kind: ``function`` or ``dispatch``, outermost first."""
+
+
+def modes_of_thread() -> Modes:
+    """The modes that this thread has entered."""
+    found = {"function": _FUNCTION_MODES.value()(), "dispatch": _DISPATCH_MODES.value()()}
+    return tuple((kind, mode) for kind, modes in found.items() for mode in modes)
+
+
+@contextmanager
+def with_modes(modes: Modes) -> Iterator[None]:
+    """Context in which this thread has the modes of another."""
+    with ExitStack() as stack:
+        for kind, mode in modes:
+            push, pop = _ENTER_MODE[kind]
+            push.value()(mode)
+            stack.callback(pop.value())
+        yield
+
+
+def _probe_modes() -> None:
+    from torch.overrides import TorchFunctionMode
+
+    seen: list[object] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        modes = modes_of_thread()
+    thread = Thread(target=lambda: _with_modes(modes, lambda: torch.empty(1, device="meta")))
+    thread.start()
+    thread.join()
+    check(torch.empty in seen, "a mode of one thread is not seen in another")
+
+
+def _with_modes(modes: Modes, call: Callable[[], object]) -> None:
+    with with_modes(modes):
+        call()
+
+
+THREAD_START: Final = _declare("threading:Thread.start", _FOR_THREADS)
+PROCESS_INIT: Final = _declare(
+    "multiprocessing.process:BaseProcess.__init__",
+    "know what a process is given",
+    probe=has_parameters("multiprocessing.process:BaseProcess.__init__", "self", "group", "target", "name", "args", "kwargs"),
+)
+PROCESS_START: Final = _declare("multiprocessing.process:BaseProcess.start", "run the first of several processes in this one")
+PROCESS_JOIN: Final = _declare("multiprocessing.process:BaseProcess.join", "run the first of several processes in this one")
+SAFETENSORS_SAVE: Final = TorchName("safetensors.torch:save_file", "write no file of weights without values", SCRIPT)
+"""Of another library, which may not be installed."""
+DATA_PTR: Final = _declare("torch:UntypedStorage.data_ptr", "let scripts tell which tensors share memory")
 
 
 def device_constructors() -> frozenset[Any]:

@@ -39,6 +39,7 @@ def _trace_script(document: dict[str, Any], request: TraceRequest) -> TraceAnswe
         ranks=document["ranks"],
         other_way=document["other_way"],
         selected_share=document["selected_share"],
+        best_effort=request.options.best_effort,
     )
     extras = request.extras
     if extras.batches or extras.max_batch:

@@ -25,7 +25,7 @@ from gpumemnet.torch_private.operators import aten, schema, tree_leaves
 
 _CONDITIONS: Final = frozenset({"__bool__", "__contains__"})
 _ARRAYS: Final = frozenset({"tolist", "numpy", "__array__"})
-_HINT: Final = "; --best-effort continues with a guess"
+HINT: Final = "; --best-effort continues with a guess"
 _MAX_VALUES: Final = 2**24
 """Largest number of values that are made up for one tensor, in host memory."""
 _MAX_TIMES: Final = 10_000
@@ -57,11 +57,11 @@ class RefusedValues(MissingValues):
         """Refuse, unless any value will do."""
         if self._scalars_are_factors and function.rpartition(".")[2] == "item":
             return _one(tensor.dtype)
-        raise UnknownValueError(function, f"{NEEDS_VALUES}{_HINT}")
+        raise UnknownValueError(function, f"{NEEDS_VALUES}{HINT}")
 
     def result(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: UnknownValueError) -> Any:
         """Refuse."""
-        hint = "" if _guess(operator, args, kwargs) is None else _HINT
+        hint = "" if guess_of(operator, args, kwargs) is None else HINT
         raise UnknownValueError(error.operator, f"{error.reason}{hint}")
 
     def copied_to_host(self, function: str) -> None:
@@ -107,7 +107,7 @@ class GuessedValues(RefusedValues):
         Raises:
             UnknownValueError: ``error``, if that shape is unknown.
         """
-        guess = _guess(operator, args, kwargs)
+        guess = guess_of(operator, args, kwargs)
         if guess is None:
             raise error
         result, what = guess(*args, **kwargs)
@@ -210,6 +210,13 @@ def _of(elements: int, share: float) -> str:
     return f"all {elements:,}" if share == 1 else f"{_part(elements, share):,} of {elements:,}"
 
 
+def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> tuple[Any, str]:
+    """Count values: no more kinds than elements, or than the smallest length that the caller asks for."""
+    kinds = minlength or values.numel()
+    dtype = torch.long if weights is None else weights.dtype if weights.dtype == torch.float32 else torch.float64
+    return torch.empty(kinds, dtype=dtype, device="meta"), f"was taken to find values below {kinds:,}"
+
+
 def _packed(sequence: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Any, str]:
     batch, steps = sequence.shape[:2] if batch_first else sequence.shape[1::-1]
     whole = torch.full((batch,), steps, dtype=torch.long, device="cpu")
@@ -224,6 +231,7 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
     "aten::nonzero": _nonzero,
     "aten::masked_select": _masked_select,
     "aten::index": _indexed,
+    "aten::bincount": _counts,
     "aten::_unique2": _unique,
     "aten::unique_dim": _unique_dim,
     "aten::unique_consecutive": _unique_consecutive,
@@ -235,18 +243,23 @@ _GUESSES: Final[Mapping[str, _Guess]] = {
 _SELECTIONS: Final = frozenset({_nonzero, _masked_select, _indexed, _unique, _unique_dim, _unique_consecutive, _all_boxes})
 
 
+def selects(operator: Any) -> bool:
+    """Whether an operator selects elements by their values, of which a share can be taken."""
+    return _GUESSES.get(schema(operator).name) in _SELECTIONS
+
+
 def selection_of(operator: Any, share: float = 1) -> Callable[..., tuple[Any, str]] | None:
-    """Return what takes the place of an operator that selects elements by their values: it selects a share, and says so.
+    """Return what takes the place of an operator whose output depends on values; one that selects elements selects a share.
 
     ``None`` for other operators.  It is called with the operator's arguments.
     """
     if schema(operator).name in _READS:
         return None
     guess = _GUESSES.get(schema(operator).name)
-    return partial(guess, share=share) if guess in _SELECTIONS else guess
+    return partial(guess, share=share) if guess and selects(operator) else guess
 
 
-def _guess(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
+def guess_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Guess | None:
     """Return the guess for an operator, ``None`` if there is none."""
     guess = _GUESSES.get(schema(operator).name)
     return guess if guess or operator.namespace in ("aten", "prims") else _foreign(operator, args, kwargs)

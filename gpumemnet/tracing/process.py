@@ -86,8 +86,9 @@ def trace_script(
     allocator: AllocatorSettings | None = None,
     cudnn: str = OFF,
     attention_kernel: str | None = None,
+    best_effort: bool = False,
     is_module: bool = False,
-    ranks: int = 1,
+    ranks: int | None = None,
     variables: Mapping[str, str] | None = None,
     extras: ExtraResults | None = None,
     batch_argument: str | None = None,
@@ -104,8 +105,10 @@ def trace_script(
         arguments: command-line arguments of the script.
         gpu, allocator, cudnn, deadline_seconds, show_output, progress: as in :func:`trace_file`.
         attention_kernel: the scaled-dot-product kernel to use; the kernel that PyTorch would choose by default.
+        best_effort: whether to continue with a guess where an operator of another library does not describe its output.
         is_module: whether it is a module, to be run as by ``python -m`` in this folder.
-        ranks: number of GPUs that the script is started on; it is traced as the first rank, as ``torchrun`` would start it.
+        ranks: number of GPUs that the script is started on by ``torchrun``, as whose first rank it is traced; ``None`` if it
+            is started alone.
         variables: further environment variables of the script.
         extras: further results: the memory over one training step, and other batch sizes, for which the script is run again.
         batch_argument: the script's argument that sets its batch size; found by its name and value by default.
@@ -118,14 +121,15 @@ def trace_script(
         InvalidJobError, InvalidRequestError: an option has no such value.
         MissingExtraError: torch is not installed.
     """
+    options = TraceOptions(attention_kernel=attention_kernel, best_effort=best_effort)
     request = {
         "kind": "script",
         "script": str(script) if is_module else str(existing_file(str(script))),
         "is_module": is_module,
         "arguments": list(arguments),
-        "ranks": check_ranks(ranks),
+        "ranks": None if ranks is None else check_ranks(ranks),
         "batch_argument": batch_argument,
-        **asdict(checked_request(TraceOptions(attention_kernel=attention_kernel), gpu, allocator, extras, cudnn=cudnn)),
+        **asdict(checked_request(options, gpu, allocator, extras, cudnn=cudnn)),
     }
 
     def trace(other_way: bool, selected_share: float) -> TraceAnswer:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import RLock
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -109,6 +110,9 @@ class Recorder(DispatchMode):
         self._communicates = False
         self._ranks = 1
         self._groups: dict[str, int] = {}
+        self._is_closed = False
+        self._adding = RLock()
+        """Held while a storage is added: threads of a script may allocate at the same time."""
 
     # Called by the training loop.
 
@@ -116,6 +120,11 @@ class Recorder(DispatchMode):
         """Begin an optimizer step."""
         self._step_starts.append(len(self._events))
         self._steps += 1
+
+    def end_steps(self) -> None:
+        """Take what follows the last whole step as a part of it."""
+        self._step_starts.pop()
+        self._steps -= 1
 
     def begin(self, phase: str) -> None:
         """Begin a phase, see :class:`~gpumemnet.tracing.timeline.Phase`."""
@@ -132,7 +141,7 @@ class Recorder(DispatchMode):
 
     def requested(self, tensor: Tensor, operator: str) -> None:
         """Record that the model's code requests ``tensor`` on the GPU; see :func:`gpumemnet.extract.placement.placement`."""
-        if self._phases and storage_id(tensor) not in self._live:
+        if self._phases and not self._is_closed and storage_id(tensor) not in self._live:
             self._allocated(tensor.untyped_storage(), operator, self._modules.path)
 
     def now(self) -> int:
@@ -148,6 +157,8 @@ class Recorder(DispatchMode):
             module: path of the module that it belongs to; the running module by default.
             at: index of the event before which it arrived; now by default.
         """
+        if self._is_closed:
+            return
         storage = tensor.untyped_storage()
         index = self._live.get(id_of_storage(storage))
         if index is None:
@@ -240,7 +251,8 @@ class Recorder(DispatchMode):
         return Timeline(storages, tuple(self._events), tuple(self._phases), starts, self._ranks, groups, tuple(self._passes))
 
     def close(self) -> None:
-        """Stop recording releases."""
+        """Stop recording, also what threads of a script do that go on."""
+        self._is_closed = True
         self._references.clear()
         self._live.clear()
 
@@ -254,6 +266,8 @@ class Recorder(DispatchMode):
             watched = self._kinds[func] = _allocates(func) or takes_scratch(func)
             self._layouts[func] = layout_rule(func)
         kwargs = dict(kwargs or {})
+        if self._is_closed:
+            return self._run(func, args, kwargs)
         if not watched:
             return None if operator_name(func) in _FUSED else self._run(func, args, kwargs)
         if self._recomputed and not torch.is_grad_enabled():
@@ -299,10 +313,11 @@ class Recorder(DispatchMode):
     # Bookkeeping.
 
     def _allocated(self, storage: torch.UntypedStorage, operator: Any, module: str, at: int | None = None) -> int:
-        index = len(self._storages)
         size = storage.nbytes()
-        self._storages.append(_UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream))
-        self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
+        with self._adding:
+            index = len(self._storages)
+            self._storages.append(_UnclassifiedStorage(size, size, _name(operator), module, stream=self._stream))
+            self._classes.append(_COMMUNICATION if self._communicates else _UNKNOWN)
         if at is None:
             self._events.append(index)
         else:
@@ -338,12 +353,12 @@ class Recorder(DispatchMode):
                 self._events.append(EMPTY_CACHE)
 
     def _record_library_memory(self, size_bytes: int, bound_bytes: int, operator: Any, scratch: str = "") -> int:
-        index = len(self._storages)
+        made = _UnclassifiedStorage(size_bytes, bound_bytes, _name(operator), self._owner(), scratch, self._stream)
+        with self._adding:
+            index = len(self._storages)
+            self._storages.append(made)
+            self._classes.append("workspace")
         self._events.append(index)
-        self._storages.append(
-            _UnclassifiedStorage(size_bytes, bound_bytes, _name(operator), self._owner(), scratch, self._stream)
-        )
-        self._classes.append("workspace")
         return index
 
     def _any_live(self, values: Iterable[Any]) -> bool:

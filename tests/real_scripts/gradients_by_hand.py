@@ -1,3 +1,5 @@
+"""Training with torch.autograd.grad and updates in place, as in meta-learning."""
+
 import torch
 from torch import nn
 

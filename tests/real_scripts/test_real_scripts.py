@@ -53,6 +53,10 @@ CASES = {
         {"parameter": linear(256, 256)},
         *(64, "both ways were traced, and this is the larger one"),
     ),
+    "counted_classes": Case(  # rows of 32 numbers, and counts of the pairs of ten classes
+        {"parameter": linear(64, 64) + 4 * 4 * 64 * 32, "input": 256 * (4 * 64 + 8)},
+        *(256, "aten.bincount was taken to find values below 100"),
+    ),
     "data_parallel": Case({"parameter": LAYERS, "gradient": LAYERS, "optimizer_state": LAYERS}, 64),
     "default_device": Case(
         {
@@ -91,7 +95,9 @@ CASES = {
     "muon": Case({"parameter": MUON, "optimizer_state": MATRICES + 2 * (MUON - MATRICES)}, 64),
     "packed_lengths": Case({"parameter": PACKED, "saved_activation": 4 * 680 * (64 + 256) + 2 * 4}, 16),  # 680 steps, not 800
     "relative_bias": Case({"parameter": BIASES, "optimizer_state": 2 * BIASES}, 16),
+    "one_step": Case({"parameter": linear(1024, 1024), "gradient": 4 * 1024**2}, 32, "the script ended after 1 optimizer step"),
     "policy": Case({"parameter": linear(4, 64, 1), "optimizer_state": 2 * linear(4, 64, 1)}, 32),
+    "prefetching_thread": Case({"parameter": linear(512, 512), "input": 3 * 4 * 2048 * 512}, 2048),
     "resumed": Case({"parameter": linear(512, 512), "optimizer_state": 2 * linear(512, 512), "input": 0}, 16),
     "selected_rows": Case(  # half of the rows that the mask selects, and what is selected from
         {"parameter": linear(256, 256), "saved_activation": 4 * 4096 * 256 + 4 * 2048 * 256 + 2 * 4},
@@ -106,6 +112,10 @@ CASES = {
         64,
     ),
     "sequence_first": Case({"parameter": 4 * (2 * 100 * 64 + 100 + 2 * 4 * 64 * 65)}, 20),
+    "shared_model": Case(
+        {"parameter": LAYERS, "gradient": LAYERS, "optimizer_state": LAYERS, "input": 64 * 4 * 256},
+        *(64, "this is one of them with the model"),
+    ),
     "sparse_graph": Case(  # features and labels; the matrix in COO, and in CSR
         {
             "parameter": linear(64, 128, 8),
@@ -162,5 +172,7 @@ def test_the_list_names_scripts_that_exist() -> None:
     assert len(cases) >= 60
     assert len({case["name"] for case in cases}) == len(cases)
     for case in cases:
-        assert case["repository"] in commits or (HERE / "libraries" / case["path"]).exists(), case["name"]
+        assert case["repository"] in commits or any((folder / case["path"]).exists() for folder in (HERE, HERE / "libraries")), (
+            case["name"]
+        )
     assert {path.name for path in (HERE / "libraries").iterdir()} <= {case["path"] for case in cases} | {"__pycache__"}

@@ -1,3 +1,5 @@
+"""Parameters without a module, updated without an optimizer, as tutorials do it."""
+
 import torch
 
 device = torch.device("cuda:0")

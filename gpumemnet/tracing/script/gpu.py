@@ -26,11 +26,12 @@ from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.modules import own_buffers, own_parameters
 from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
+from gpumemnet.torch_private.tensors import id_of_storage, storage_id
 from gpumemnet.tracing.platform import Platform
 from gpumemnet.tracing.script.cuda_answers import GPU, cuda_tensor_types, gpu_answers
 from gpumemnet.tracing.script.data_parallel import data_parallel_forward
 from gpumemnet.tracing.script.read_values import MAX_VALUES, ReadValues
-from gpumemnet.tracing.script.saved_files import SavedFiles
+from gpumemnet.tracing.script.saved_files import SavedFiles, saving_safetensors
 from gpumemnet.tracing.streams import Streams
 
 _BETWEEN: Final = frozenset({__file__, *names.WRAPPER_FILES})
@@ -109,6 +110,10 @@ class GpuRequests(TorchFunctionMode):
         if given is not None:
             if func is Tensor.to or func is Tensor.cuda or func is Tensor.cpu:
                 return self._moved(func, given, args[1:], named)
+            if func is Tensor.share_memory_ and (given.is_meta or self._watcher.device_of(given) == GPU):
+                return given  # as for CUDA tensors, which processes share anyway
+            if func is Tensor.data_ptr and given.is_meta:
+                return storage_id(given) + given.storage_offset() * given.element_size()
             if func is Tensor.type and len(args) + len(named) > 1:
                 return self._typed(given, *args[1:], **named)
             if getattr(func, "__name__", "") == "__get__" and (given.is_meta or self._watcher.device_of(given) == GPU):
@@ -330,8 +335,8 @@ def present_gpu(
             torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
         return emptied
 
-    original_to, original_to_empty, original_load = (
-        name.value() for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD)
+    original_to, original_to_empty, original_load, original_data_ptr = (
+        name.value() for name in (names.MODULE_TO, names.MODULE_TO_EMPTY, names.LOAD, names.DATA_PTR)
     )
 
     saved = SavedFiles(watcher.device_of)
@@ -341,7 +346,8 @@ def present_gpu(
         (names.DATA_PARALLEL, data_parallel_forward(values.note_once)),
         (names.GENERATOR, names.cpu_generator(GPU)),
         (names.LOAD, load),
-        (names.PIN_MEMORY, lambda tensor, device=None: tensor),  # data loaders call it in a thread of their own
+        (names.DATA_PTR, lambda storage: id_of_storage(storage) if storage.device == _META else original_data_ptr(storage)),
+        (names.PIN_MEMORY, lambda tensor, device=None: tensor),
         (names.RECORD_STREAM, lambda tensor, stream: None),
         (names.MODULE_TO, to),
         (names.MODULE_TO_EMPTY, to_empty),
@@ -351,7 +357,7 @@ def present_gpu(
         (names.SET_DEFAULT_DEVICE, requests.set_default_device),
         (names.GET_DEFAULT_DEVICE, lambda: requests.default_device),
     )
-    with replaced(replacements):
+    with replaced(replacements), saving_safetensors(values.note_once):
         yield
 
 

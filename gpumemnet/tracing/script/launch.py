@@ -51,7 +51,7 @@ class Launch:
         script: a file, or a module's dotted name.
         is_module: whether it is a module, as after ``python -m``.
         arguments: the script's own arguments.
-        ranks: number of processes, each on a GPU of its own; ``None`` if the line does not say.
+        ranks: number of processes, each on a GPU of its own; ``None`` for one that is started alone.
         variables: environment variables that the line sets.
     """
 
@@ -139,7 +139,8 @@ def _accelerate(words: list[str]) -> Launch:
     if "gradient-accumulation-steps" in options:
         variables["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = options["gradient-accumulation-steps"]
     ranks = _number(processes or "1", "--num_processes")
-    return Launch(rest[0], "module" in options, tuple(rest[1:]), ranks, variables)
+    alone = ranks == 1  # accelerate starts one process as python does
+    return Launch(rest[0], "module" in options, tuple(rest[1:]), None if alone else ranks, variables)
 
 
 def _refused(launcher: str) -> Launch:

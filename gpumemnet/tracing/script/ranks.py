@@ -35,11 +35,11 @@ def environment(ranks: int) -> dict[str, str]:
 
 
 @contextmanager
-def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
+def one_of(ranks: int | None, watch: Watch, note: Callable[[str], None]) -> Iterator[None]:
     """Context in which a script may start a process group, and is its first rank.
 
     Args:
-        ranks: number of GPUs that the script is started on.
+        ranks: number of GPUs that the script is started on; ``None`` if it is started alone.
         watch: observes the script.
         note: called with a note on the number of ranks.
     """
@@ -47,7 +47,7 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
 
     def begin(backend: object = None, *args: object, world_size: int = -1, **kwargs: object) -> None:
         rank_count = world_size if world_size > 0 else ranks
-        if rank_count == 1 and world_size != 1:
+        if rank_count is None:
             raise ExtractError(
                 "--ranks: the script starts a process group (torch.distributed.init_process_group); give the number of GPUs"
             )
@@ -76,14 +76,14 @@ def one_of(ranks: int, watch: Watch, note: Callable[[str], None]) -> Iterator[No
         """Do nothing: the group is needed until the script ends."""
 
     with stack:
-        stack.enter_context(patch.dict(os.environ, environment(ranks) if ranks > 1 else {}))
+        stack.enter_context(patch.dict(os.environ, {} if ranks is None else environment(ranks)))
         begins = [(name, begin) for name in names.INIT_PROCESS_GROUP]
         ends = [(name, ended) for name in names.DESTROY_PROCESS_GROUP]
         stack.enter_context(replaced([*begins, *ends, (names.SPAWN, _first_alone)]))
         try:
             yield
         finally:
-            if ranks > 1 and not dist.is_initialized():
+            if (ranks or 1) > 1 and not dist.is_initialized():
                 note("the script has started no process group; this is its memory on one GPU")
 
 

@@ -19,7 +19,7 @@ from gpumemnet.extract.placement import MissingValues
 from gpumemnet.sandbox.faults import UnknownValueError, is_user_code, running_line
 from gpumemnet.torch_private import script as names
 from gpumemnet.torch_private.operators import operator_name, schema
-from gpumemnet.tracing.missing_values import selection_of
+from gpumemnet.tracing.missing_values import HINT, guess_of, selection_of, selects
 
 MAX_VALUES: Final = 2**26
 """Largest number of elements of a copy to the host, where copies are real tensors."""
@@ -49,11 +49,13 @@ class ReadValues(MissingValues):
     Args:
         other_way: whether conditions that nothing tells are true and numbers 1, instead of false and 0.
         selected_share: share of the elements that operators select which select by values.
+        best_effort: whether to guess what operators of other libraries return that do not describe it.
     """
 
-    def __init__(self, *, other_way: bool = False, selected_share: float = 1) -> None:
+    def __init__(self, *, other_way: bool = False, selected_share: float = 1, best_effort: bool = False) -> None:
         self._other_way = other_way
         self._selected_share = selected_share
+        self._best_effort = best_effort
         self._notes: dict[str, str] = {}
         self._truths: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
         self.selections: dict[str, None] = {}
@@ -89,14 +91,16 @@ class ReadValues(MissingValues):
         """Return what is read: a truth value or a number; an operator that selects elements selects its share.
 
         Raises:
-            UnknownValueError: ``error``, for another shape that depends on values.
+            UnknownValueError: as ``error``, for another shape that depends on values.
         """
         if schema(operator).name not in _READS:
             selection = selection_of(operator, self._selected_share)
-            if selection is None:
-                raise error
-            self.selections.setdefault(running_line() or error.operator)
-            result, what = selection(*args, **kwargs)
+            guess = selection or guess_of(operator, args, kwargs)
+            if guess is None or not (selection or self._best_effort):
+                raise UnknownValueError(error.operator, f"{error.reason}{(guess and HINT) or ''}")
+            if selects(operator):
+                self.selections.setdefault(running_line() or error.operator)
+            result, what = guess(*args, **kwargs)
             self.note(f"{error.operator} {what}")
             return result
         dtype = args[0].dtype

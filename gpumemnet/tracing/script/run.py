@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Final
-from unittest.mock import patch
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,13 +32,10 @@ from gpumemnet.tracing.script.cuda_answers import GPU
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.read_values import ReadValues
+from gpumemnet.tracing.script.threads import first_process_runs_here, threads_inherit_modes
 from gpumemnet.tracing.script.watch import EnoughSteps, Watch
 from gpumemnet.tracing.timeline import Timeline, repeated
 from gpumemnet.units import MIB
-
-_WITHOUT_THREADS: Final = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""Settings with which libraries load weights in the thread that trains: the simulated GPU is there alone.  This one is of
-transformers (``core_model_loading.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +48,10 @@ class ScriptCall:
         platform: the GPU that the script sees.
         settings: settings of the caching allocator, unless the script chooses its own.
         is_module: whether it is a module, to be run as by ``python -m``.
-        ranks: number of GPUs that the script is started on; it is traced as the first rank.
+        ranks: number of GPUs that the script is started on by ``torchrun``; ``None`` if it is started alone.
         other_way: whether conditions on values of the GPU are true and numbers 1, see :class:`ReadValues`.
         selected_share: share of the elements that is selected where that depends on values of the GPU.
+        best_effort: whether to guess what operators of other libraries return that do not describe it.
         compiled: returns the code of the script's file.
     """
 
@@ -65,9 +60,10 @@ class ScriptCall:
     platform: Platform
     settings: AllocatorSettings
     is_module: bool = False
-    ranks: int = 1
+    ranks: int | None = None
     other_way: bool = False
     selected_share: float = 1
+    best_effort: bool = False
     compiled: Callable[[Path], CodeType] = compile_file
 
 
@@ -133,8 +129,8 @@ def run_script(call: ScriptCall) -> ScriptRun:
         CodeEndedError: the script ended before it had trained for two steps on the GPU; says how far it came.
         ExtractError: names what cannot be traced and the line of the script.
     """
-    torch_notes = check_torch(SCRIPT, *((PARALLEL,) if call.ranks > 1 else ()))
-    values = ReadValues(other_way=call.other_way, selected_share=call.selected_share)
+    torch_notes = check_torch(SCRIPT, *((PARALLEL,) if (call.ranks or 1) > 1 else ()))
+    values = ReadValues(other_way=call.other_way, selected_share=call.selected_share, best_effort=call.best_effort)
     allocator = AllocatorChoice(call.settings, values.note_once)
     known = KnownValues(values, limited=lambda tensor: watch.device_of(tensor) == GPU)
     watch = Watch(call.platform, known.run, allocator.first_used)
@@ -154,12 +150,14 @@ def run_script(call: ScriptCall) -> ScriptRun:
     except Exception as error:
         raise ExtractError(f"the script cannot be traced: {fault_sentence(error)}") from error
     if not watch.has_enough_steps:
-        raise CodeEndedError(f"{watch.missing}{ended and f'; it ended at {ended}'}")
+        if not watch.has_stepped:
+            raise CodeEndedError(f"{watch.missing}{ended and f'; it ended at {ended}'}")
+        watch.end_early()
     for sentence in watch.notes.values():
         values.note_once(sentence)
     timeline = watch.recorder.timeline()
     growth = grown_bytes(timeline)
-    if growth >= MIB:
+    if growth >= MIB and watch.has_enough_steps:
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
@@ -228,14 +226,15 @@ def _run(module: ModuleType, call: ScriptCall, watch: Watch, requests: GpuReques
     sys.argv = [file, *call.arguments]
     values = requests.values
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, _WITHOUT_THREADS))
         stack.enter_context(without_dynamo())
         stack.enter_context(requests)
         stack.enter_context(cuda_autocast(platform))
         stack.enter_context(gpu_optimizers())
         stack.enter_context(overriding(cuda_overrides(platform)))
-        stack.enter_context(present_gpu(platform, watch, values, requests, local_ranks(call.ranks)))
+        stack.enter_context(present_gpu(platform, watch, values, requests, local_ranks(call.ranks or 1)))
         stack.enter_context(watch.watching())
         stack.enter_context(watch.recorder)
         stack.enter_context(one_of(call.ranks, watch, values.note_once))
+        stack.enter_context(first_process_runs_here(watch.device_of, values.note_once))
+        stack.enter_context(threads_inherit_modes())
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose

@@ -7,14 +7,18 @@ A checkpoint that the same run has saved is loaded as ``torch.load`` would: on t
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gpumemnet.torch_private.names import replaced
 from gpumemnet.torch_private.operators import without_function_modes
+from gpumemnet.torch_private.script import SAFETENSORS_SAVE
 from gpumemnet.tracing.script.cuda_answers import GPU
 
 
@@ -62,6 +66,29 @@ class SavedFiles:
                 return _like(tensor, _on_host(tensor))
 
         return _copied(value, loaded)
+
+
+@contextmanager
+def saving_safetensors(note: Callable[[str], None]) -> Iterator[None]:
+    """Context in which ``safetensors.torch.save_file`` writes zeros, or nothing where they would take too much memory.
+
+    Args:
+        note: called with a sentence for the answer where nothing is written.
+    """
+    if importlib.util.find_spec("safetensors") is None:
+        yield
+        return
+    write = SAFETENSORS_SAVE.value()
+
+    def save_file(tensors: Mapping[str, Tensor], filename: Any, metadata: Any = None) -> None:
+        on_host = {name: tensor.to("cpu") for name, tensor in tensors.items()}
+        if any(tensor.is_meta for tensor in on_host.values()):
+            note("safetensors.torch.save_file was left out for tensors without values")
+            return
+        write(on_host, filename, metadata)
+
+    with replaced([(SAFETENSORS_SAVE, save_file)]):
+        yield
 
 
 def _key(file: Any) -> object:

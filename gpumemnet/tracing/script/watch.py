@@ -116,6 +116,20 @@ class Watch:
         return self._boundaries >= self._steps_wanted
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether the script has trained on the GPU for one step."""
+        return self._boundaries > 0 and (self._trains_on_gpu or not self._has_optimizer)
+
+    def end_early(self) -> None:
+        """Take the steps so far, because the script has ended."""
+        self.recorder.end_steps()
+        self.recorder.close()
+        self.notes["steps"] = (
+            f"the script ended after {_counted(self._boundaries)}: longer training can take more, "
+            "where gradients and optimizer state of a step are there in the next one"
+        )
+
+    @property
     def missing(self) -> str:
         """What a script did not do that ended before it had trained enough, as a sentence."""
         steps = self._stepped.total()
@@ -131,10 +145,7 @@ class Watch:
                 "the script ended, and no optimizer stepped on what is on the GPU; "
                 "a trace takes two steps of an optimizer of torch.optim, or of a class derived from torch.optim.Optimizer"
             )
-        return (
-            f"the script ended after {_counted(self._boundaries)}, and a trace takes {self._steps_wanted}; "
-            "give it arguments with which it trains longer"
-        )
+        return f"the script ended after {_counted(steps)}, and no step was complete"
 
     @property
     def _steps_wanted(self) -> int:

@@ -312,6 +312,42 @@ def test_a_line_that_starts_a_module_on_several_gpus(
         assert capfd.readouterr().err.startswith(sentence)
 
 
+_ALONE = """
+import os, torch
+
+rows, columns = os.popen("stty size").read().split()
+assert int(columns) >= 80
+try:
+    input()
+except EOFError:
+    pass
+torch.distributed.init_process_group("nccl")
+library = torch.library.Library("elsewhere", "DEF")
+library.define("scale(Tensor x) -> Tensor")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    with torch.no_grad():
+        batch = torch.ops.elsewhere.scale(torch.ones(16, 256, device="cuda"))
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_process_group_of_one_at_a_terminal_with_an_operator_that_does_not_describe_its_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_ALONE)
+    line = ["--", "torchrun", "--nproc-per-node", "1", str(script)]
+    assert main(["trace", *line]) == 2
+    assert capfd.readouterr().err.rstrip().endswith("; --best-effort continues with a guess")
+    assert main(["trace", "--json", "--best-effort", *line]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["ranks"], answer["batch_size"]) == (1, 16)
+    assert "elsewhere.scale was taken to return a tensor like its first" in " ".join(answer["notes"])
+
+
 _SIZED = """
 import argparse, torch
 

@@ -14,17 +14,17 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch.utils.data", "gpumemnet.tracing.script.run"])
 
 
-def traced(script: Path, arguments: tuple[str, ...], ranks: int) -> Any:
+def traced(script: Path, arguments: tuple[str, ...], ranks: int | None) -> Any:
     """The answer as a JSON object, or the sentence with which the script is refused."""
     return _ask([script], arguments, ranks)[script.stem]
 
 
 def traced_all(scripts: list[Path]) -> dict[str, Any]:
     """The same for several scripts by their names, one after the other in one process."""
-    return _ask(scripts, (), 1)
+    return _ask(scripts, (), None)
 
 
-def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> dict[str, Any]:
+def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int | None) -> dict[str, Any]:
     here, there = _FORKS.Pipe(duplex=False)
     child = _FORKS.Process(target=_trace, args=(there, scripts, arguments, ranks))
     child.start()
@@ -35,7 +35,7 @@ def _ask(scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> dict[st
         child.join()
 
 
-def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int) -> None:
+def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...], ranks: int | None) -> None:
     from gpumemnet.errors import ExtractError
     from gpumemnet.tracing.report.answer import answer_to_dict
     from gpumemnet.tracing.script.both_ways import larger_way
@@ -52,7 +52,7 @@ def _trace(answers: Connection, scripts: list[Path], arguments: tuple[str, ...],
     answers.send(found)
 
 
-def _one_way(script: Path, arguments: tuple[str, ...], ranks: int, other_way: bool, selected_share: float) -> Any:
+def _one_way(script: Path, arguments: tuple[str, ...], ranks: int | None, other_way: bool, selected_share: float) -> Any:
     from gpumemnet.allocator import AllocatorSettings
     from gpumemnet.gpu.catalogue import device_profile
     from gpumemnet.tracing.platform import Platform

@@ -59,6 +59,7 @@ def line_of(file: str, text: str) -> int:
         ("shapes:picks", "where", "", "torch.where(", "find all 16,384 elements."),
         ("shapes:picks", "masked_select", "masked_select", "torch.masked_select(", "keep all 16,384 elements."),
         ("shapes:picks", "unique", "unique", "torch.unique(", "find all 64 elements different."),
+        ("shapes:picks", "counts", "bincount", "torch.bincount(", "find values below 64."),
         ("operators:calls", "scale", "trace_example.scale", "scale(x, 2.0)", "like its first, of shape [64, 256]."),
         ("operators:calls", "rotate", "trace_example.rotate_", "trace_example.rotate_(", "allocate nothing"),
         ("operators:calls", "squash", "trace_example.squash", "x + squash(", "like its first, of shape [64, 256]."),
@@ -82,7 +83,6 @@ def test_the_operator_and_the_line_are_named_and_best_effort_goes_on(
     ("source", "how", "line"),
     [
         ("shapes:picks", "repeat", "repeat_interleave("),
-        ("shapes:picks", "counts", "torch.bincount("),
         ("operators:calls", "split", "ops.trace_example.split("),
     ],
 )

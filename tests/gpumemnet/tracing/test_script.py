@@ -20,7 +20,7 @@ from tests.gpumemnet.tracing import script_child
 SCRIPTS = Path(__file__).parent / "examples" / "scripts"
 
 
-def traced(script: Path | str, *arguments: str, ranks: int = 1) -> Any:
+def traced(script: Path | str, *arguments: str, ranks: int | None = None) -> Any:
     return script_child.traced(SCRIPTS / f"{script}.py" if isinstance(script, str) else script, arguments, ranks)
 
 
@@ -72,7 +72,7 @@ def test_checkpointing_compile_fused_and_saving() -> None:
     ("script", "sentence"),
     [
         ("cpu_only", "the model never left the CPU: 10 optimizer steps ran there"),
-        ("shapes", "shapes.py line 10: aten.bincount has an output whose shape depends on values"),
+        ("shapes", "shapes.py line 10: aten.repeat_interleave has an output whose shape depends on values"),
     ],
 )
 def test_what_cannot_be_traced_is_named(script: str, sentence: str) -> None:
@@ -95,8 +95,7 @@ _CHAIN = "line 4: KeyError: 'depth'; this led to ValueError: no such model"
         ("this is no python", "is no valid Python"),
         ("import torch\ntorch.distributed.init_process_group('nccl')", "--ranks: the script starts a process group"),
         ("", "the script ended before anything was on the GPU and before any optimizer stepped"),
-        (f"{_STEP}\nsys.exit(4)", "the script ended after 1 optimizer step, and a trace takes 2; give it arguments with which"),
-        (f"{_STEP}\nsys.exit(4)", "it ended at"),
+        (f"import sys\n{_STEP.replace('optimizer.step()', 'sys.exit(4)')}", "it ended at"),
         (f"{_STEP.replace('optimizer.step()', '')}", "no optimizer stepped on what is on the GPU"),
         ("try:\n  {}['depth']\nexcept KeyError as e:\n  raise ValueError('no such model') from e", _CHAIN),
     ],

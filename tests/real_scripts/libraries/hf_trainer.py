@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on one of twelve architectures, with random weights and made-up samples."""
+"""Hugging Face's Trainer on one of thirteen architectures, with random weights and made-up samples."""
 
 import sys
 
@@ -23,10 +23,17 @@ ARCHITECTURES = {
     "mistral": ("MistralForCausalLM", "MistralConfig", GROUPED),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 4}),
-    "t5": (
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {"d_model": 256, "num_layers": 4, "d_ff": 1024, "num_heads": 4, "decoder_start_token_id": 0},
+    "t5": ("T5ForConditionalGeneration", "T5Config", {"d_model": 256, "num_layers": 4, "d_ff": 1024, "num_heads": 4}),
+    "detr": (
+        "DetrForObjectDetection",
+        "DetrConfig",
+        {
+            "use_timm_backbone": False,
+            "use_pretrained_backbone": False,
+            "backbone": None,
+            "backbone_config": transformers.ResNetConfig(out_features=["stage4"]),
+            "num_queries": 50,
+        },
     ),
     "vit": ("ViTForImageClassification", "ViTConfig", SMALL),
 }
@@ -34,7 +41,8 @@ ARCHITECTURES = {
 
 class Samples(torch.utils.data.Dataset):
     def __init__(self, architecture: str) -> None:
-        self.is_image = architecture == "vit"
+        self.is_image = architecture in ("vit", "detr")
+        self.is_detector = architecture == "detr"
         self.is_classifier = "Classification" in ARCHITECTURES[architecture][0]
 
     def __len__(self) -> int:
@@ -42,6 +50,9 @@ class Samples(torch.utils.data.Dataset):
 
     def __getitem__(self, i: int) -> dict:
         label = torch.tensor(i % 2)
+        if self.is_detector:
+            boxes = torch.rand(5, 4) / 4 + 0.25
+            return {"pixel_values": torch.rand(3, 224, 224), "labels": {"class_labels": torch.arange(5), "boxes": boxes}}
         if self.is_image:
             return {"pixel_values": torch.rand(3, 224, 224), "labels": label}
         ids = torch.randint(0, 1000, (128,))
@@ -50,10 +61,20 @@ class Samples(torch.utils.data.Dataset):
         return {"input_ids": ids, "attention_mask": mask, "labels": label if self.is_classifier else ids}
 
 
+def with_labels_as_lists(samples: list[dict]) -> dict:
+    """Boxes differ in number from image to image."""
+    return {
+        "pixel_values": torch.stack([sample["pixel_values"] for sample in samples]),
+        "labels": [sample["labels"] for sample in samples],
+    }
+
+
 if __name__ == "__main__":
     name = sys.argv[1]
     model, configuration, sizes = ARCHITECTURES[name]
-    network = getattr(transformers, model)(getattr(transformers, configuration)(**sizes))
+    settings = getattr(transformers, configuration)(**sizes)
+    settings.decoder_start_token_id = 0  # of T5
+    network = getattr(transformers, model)(settings)
     arguments = TrainingArguments(
         output_dir="out",
         per_device_train_batch_size=8,
@@ -62,4 +83,5 @@ if __name__ == "__main__":
         logging_steps=1,
         bf16="bf16" in sys.argv,
     )
-    Trainer(model=network, args=arguments, train_dataset=Samples(name)).train()
+    collator = with_labels_as_lists if name == "detr" else None
+    Trainer(model=network, args=arguments, train_dataset=Samples(name), data_collator=collator).train()
