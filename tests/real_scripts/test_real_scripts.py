@@ -132,6 +132,10 @@ CASES = {
         *(1, "the batch size is not known"),
     ),
     "without_optimizer": Case({"parameter": 4 * 512 * 266, "gradient": 4 * 512 * 266, "optimizer_state": 0}, 1, NO_OPTIMIZER),
+    "validation_after_epoch": Case(
+        {"parameter": linear(*5 * (256,)), "saved_activation": 4 * 4096 * 256 * 4 + 2 * 4},
+        *(4096, ".eval() does not stop autograd, and nothing here does"),
+    ),
     "validation_before_training": Case(  # both graphs
         {"parameter": linear(*5 * (256,)), "saved_activation": 2 * 4 * 4096 * 256 * 4 + 3 * 4}, 4096
     ),
@@ -151,6 +155,11 @@ def test_a_real_script(name: str, answers: dict[str, Any]) -> None:
     assert {part: answer["parts"][part] for part in case.parts} == case.parts
     assert answer["batch_size"] == case.batch_size
     assert case.note in " ".join(answer["notes"])
+
+
+def test_a_validation_pass_that_is_not_traced_is_in_the_safe_bytes(answers: dict[str, Any]) -> None:
+    during, after = (answers[f"validation_{when}"] for when in ("before_training", "after_epoch"))
+    assert after["safe_bytes"] >= during["expected_bytes"] > after["expected_bytes"]
 
 
 def test_data_parallel_on_four_gpus() -> None:

@@ -30,6 +30,7 @@ from gpumemnet.tracing.report.answer import TraceAnswer
 from gpumemnet.tracing.script.allocator_choice import AllocatorChoice
 from gpumemnet.tracing.script.cuda_answers import GPU
 from gpumemnet.tracing.script.gpu import GpuRequests, present_gpu
+from gpumemnet.tracing.script.later_passes import largest_graph_bytes, unguarded_validation, user_files
 from gpumemnet.tracing.script.ranks import local_ranks, one_of
 from gpumemnet.tracing.script.read_values import ReadValues
 from gpumemnet.tracing.script.threads import first_process_runs_here, threads_inherit_modes
@@ -77,6 +78,7 @@ class ScriptRun:
         settings: settings of the caching allocator, of which the script may have chosen some.
         model: names of script and models.
         batch_size: samples that the model got.
+        later_bytes: what passes after the traced steps can take beyond them.
         loss, notes, branches, selections: values of the same fields of the answer.
     """
 
@@ -85,6 +87,7 @@ class ScriptRun:
     settings: AllocatorSettings
     model: str
     batch_size: int
+    later_bytes: int
     loss: str
     notes: tuple[str, ...]
     branches: tuple[str, ...]
@@ -117,7 +120,8 @@ def answer_of(run: ScriptRun, call: ScriptCall, with_curve: bool) -> TraceAnswer
         notes=run.notes,
         with_curve=with_curve,
     )
-    return replace(answer, branches=run.branches, selections=run.selections)
+    safe_bytes = answer.safe_bytes + run.later_bytes
+    return replace(answer, safe_bytes=safe_bytes, branches=run.branches, selections=run.selections)
 
 
 def run_script(call: ScriptCall) -> ScriptRun:
@@ -161,6 +165,13 @@ def run_script(call: ScriptCall) -> ScriptRun:
         values.note_once(
             f"the memory on the GPU grows by {growth / MIB:,.1f} MiB with every step: the script keeps tensors of earlier steps"
         )
+    later_bytes, validation = 0, unguarded_validation(user_files(Path(file)))
+    if validation:
+        later_bytes = largest_graph_bytes(timeline)
+        values.note_once(
+            f"{validation}: .eval() does not stop autograd, and nothing here does (torch.no_grad, inference_mode): a later "
+            f"validation pass can keep a second graph; the safe bytes hold it ({later_bytes / MIB:,.0f} MiB)"
+        )
     if watch.batch_size is None:
         values.note_once("the batch size is not known, because no module with parameters ran; 1 is shown")
     names = ", ".join(dict.fromkeys(_name(model) for model in watch.models))
@@ -170,6 +181,7 @@ def run_script(call: ScriptCall) -> ScriptRun:
         settings=allocator.settings,
         model=f"{call.script.name} ({names})" if names else call.script.name,
         batch_size=watch.batch_size or 1,
+        later_bytes=later_bytes,
         loss=watch.loss,
         notes=(*torch_notes, *values.notes),
         branches=tuple(values.branches),
