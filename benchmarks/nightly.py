@@ -56,9 +56,14 @@ STEPS = (
         "all tests, those that only this run takes too, with ten times the examples of each property",
         {
             "GPUMEMNET_FUZZ_CASES": "500",
-            "GPUMEMNET_SCHEMATHESIS_CASES": "400",
             "KSERVE_PYTHON": str(KSERVE / "bin" / "python"),
         },
+    ),
+    Step(
+        "schemathesis",
+        ("-m", "pytest", "-s", "tests/service/api/test_schemathesis.py"),
+        "more than 10,000 cases of the API's description in all",
+        {"GPUMEMNET_SCHEMATHESIS_CASES": "400"},
     ),
     Step(
         "documents",

@@ -9,6 +9,7 @@ import bisect
 import math
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnxruntime
@@ -351,12 +352,24 @@ def _gib_bins(capacity_bytes: int) -> BinScheme:
     return bins_of_width(GIB, capacity_bytes)
 
 
+_SESSIONS: Final = WeakValueDictionary[tuple[bytes, str, int], onnxruntime.InferenceSession]()
+"""Sessions in use, by graph, encoder and number of coverages: releases that follow each other have most graphs in common."""
+
+
 def load_session(bundle: Bundle) -> onnxruntime.InferenceSession:
-    """Loads the bundle's graph into onnxruntime and runs it once.
+    """Loads the bundle's graph into onnxruntime and runs it once; predictors in one process share the sessions of equal graphs.
 
     Raises:
         BundleError: when the graph does not load or run, or has other inputs or outputs than a bundle's graph.
     """
+    key = bundle.model, bundle.card.encoder, len(bundle.card.coverages)
+    session = _SESSIONS.get(key)
+    if session is None:
+        session = _SESSIONS[key] = _checked_session(bundle)
+    return session
+
+
+def _checked_session(bundle: Bundle) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # for graphs this small a second thread costs more than it saves
     options.inter_op_num_threads = 1

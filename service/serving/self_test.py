@@ -10,7 +10,7 @@ well.  They contain the context of the labels, and show that this machine comput
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -44,13 +44,19 @@ _PHYSICAL_COLUMNS: Final = [
 ]
 
 
-def check_golden(predictor: Predictor) -> None:
+def check_golden(predictor: Predictor, tested: Container[str] = ()) -> None:
     """Let every model of ``predictor`` predict golden jobs.
+
+    Args:
+        predictor: to test.
+        tested: hashes of bundles that have passed the test in this process, and are not tested again.
 
     Raises:
         BundleError: names the bundle, the job and the fault.
     """
     for model in _models(predictor):
+        if model.bundle.sha256 in tested:
+            continue
         golden = [(name, job) for name, job in _golden_jobs(model.card.family) if job.has_layers or not model.needs_layers]
         for name, job in golden:
             _checked(model, name, job)

@@ -93,6 +93,7 @@ class ServedRelease:
         self._predictor_settings = dict(predictor_settings or {})
         self._shadow = shadow
         self._lock = threading.Lock()
+        self._tested_sha256s: set[str] = set()
         self._seen: Signature = None
         if registry is not None:
             self._begin(registry)
@@ -300,7 +301,8 @@ class ServedRelease:
             predictor = Predictor(bundles, **self._predictor_settings)
         except InvalidRequestError as error:
             raise BundleError(f"the settings GPUMEMNET_GPU and GPUMEMNET_CONTEXT_MIB do not do: {error}") from None
-        check_golden(predictor)
+        check_golden(predictor, self._tested_sha256s)
+        self._tested_sha256s.update(bundle.sha256 for bundle in predictor.bundles)
         return predictor
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -335,3 +336,25 @@ def test_jobs_for_which_a_graph_gives_no_number_are_outside_its_support(tmp_path
         assert found[1].reasons[-1] == "the model gives no number for it"
         assert (found[1].safe_bytes, found[1].in_support) == (None, False)
         assert found[1].probabilities.sum() == pytest.approx(1.0)
+
+
+def test_predictors_share_the_graphs_that_they_have_in_common(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A change of release then loads what has changed, and nothing else."""
+    loaded: list[bytes] = []
+    session = onnxruntime.InferenceSession
+
+    class Counted(session):  # type: ignore[misc, valid-type]
+        def __init__(self, graph: bytes, *arguments: object, **settings: object) -> None:
+            loaded.append(graph)
+            super().__init__(graph, *arguments, **settings)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Counted)
+    bundle = shipped("mlp-h200-traced")
+    graph = onnx.load_from_string(bundle.model)
+    graph.doc_string = "the same graph in other bytes"
+    other = save_bundle(tmp_path / "other", graph.SerializeToString(), bundle.card.document)
+    first, again, different = (Predictor([each]) for each in (bundle, bundle, other))
+    assert [graph for graph in loaded if graph in (bundle.model, other.model)][-1] == other.model
+    assert loaded.count(bundle.model) <= 1
+    expected = {predictor.predict(small_job()).expected_bytes for predictor in (first, again, different)}
+    assert len(expected) == 1
