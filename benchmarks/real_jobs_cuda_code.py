@@ -62,6 +62,8 @@ def main() -> None:
         run_jobs()
         return
     rows = chosen(arguments.jobs, arguments.seed)
+    if arguments.cudnn:  # no kernel runs, so a search keeps any plan
+        rows = [row for row in rows if not row.job.options.cudnn_benchmark]
     found = {each["trace"]: each for each in map(json.loads, _lines(arguments.out))}
     left = [row for row in rows if _trace_key(row) not in found]
     for row, real in zip(left, on_null_gpu(left, arguments.cudnn), strict=True):
