@@ -32,9 +32,10 @@ from torch import Tensor, nn  # noqa: E402
 
 from dataset_builder.traced.real_jobs.campaign import freeze  # noqa: E402
 from dataset_builder.traced.real_jobs.networks import build, sample  # noqa: E402
+from dataset_builder.traced.subjects import traced_run  # noqa: E402
 from gpumemnet.data.dataset import read_dataset  # noqa: E402
 from gpumemnet.data.measurement import Measurement  # noqa: E402
-from gpumemnet.extract.inputs import inputs_from_example  # noqa: E402
+from gpumemnet.extract.inputs import ModelInputs, inputs_from_example  # noqa: E402
 from gpumemnet.gpu.catalogue import device_profile  # noqa: E402
 from gpumemnet.job.training_options import TrainingOptions  # noqa: E402
 from gpumemnet.physics.element_types import AUTOCAST_TYPES, MODEL_TYPES, SCALED_PRECISIONS  # noqa: E402
@@ -47,6 +48,7 @@ from gpumemnet.tracing.platform import Platform  # noqa: E402
 
 DATASET = ROOT / "dataset_builder" / "datasets" / "real_runs" / "traced_real_jobs.parquet"
 GPU = "H200"
+WORKSPACE = "largest_convolution_workspace_bytes"
 STEPS = 4
 
 
@@ -70,6 +72,8 @@ def main() -> None:
         result: dict[str, Any] = {"trace": _trace_key(row), "library": json.loads(row.architecture)["library"], **real}
         if "peaks" in real:
             result["traced"] = traced(row, arguments.cudnn)
+            if arguments.cudnn and row.traced[WORKSPACE]:
+                result["reserved_by_rules"] = traced_run(*_trace_of(row)).reserved_bytes
         found[result["trace"]] = result
         if arguments.out:
             with arguments.out.open("a") as file:
@@ -224,12 +228,16 @@ def _move(module: nn.Module, options: TrainingOptions, moved: dict[int, Tensor])
 
 def traced(row: Measurement, cudnn: Path | None) -> Peaks:
     """Return the same peaks of a trace of ``row`` on an H200."""
+    return peaks_of(*_trace_of(row), cudnn)
+
+
+def _trace_of(row: Measurement) -> tuple[nn.Module, ModelInputs, TraceOptions, Platform]:
     document = json.loads(row.architecture)
     network = build(document)
     freeze(network, json.loads(row.options)["frozen"])
     options = TraceOptions(**row.job.options.job_fields() | {"attention_kernel": None})
     inputs = inputs_from_example(sample(document, row.job.batch_size), None)
-    return peaks_of(network, inputs, options, Platform.of(device_profile(GPU), options), cudnn)
+    return network, inputs, options, Platform.of(device_profile(GPU), options)
 
 
 def print_table(results: list[dict[str, Any]]) -> None:
@@ -248,6 +256,14 @@ def print_table(results: list[dict[str, Any]]) -> None:
         error = (found - real)[:, 2] / real[:, 2]
         shares = [f"{share:.1%}" for share in (*(real == found).mean(axis=0), np.mean(abs(error) <= 0.01))]
         print(f"| {library} | {len(pairs)} | {' | '.join(shares)} | {min(0.0, error.min()):.1%} | {max(0.0, error.max()):.1%} |")
+    both = [r for r in results if "reserved_by_rules" in r]
+    for name, peaks in (("cuDNN", [r["traced"][2] for r in both]), ("rules", [r["reserved_by_rules"] for r in both])):
+        if both:
+            errors = abs(np.array(peaks) / [r["peaks"][2] for r in both] - 1)
+            print(
+                f"Reserved bytes of the {len(both)} jobs with workspaces of convolutions, by {name}: median error "
+                f"{np.median(errors):.1%}, 90th percentile {np.quantile(errors, 0.9):.1%}"
+            )
     for result in results:
         if "error" in result:
             print(f"{result['trace']}: {result['error']}")
