@@ -20,16 +20,21 @@ _RANDOM: Final = np.random.default_rng(0)
 WORDS: Final = ["the", "of", "and", "memory", "graph", "tensor", "layer", "model", "train", "step", "<unk>", "a", "is", "it"]
 
 
-def mnist(folder: Path) -> None:
+def mnist(folder: Path, samples: int = SAMPLES) -> None:
     """MNIST as torchvision stores it."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
-        images, labels = _pixels(SAMPLES, 28, 28), _labels(SAMPLES)
+        images, labels = _pixels(samples, 28, 28), _labels(samples)
         for name, shape, values in (("images-idx3", images.shape, images), ("labels-idx1", labels.shape, labels)):
             head = struct.pack(f">I{len(shape)}I", 0x800 + len(shape), *shape)
             (raw / f"{part}-{name}-ubyte").write_bytes(head + values.tobytes())
             (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(head + values.tobytes()))
+
+
+def larger_mnist(folder: Path) -> None:
+    """MNIST for a script that sets 5,000 samples aside."""
+    mnist(folder, 8 * SAMPLES)
 
 
 def cifar10(folder: Path) -> None:
@@ -178,7 +183,8 @@ def glue_metric(path: Path) -> None:
     """A metric under the name of GLUE's, which ``evaluate.load`` finds as a file."""
     path.parent.mkdir(parents=True)
     path.write_text(
-        "import datasets, evaluate\n"
+        "import datasets\n"
+        "import evaluate\n"
         "class Glue(evaluate.Metric):\n"
         "    def _info(self):\n"
         "        columns = dict.fromkeys(('predictions', 'references'), datasets.Value('int64'))\n"
@@ -318,7 +324,20 @@ def _image(height: int, width: int) -> Image.Image:
 MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     maker.__name__: maker
     for maker in (
-        *(mnist, cifar10, image_folder, images, style_image, segmentation_images, bsd300, words, text, tokens, characters),
+        *(
+            mnist,
+            larger_mnist,
+            cifar10,
+            image_folder,
+            images,
+            style_image,
+            segmentation_images,
+            bsd300,
+            words,
+            text,
+            tokens,
+            characters,
+        ),
         *(tiny_stories, sine_waves, cora, planetoid_cora, hf_chats, hf_preferences, gpt2_model, llama_model),
         *(bert_model, glue, glue_metric, coco, vgg16_weights, cora_archive, empty_folder),
     )

@@ -21,6 +21,12 @@ from typing import Any
 def _name_operators() -> None:
     import torch
 
+    found = PathFinder.find_spec("torchvision")
+    if found is None or found.origin is None:
+        return
+    with suppress(OSError):  # it was built for another PyTorch
+        torch.ops.load_library(Path(found.origin).with_name("_C.so"))
+        return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in ("nms", "qnms"):
         with suppress(RuntimeError):

@@ -203,8 +203,9 @@ class KnownValues(DispatchMode):
         try:
             result = self._layouts.call(func, args, kwargs)
         except RuntimeError as error:
-            has_no_shape = torch.Tag.dynamic_output_shape in func.tags
-            has_no_kernel = isinstance(error, NotImplementedError) or (func.namespace != "aten" and "fake impl" in str(error))
+            is_foreign = func.namespace != "aten"
+            has_no_shape = torch.Tag.dynamic_output_shape in func.tags or (is_foreign and "data-dependent shape" in str(error))
+            has_no_kernel = isinstance(error, NotImplementedError) or (is_foreign and "fake impl" in str(error))
             if not (has_no_shape or has_no_kernel):
                 raise
             reason = _NO_SHAPE if has_no_shape else _NO_KERNEL

@@ -62,6 +62,7 @@ def line_of(file: str, text: str) -> int:
         ("shapes:picks", "counts", "bincount", "torch.bincount(", "find values below 64."),
         ("operators:calls", "scale", "trace_example.scale", "scale(x, 2.0)", "like its first, of shape [64, 256]."),
         ("operators:calls", "rotate", "trace_example.rotate_", "trace_example.rotate_(", "allocate nothing"),
+        ("operators:calls", "keep", "trace_example.keep", "x + keep(", "like its first, of shape [64, 256]."),
         ("operators:calls", "squash", "trace_example.squash", "x + squash(", "like its first, of shape [64, 256]."),
     ],
 )

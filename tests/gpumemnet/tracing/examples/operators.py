@@ -1,4 +1,4 @@
-"""Models that call operators of somebody else's, as a library of CUDA kernels brings them; none has a kernel for meta tensors."""
+"""Models that call operators of somebody else's, as a library of CUDA kernels brings them; none runs on meta tensors."""
 
 import torch
 from torch import nn
@@ -12,6 +12,16 @@ library.define("split(Tensor x) -> (Tensor, Tensor)")
 @torch.library.custom_op("trace_example::squash", mutates_args=(), device_types="cuda")
 def squash(x: torch.Tensor) -> torch.Tensor:
     raise NotImplementedError("the kernel needs a GPU")
+
+
+@torch.library.custom_op("trace_example::keep", mutates_args=(), device_types="cuda")
+def keep(x: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError("the kernel needs a GPU")
+
+
+@keep.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())  # as torchvision describes nms
 
 
 class Kernel(torch.autograd.Function):
@@ -48,6 +58,9 @@ class Calls(nn.Module):
     def split(self, x):
         first, second = torch.ops.trace_example.split(x)
         return first + second
+
+    def keep(self, x):
+        return x + keep(x.detach())
 
     def squash(self, x):
         return x + squash(x.detach())
