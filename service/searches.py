@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 import orjson
@@ -157,12 +158,18 @@ def _search(serving: ServedRelease, connection: socket.socket) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # sent to the group too; the worker may still wait for answers
         os.nice(NICENESS)
-        descriptor = connection.fileno()
-        os.closerange(3, descriptor)  # the listening socket above all: it would accept connections after the worker's end
-        os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+        _close_all_but(connection.fileno())
         asyncio.run(_answer_all(serving, connection))
     finally:
         os._exit(0)
+
+
+def _close_all_but(descriptor: int) -> None:
+    """Close the worker's files; above all the listening socket, which would accept connections after the worker's end."""
+    for each in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        if each > 2 and each != descriptor:
+            with suppress(OSError):  # that of the listing
+                os.close(each)
 
 
 async def _answer_all(serving: ServedRelease, connection: socket.socket) -> None:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_nothing_is_lost_and_nothing_fails_while_workers_die_and_models_change() -> None:
     seconds = float(os.environ.get("CHAOS_SECONDS", "15"))
-    command = [sys.executable, "benchmarks/chaos.py", "--seconds", str(seconds), "--kill-every", "5"]
+    command = [sys.executable, "benchmarks/chaos.py", "--seconds", str(seconds), "--kill-every", "5", "--nice", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 180, cwd=ROOT)
     assert done.stdout, done.stderr
     summary = json.loads(done.stdout)

@@ -54,6 +54,7 @@ def test_predictions_do_not_wait_for_a_search(
     with start_service() as running:
         process = search_process_of(running.process.pid)
         assert process.nice() == psutil.Process(running.process.pid).nice() + 10
+        assert not [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
         process.suspend()
         search = waiting_search(running, job, pool)
         assert ask(running, "/v1/predict", {"job": job}).status_code == 200
